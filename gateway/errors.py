@@ -1,0 +1,139 @@
+"""The error tree, and the one function that renders it to a caller.
+
+A caller meets every error in one shape, on every path:
+`{"error": {"message", "type", "param", "code", "request_id"}}`. `type` is a family that client libraries know,
+`code` is what a program should test, the message says what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+LONGEST_RETRY_AFTER_S: Final = 59
+"""Above this, some client libraries sleep the whole time and others retry at once."""
+
+TYPES: Final[dict[int, str]] = {
+    401: "authentication_error",
+    402: "insufficient_quota",
+    403: "permission_error",
+    429: "rate_limit_error",
+    500: "service_error",
+    502: "upstream_error",
+    503: "service_error",
+    504: "upstream_error",
+}
+"""Status to `type`; every other 4xx is an `invalid_request_error`."""
+
+
+class GatewayError(Exception):
+    """What the gateway raises on purpose."""
+
+
+class Misconfigured(GatewayError):
+    """The operator's file or environment is wrong: one line that names the place and the cure. Ends a start with 2."""
+
+
+class Refused(GatewayError):
+    """A caller's request is not served; raised by a plugin or by the core, rendered by `render`.
+
+    `status`, `code` and `message` are what the caller sees. `param` names the field of the body at fault.
+    `retry_after_s` becomes whole seconds from 1 to 59 in `Retry-After`, with `retry-after-ms` beside it.
+    `should_retry=False` tells client libraries that retrying cannot mend it.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        type: str | None = None,  # noqa: A002 - the name on the wire
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        should_retry: bool | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.type = type or TYPES.get(status, "invalid_request_error")
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.should_retry = should_retry
+        self.extra_headers = headers or {}
+
+    def __repr__(self) -> str:
+        return f"Refused({self.status}, {self.code!r}, {self.message!r})"
+
+
+class StoreAway(GatewayError):
+    """The store did not answer in time, or answered that it cannot. Never a 401, 402 or 403 to a caller: a 503.
+
+    The message is for the log; it holds no address and no credential.
+    """
+
+
+class StoreError(GatewayError):
+    """The store answered a command with an error: a fault of ours (wrong type, wrong arguments), never of the moment."""
+
+
+def unavailable(retry_after_s: float = 1) -> Refused:
+    """The 503 for a store that is away, overload and draining."""
+    return Refused(
+        503,
+        "service_unavailable",
+        "The service cannot take this request at the moment. Nothing was charged; try again shortly.",
+        retry_after_s=retry_after_s,
+    )
+
+
+def internal() -> Refused:
+    """The 500 for a bug of ours; its message is only the request id, which `render` fills in."""
+    return Refused(500, "internal_error", "")
+
+
+def as_refused(error: BaseException) -> Refused:
+    """What a caller is told about any error that reached the core."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, StoreAway):
+        return unavailable()
+    return internal()
+
+
+class _Detail(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str
+    request_id: str
+
+
+class _Envelope(msgspec.Struct):
+    error: _Detail
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def render(error: Refused, request_id: str) -> bytes:
+    """The JSON body of an error."""
+    message = error.message or f"Internal error. Quote the request id {request_id} to the operator."
+    return _encode(_Envelope(_Detail(message, error.type, error.param, error.code, request_id)))
+
+
+def headers_of(error: Refused) -> dict[str, str]:
+    """The headers that go with an error: how to authenticate, when to come back, whether to."""
+    headers = dict(error.extra_headers)
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if error.retry_after_s is not None:
+        wait_s = min(max(error.retry_after_s, 0.001), LONGEST_RETRY_AFTER_S)
+        headers["Retry-After"] = str(max(1, -int(-wait_s // 1)))
+        headers["retry-after-ms"] = str(max(1, round(wait_s * 1000)))
+    if error.should_retry is not None:
+        headers["x-should-retry"] = "true" if error.should_retry else "false"
+    return headers

@@ -1,0 +1,225 @@
+"""One request and all that was learned about it, from its arrival to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from enum import StrEnum
+from typing import Literal, TypeVar
+
+import msgspec
+from uuid_utils import uuid7
+
+from gateway.body import Body
+from gateway.errors import Refused
+
+Fact = TypeVar("Fact")
+
+
+class Operation(StrEnum):
+    """What a path asks for. Plugins that only concern themselves with generated text look for `CHAT`."""
+
+    CHAT = "chat.completions"
+    MODELS = "models"
+    ACCOUNT = "account"
+    REQUESTS = "requests"
+    MISDIRECTED = "misdirected"
+
+
+class Outcome(StrEnum):
+    """How an exchange ended. Every exchange ends once, in one of these."""
+
+    COMPLETED = "completed"
+    REFUSED = "refused"
+    CALLER_GONE = "caller_gone"
+    UPSTREAM_FAILED = "upstream_failed"
+    UPSTREAM_TRUNCATED = "upstream_truncated"
+    UPSTREAM_STALLED = "upstream_stalled"
+    UPSTREAM_ERROR_IN_STREAM = "upstream_error_in_stream"
+    STOPPED = "stopped"
+    GATEWAY_CRASHED = "gateway_crashed"
+    INTERNAL_ERROR = "internal_error"
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of one attempt or of a whole exchange. `source`: told by the upstream, or estimated here from bytes."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    source: Literal["upstream", "estimated", "none"] = "none"
+
+    def __add__(self, other: Usage) -> Usage:
+        if "none" in (self.source, other.source):
+            return self if other.source == "none" else other
+        source: Literal["upstream", "estimated"] = (
+            "upstream" if self.source == other.source == "upstream" else "estimated"
+        )
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            source,
+        )
+
+
+class Attempt(msgspec.Struct):
+    """One call of an upstream. `error` is the code that a caller would be told, had this been the last attempt."""
+
+    channel: str
+    model: str
+    status: int = 0
+    error: str = ""
+    upstream_request_id: str = ""
+    usage: Usage = Usage()
+
+
+class Request(msgspec.Struct, frozen=True):
+    """The head of a request. `path` is raw, without the query; `headers` is a case-insensitive mapping."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    peer: str
+    operation: Operation
+    argument: str = ""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """A whole answer that a plugin gives in place of the upstream."""
+
+    status: int = 200
+    body: bytes = b""
+    content_type: str = "application/json; charset=utf-8"
+    headers: Mapping[str, str] = {}
+
+
+class Exchange:
+    """One request on its way through the chain.
+
+    **Facts** are what plugins tell each other: `exchange[Caller] = Caller(...)` above, `exchange[Caller]` below; the type
+    is the key. **`body()`** reads and checks the body on first need. **`before_upstream(future)`** lets the chain go on
+    while something is still being written, which must have succeeded before an upstream is called.
+
+    What a plugin may set: facts, `response_headers`, `charge_micros` and `price` (the plugin that charges). The rest is
+    the core's to write and everyone's to read.
+    """
+
+    __slots__ = (
+        "_body",
+        "_facts",
+        "_pending",
+        "_read_body",
+        "account",
+        "arrived_at",
+        "attempts",
+        "bytes",
+        "caller_gone",
+        "channel",
+        "charge_micros",
+        "ended",
+        "error",
+        "events",
+        "first_byte",
+        "generation",
+        "group",
+        "id",
+        "longest_gap_s",
+        "model",
+        "outcome",
+        "price",
+        "refused_by",
+        "request",
+        "response_headers",
+        "started",
+        "status",
+        "token_id",
+    )
+
+    def __init__(
+        self, request: Request, read_body: Callable[[], Awaitable[Body]], *, generation: int = 0, id: str = ""  # noqa: A002
+    ) -> None:
+        self.id = id or str(uuid7())
+        self.request = request
+        self.arrived_at = time.time()
+        """UTC, seconds since 1970: for records only; durations are measured on `started`."""
+        self.started = time.monotonic()
+        self.generation = generation
+        """The generation of the configuration that serves this exchange."""
+        self.account = ""
+        self.token_id = ""
+        self.group = ""
+        self.model = ""
+        """The model as the caller named it; set once the body was read."""
+        self.channel = ""
+        self.attempts: list[Attempt] = []
+        self.status = 0
+        self.outcome: Outcome | None = None
+        self.error: Refused | None = None
+        self.refused_by = ""
+        self.response_headers: dict[str, str] = {}
+        self.charge_micros = 0
+        self.price: dict[str, object] = {}
+        """What the charge was computed from, as it goes into the record."""
+        self.caller_gone = False
+        self.first_byte: float | None = None
+        self.ended: float | None = None
+        self.longest_gap_s = 0.0
+        self.events = 0
+        self.bytes = 0
+        self._read_body = read_body
+        self._body: Body | None = None
+        self._facts: dict[type, object] = {}
+        self._pending: list[asyncio.Future[object]] = []
+
+    def __getitem__(self, fact: type[Fact]) -> Fact:
+        return self._facts[fact]  # type: ignore[return-value]
+
+    def __setitem__(self, fact: type[Fact], value: Fact) -> None:
+        self._facts[fact] = value
+
+    def __contains__(self, fact: type) -> bool:
+        return fact in self._facts
+
+    def get(self, fact: type[Fact]) -> Fact | None:
+        """The fact, or None where nobody provided it."""
+        return self._facts.get(fact)  # type: ignore[return-value]
+
+    async def body(self) -> Body:
+        """The checked body, read on first need. Raises `Refused` for what is outside the contract."""
+        if self._body is None:
+            self._body = await self._read_body()
+            self.model = self._body.model
+        return self._body
+
+    def before_upstream(self, future: asyncio.Future[object]) -> None:
+        """What must have succeeded before an upstream is called; its error refuses the request."""
+        self._pending.append(future)
+
+    async def settle_pending(self) -> None:
+        """Wait for all that was handed to `before_upstream`; raises the first error."""
+        pending, self._pending = self._pending, []
+        for future in pending:
+            await future
+
+    @property
+    def usage(self) -> Usage:
+        """All that the attempts used together."""
+        total = Usage()
+        for attempt in self.attempts:
+            total += attempt.usage
+        return total
+
+    @property
+    def first_byte_ms(self) -> float | None:
+        """From arrival to the first byte of the answer's body, or None when there was none."""
+        return None if self.first_byte is None else (self.first_byte - self.started) * 1000
+
+    @property
+    def duration_ms(self) -> float:
+        """From arrival to the end, or to now."""
+        return ((self.ended or time.monotonic()) - self.started) * 1000
+
+    def __repr__(self) -> str:
+        end = self.outcome or "under way"
+        who = f" of {self.account}" if self.account else ""
+        return f"<Exchange {self.id} {self.request.method} {self.request.path}{who}: {end}>"

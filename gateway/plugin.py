@@ -1,0 +1,96 @@
+"""The contract between the core and a plugin.
+
+Promises of the core:
+
+1. **Before the first byte and after the last, a plugin may wait; in between, it may only look.**
+2. Moments run in the order of the YAML list on the way in, and in reverse on the way out.
+3. `on_end` comes exactly once for each plugin whose `on_request` was entered, whatever happened: refused further down,
+   caller gone, upstream failed, plugin crashed. What `on_request` took, `on_end` gives back.
+4. The caller leaving stops the copying of bytes; it never cancels a plugin.
+5. An exchange stays with the chain it began with, also across a reload.
+6. A moment that a plugin does not define costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import msgspec
+
+from gateway.exchange import Exchange, Reply
+
+if TYPE_CHECKING:
+    from gateway.catalogue import Catalogue
+    from gateway.store.client import Client
+    from gateway.store.stores import Store
+
+
+class Clock(Protocol):
+    """The time, replaceable in tests."""
+
+    def time(self) -> float:
+        """UTC, seconds since 1970."""
+
+    def monotonic(self) -> float:
+        """Seconds that never jump; for durations."""
+
+
+class Services:
+    """What a plugin is given when it starts.
+
+    `name`: the plugin's name in the chain. `store`: accounts, tokens, wallet, limits, usage. `redis`: the coalescing
+    client for a plugin's own keys, which `key(...)` names. `catalogue`: models, prices, groups. `log`: a structured
+    logger (never hand it a token).
+    """
+
+    def __init__(
+        self, *, name: str, store: Store, redis: Client, clock: Clock, log: Any, catalogue: Catalogue
+    ) -> None:
+        self.name = name
+        self.store = store
+        self.redis = redis
+        self.clock = clock
+        self.log = log
+        self.catalogue = catalogue
+
+    def key(self, *parts: str) -> str:
+        """A key of this plugin's own. Put what must live together in one slot of a cluster in braces: `{account}`."""
+        return ":".join(("gw", "plugin", self.name, *parts))
+
+    def named(self, name: str) -> Services:
+        """The same services for the plugin called `name`."""
+        return Services(
+            name=name, store=self.store, redis=self.redis, clock=self.clock, log=self.log, catalogue=self.catalogue
+        )
+
+
+class Plugin(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True, eq=False):
+    """What a plugin derives from. Annotated fields are its settings: what an operator may write under `with:`.
+
+    `provides` and `requires` are facts: types that `on_request` puts into the exchange, or needs to find there.
+    `sees_misdirected`: whether the plugin is also told of requests that the path table refuses.
+    """
+
+    provides: ClassVar[tuple[type, ...]] = ()
+    requires: ClassVar[tuple[type, ...]] = ()
+    sees_misdirected: ClassVar[bool] = False
+
+    async def start(self, services: Services) -> None:
+        """Once, before the first exchange. Raise `ValueError` with a cure to stop the start."""
+
+    async def stop(self) -> None:
+        """Once, after the last exchange that began with this instance."""
+
+    async def on_request(self, exchange: Exchange) -> Reply | None:
+        """In the order of the list. Raise `Refused` to say no; return a `Reply` to answer in the upstream's place."""
+
+    def on_response(self, exchange: Exchange) -> None:
+        """The upstream's status and headers are in and nothing was sent yet: the last moment for `response_headers`."""
+
+    def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
+        """Whole events, after they were written to the caller. They cannot be changed here."""
+
+    async def on_end(self, exchange: Exchange) -> None:
+        """In reverse order, once, whatever happened. Give back what `on_request` took."""
+
+

@@ -1,0 +1,1 @@
+"""What is kept in Redis, each kind of thing in a file of its own with its `.lua` beside it."""
