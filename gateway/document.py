@@ -14,7 +14,6 @@ from gateway.errors import Misconfigured
 
 LARGEST: Final = 1024 * 1024
 VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-PLAIN_TAGS: Final = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "map", "seq"))
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -47,7 +46,7 @@ def read(path: Path, environment: Mapping[str, str]) -> Document:
         raise Misconfigured(f"{path}: larger than 1 MiB; a configuration is a few kilobytes")
     try:
         text = raw.decode("utf-8")
-        _refuse_aliases(path, text)
+        _refuse_shortcuts(path, text)
         root = yaml.compose(text, Loader=_Loader)
     except UnicodeDecodeError:
         raise Misconfigured(f"{path}: not UTF-8; save the file as UTF-8") from None
@@ -61,17 +60,17 @@ def read(path: Path, environment: Mapping[str, str]) -> Document:
     return Document(path, data, document.lines)
 
 
-def _refuse_aliases(path: Path, text: str) -> None:
+def _refuse_shortcuts(path: Path, text: str) -> None:
     for event in yaml.parse(text, Loader=_Loader):
+        line = event.start_mark.line + 1
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            line = event.start_mark.line + 1
             raise Misconfigured(f"{path}:{line}: anchors and aliases are not allowed; write the value out")
+        if getattr(event, "tag", None):
+            raise Misconfigured(f"{path}:{line}: tags such as {event.tag} are not allowed; write plain values")
 
 
 def _plain(document: Document, node: yaml.Node, place: Place, environment: Mapping[str, str]) -> Any:
     document.lines[place] = node.start_mark.line + 1
-    if node.tag not in PLAIN_TAGS and not (isinstance(node, yaml.ScalarNode) and node.style is None and "2002:" in node.tag):
-        raise document.wrong(place, f"the tag {node.tag} is not allowed; write plain values")
     if isinstance(node, yaml.MappingNode):
         return _mapping(document, node, place, environment)
     if isinstance(node, yaml.SequenceNode):

@@ -22,7 +22,7 @@ from gateway.exchange import Exchange, Reply
 if TYPE_CHECKING:
     from gateway.catalogue import Catalogue
     from gateway.store.client import Client
-    from gateway.store.stores import Store
+    from gateway.store.store import Store
 
 
 class Clock(Protocol):

@@ -1,0 +1,47 @@
+"""All the stores of one gateway, put together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from gateway.config import Config
+from gateway.store.accounts import Accounts
+from gateway.store.client import Client
+from gateway.store.journal import Journal
+from gateway.store.limits import Limits
+from gateway.store.pepper import pepper_of
+from gateway.store.tokens import Tokens
+from gateway.store.usage import UsageLog
+from gateway.store.wallet import Wallet
+
+
+class Store:
+    """All that is shared between processes and machines.
+
+    Decisions before the upstream is called and settlements after it have connections of their own, so that a burst of
+    arrivals cannot keep a charge waiting.
+    """
+
+    def __init__(self, client: Client, settling: Client, config: Config) -> None:
+        self.client = client
+        self.settling = settling
+        self.accounts = Accounts(client)
+        self.tokens = Tokens(client, pepper_of(config.data_path))
+        self.limits = Limits(client)
+        self.journal = Journal(config.data_path / "journal")
+        self.wallet = Wallet(client, settling=settling, journal=self.journal)
+        self.usage = UsageLog(client, config.data_path / "usage")
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, config: Config, url: str) -> AsyncIterator[Store]:
+        """The store at `url`, closed at the end. Nothing is sent before the first call."""
+        settings = config.store
+        client = Client.connect(url, timeout_s=settings.timeout, connections=settings.connections)
+        settling = Client.connect(url, timeout_s=settings.timeout, connections=2)
+        try:
+            yield cls(client, settling, config)
+        finally:
+            await client.close()
+            await settling.close()
