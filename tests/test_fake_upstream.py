@@ -146,7 +146,9 @@ async def test_the_answer_speaks_of_the_last_message_of_the_user(client: aiohttp
     async with FakeUpstream(pace_s=0) as upstream:
         for asked in asks:
             async with client.post(f"{upstream.base_url}/chat/completions", json=asked) as response:
-                assert text_of(chunks_of(await response.read())).startswith("You said: Name two green fruits")
+                assert text_of(chunks_of(await response.read())).startswith(
+                    'You said "Name two green fruits"'
+                )
 
 
 async def test_words_come_at_their_pace(upstream: FakeUpstream, ask: Asking) -> None:

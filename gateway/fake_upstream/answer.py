@@ -48,10 +48,8 @@ class Ask(msgspec.Struct):
     def reply(self) -> str:
         """What there is to say about the last message of the user."""
         of_user = [message for message in self.messages if message.role == "user"]
-        said = " ".join(of_user[-1].words()[:LONGEST_ECHO]) if of_user else ""
-        return (
-            f"You said: {said or 'nothing'} - and this answer comes word by word, as fast as one reads aloud."
-        )
+        said = " ".join(of_user[-1].words()[:LONGEST_ECHO]) if of_user else "nothing"
+        return f'You said "{said}", and this answer comes one word at a time.'
 
 
 class Call:
