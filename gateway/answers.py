@@ -1,0 +1,123 @@
+"""What the gateway answers by itself once the chain has let a request through: models, the account, a request's record."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.catalogue import Catalogue
+from gateway.errors import Refused
+from gateway.exchange import Exchange, Operation, Reply
+from gateway.facts import Caller
+from gateway.store.store import Store
+
+BASE_ENDS_IN_V1 = "The base address already ends in /v1: remove the repeated /v1 from the path."
+BASE_LACKS_V1 = "The base address must end in /v1: point the client at .../v1."
+KNOWN_PATHS = "Known here: POST /v1/chat/completions, GET /v1/models, GET /v1/account, GET /v1/requests/{id}."
+
+
+class Answers:
+    """The operations that need no upstream."""
+
+    def __init__(self, catalogue: Catalogue, store: Store) -> None:
+        self._catalogue = catalogue
+        self._store = store
+
+    async def __call__(self, exchange: Exchange) -> Reply:
+        """The answer to what was asked. Raises `Refused`."""
+        match exchange.request.operation:
+            case Operation.MODELS:
+                return self._models(exchange)
+            case Operation.ACCOUNT:
+                return await self._account(exchange)
+            case Operation.REQUESTS:
+                return await self._record(exchange)
+            case _:
+                raise misdirected(exchange.request.method, exchange.request.path)
+
+    def _models(self, exchange: Exchange) -> Reply:
+        caller = exchange.get(Caller)
+        names = list(self._catalogue.models) if caller is None else self._catalogue.visible(caller)
+        wanted = exchange.request.argument
+        if not wanted:
+            return _json({"object": "list", "data": [_model(name) for name in names]})
+        if wanted not in names:
+            raise model_not_found()
+        return _json(_model(wanted))
+
+    async def _account(self, exchange: Exchange) -> Reply:
+        caller = _caller(exchange)
+        account = await self._store.accounts.get(caller.account)
+        if account is None:
+            raise Refused(404, "unknown_path", "There is no account behind this token any more.")
+        left = {
+            name.removeprefix("x-ratelimit-").replace("-", "_"): int(value)
+            for name, value in exchange.response_headers.items()
+            if name.startswith(("x-ratelimit-limit-", "x-ratelimit-remaining-"))
+        }
+        fields = msgspec.to_builtins(account)
+        return _json({key: fields[key] for key in ACCOUNT_FIELDS} | {"limits": left})
+
+    async def _record(self, exchange: Exchange) -> Reply:
+        caller = _caller(exchange)
+        record = await self._store.usage.find(exchange.request.argument, account=caller.account)
+        if record is None:
+            raise Refused(404, "request_not_found", "No request of this account has this id; check it against x-request-id.")
+        return _json(record)
+
+
+ACCOUNT_FIELDS = ("id", "status", "group", "balance_micros", "held_micros", "holds", "credit_line_micros")
+
+
+def misdirected(method: str, path: str) -> Refused:
+    """What is said of a path or method that the table does not hold."""
+    if path.startswith("/v1/v1"):
+        return Refused(404, "unknown_path", BASE_ENDS_IN_V1)
+    if path in ("/chat/completions", "/models"):
+        return Refused(404, "unknown_path", BASE_LACKS_V1)
+    allowed = METHODS.get(path) or ("GET" if path.startswith(("/v1/models/", "/v1/requests/")) else "")
+    if allowed and method != allowed:
+        return Refused(405, "method_not_allowed", f"Use {allowed} here.", headers={"Allow": allowed})
+    return Refused(404, "unknown_path", KNOWN_PATHS)
+
+
+def operation_of(method: str, path: str) -> tuple[Operation, str]:
+    """The path table: exact, without decoding, merging or folding."""
+    if METHODS.get(path) == method:
+        return OPERATIONS[path], ""
+    for prefix, operation in (("/v1/models/", Operation.MODELS), ("/v1/requests/", Operation.REQUESTS)):
+        if method == "GET" and path.startswith(prefix) and len(path) > len(prefix):
+            return operation, path.removeprefix(prefix)
+    return Operation.MISDIRECTED, ""
+
+
+OPERATIONS = {
+    "/v1/chat/completions": Operation.CHAT,
+    "/v1/models": Operation.MODELS,
+    "/v1/account": Operation.ACCOUNT,
+}
+METHODS = {"/v1/chat/completions": "POST", "/v1/models": "GET", "/v1/account": "GET"}
+
+
+def model_not_found() -> Refused:
+    """One answer for a model that does not exist and for one that this caller may not use."""
+    return Refused(
+        404,
+        "model_not_found",
+        "There is no such model, or it is not available to this account. GET /v1/models lists those that are.",
+        param="model",
+    )
+
+
+def _caller(exchange: Exchange) -> Caller:
+    caller = exchange.get(Caller)
+    if caller is None:
+        raise Refused(404, "unknown_path", "This gateway runs without accounts: its chain has no plugin that provides Caller.")
+    return caller
+
+
+def _model(name: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "sluicegate"}
+
+
+def _json(value: object) -> Reply:
+    return Reply(body=msgspec.json.encode(value))

@@ -1,0 +1,140 @@
+"""The plugins in their order: checked once, then run moment by moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import msgspec
+import structlog
+
+from gateway.errors import Misconfigured, Refused
+from gateway.exchange import Exchange, Operation, Reply
+from gateway.facts import Route
+from gateway.plugin import Plugin, Services
+
+log = structlog.get_logger("gateway.chain")
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A plugin at its place in the list."""
+
+    name: str
+    plugin: Plugin
+    on_error: Literal["refuse", "ignore"] = "refuse"
+
+    def defines(self, moment: str) -> bool:
+        """Whether the plugin does anything at `moment`."""
+        return getattr(type(self.plugin), moment) is not getattr(Plugin, moment)
+
+
+class Chain:
+    """Plugins in order. Moments are collected when the chain is built: one that nobody defines costs nothing.
+
+    Raises `Misconfigured` when a plugin needs a fact that nothing above it provides; the text names the cure.
+    """
+
+    def __init__(self, steps: Sequence[Step], *, generation: int = 1) -> None:
+        self.steps = tuple(steps)
+        self.generation = generation
+        _check_order(self.steps)
+        self._way_in = tuple(step for step in self.steps if step.defines("on_request") or step.defines("on_end"))
+        self.on_response = tuple(
+            _guarded(step, step.plugin.on_response) for step in self.steps if step.defines("on_response")
+        )
+        self.on_chunk = tuple(_guarded(step, step.plugin.on_chunk) for step in self.steps if step.defines("on_chunk"))
+
+    async def start(self, services: Services) -> None:
+        """Start every plugin; when one refuses, stop those that had started and raise `Misconfigured`."""
+        for index, step in enumerate(self.steps):
+            try:
+                await step.plugin.start(services.named(step.name))
+            except ValueError as error:
+                for started in reversed(self.steps[:index]):
+                    await started.plugin.stop()
+                raise Misconfigured(f"plugin `{step.name}`: {error}") from None
+
+    async def stop(self) -> None:
+        """Stop every plugin, the last first."""
+        for step in reversed(self.steps):
+            try:
+                await step.plugin.stop()
+            except Exception:
+                log.exception("plugin_failed", plugin=step.name, moment="stop")
+
+    async def request(self, exchange: Exchange, entered: list[Step]) -> Reply | None:
+        """The way in. `entered` grows by every plugin whose turn came, also by the one that refused."""
+        misdirected = exchange.request.operation is Operation.MISDIRECTED
+        for step in self._way_in:
+            if misdirected and not step.plugin.sees_misdirected:
+                continue
+            entered.append(step)
+            try:
+                reply = await step.plugin.on_request(exchange)
+            except Exception as error:
+                if step.on_error == "ignore" and not isinstance(error, Refused):
+                    log.exception("plugin_failed", plugin=step.name, moment="on_request", request_id=exchange.id)
+                    continue
+                exchange.refused_by = step.name
+                raise
+            if reply is not None:
+                exchange.refused_by = step.name if reply.status >= 400 else ""
+                return reply
+        return None
+
+    async def end(self, exchange: Exchange, entered: Sequence[Step]) -> None:
+        """The way out: each plugin that was entered is told, whatever another did."""
+        for step in reversed(entered):
+            try:
+                await step.plugin.on_end(exchange)
+            except Exception:
+                log.exception("plugin_failed", plugin=step.name, moment="on_end", request_id=exchange.id)
+
+    def __repr__(self) -> str:
+        return f"<Chain {self.generation}: {' > '.join(step.name for step in self.steps)}>"
+
+
+def warnings(steps: Sequence[Step]) -> list[str]:
+    """What is allowed and probably not meant."""
+    for index, step in enumerate(steps):
+        if step.plugin.sees_misdirected and index > 0:
+            above = ", ".join(f"`{other.name}`" for other in steps[:index])
+            return [f"`{step.name}` is below {above}: requests refused there leave no record; move it to the top"]
+    return []
+
+
+def _check_order(steps: Sequence[Step]) -> None:
+    provided: set[type] = set()
+    for index, step in enumerate(steps):
+        for fact in step.plugin.requires:
+            if fact not in provided:
+                raise Misconfigured(_cure(step.name, fact, steps[index + 1 :]))
+        if step.on_error == "ignore":
+            needed = {fact for other in steps[index + 1 :] for fact in other.plugin.requires} | {Route}
+            for fact in needed.intersection(step.plugin.provides):
+                raise Misconfigured(f"'{step.name}' provides {fact.__name__}, which is needed: remove its `on_error: ignore`")
+        provided.update(step.plugin.provides)
+    if Route not in provided:
+        raise Misconfigured("nothing in the chain provides Route: add `- use: model-routing` as the last plugin")
+
+
+def _cure(name: str, fact: type, below: Sequence[Step]) -> str:
+    problem = f"'{name}' needs {fact.__name__}, which nothing above it provides"
+    for step in below:
+        if fact in step.plugin.provides:
+            return f"{problem}: move '{step.name}' above '{name}'"
+    return f"{problem}: add a plugin that provides it above '{name}'"
+
+
+def _guarded(step: Step, moment: Callable[..., Any]) -> Callable[..., None]:
+    """The moment itself, or, for a plugin that may fail, one that only logs."""
+    if step.on_error == "refuse":
+        return moment
+
+    def guarded(*arguments: Any) -> None:
+        try:
+            moment(*arguments)
+        except Exception:
+            log.exception("plugin_failed", plugin=step.name, moment=moment.__name__)
+
+    return guarded

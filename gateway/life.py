@@ -1,0 +1,107 @@
+"""One exchange from its arrival to its end: the way in, the upstream, the way out.
+
+However an exchange ends, it ends here, once, with an outcome; and every plugin that was entered is told, in a task of its
+own that a leaving caller cannot cancel and that a stop of the gateway waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import structlog
+
+from gateway.caller import CallerSide
+from gateway.chain import Chain, Step
+from gateway.errors import GatewayError, StoreAway, as_refused
+from gateway.exchange import Exchange, Operation, Outcome, Reply
+from gateway.pipe import CallerGone, Pipe
+
+log = structlog.get_logger("gateway.life")
+
+Answer = Callable[[Exchange], Awaitable[Reply]]
+
+
+class Life:
+    """Runs exchanges and knows which are under way."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self.pipe = pipe
+        self._ends: set[asyncio.Task[None]] = set()
+        self.open = 0
+        """Exchanges under way."""
+
+    async def run(self, exchange: Exchange, chain: Chain, caller: CallerSide, answer: Answer) -> None:
+        """Serve one exchange. Never raises but when cancelled; the plugins' `on_end` has run when it returns."""
+        entered: list[Step] = []
+        self.open += 1
+        try:
+            await self._serve(exchange, chain, caller, answer, entered)
+        finally:
+            exchange.ended = time.monotonic()
+            task = asyncio.get_running_loop().create_task(chain.end(exchange, entered))
+            self._ends.add(task)
+            task.add_done_callback(self._ended)
+            await asyncio.shield(task)
+
+    async def settled(self) -> None:
+        """Wait until every `on_end` that has begun is through."""
+        while self._ends:
+            await asyncio.wait(self._ends)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._ends.discard(task)
+        self.open -= 1
+
+    async def _serve(
+        self, exchange: Exchange, chain: Chain, caller: CallerSide, answer: Answer, entered: list[Step]
+    ) -> None:
+        try:
+            reply = await chain.request(exchange, entered)
+            await exchange.settle_pending()
+            if reply is None and exchange.request.operation is Operation.CHAT:
+                await self.pipe.run(exchange, chain, caller)
+                return
+            if reply is None:
+                reply = await answer(exchange)
+            _reply(exchange, caller, reply)
+        except (CallerGone, ConnectionError):
+            exchange.caller_gone = True
+            exchange.outcome = Outcome.CALLER_GONE
+            caller.abort()
+        except Exception as error:
+            with suppress(StoreAway):
+                await exchange.settle_pending()
+            _refuse(exchange, caller, error)
+
+
+def _reply(exchange: Exchange, caller: CallerSide, reply: Reply) -> None:
+    exchange.status = reply.status
+    exchange.outcome = Outcome.COMPLETED if reply.status < 400 else Outcome.REFUSED
+    exchange.bytes = len(reply.body)
+    headers = {"Content-Type": reply.content_type, **exchange.response_headers, **reply.headers}
+    caller.reply(reply.status, headers, reply.body)
+
+
+def _refuse(exchange: Exchange, caller: CallerSide, error: Exception) -> None:
+    refusal = as_refused(error)
+    if not isinstance(error, GatewayError):
+        log.error("internal_error", request_id=exchange.id, exc_info=error)
+    elif isinstance(error, StoreAway):
+        log.warning("store_away", request_id=exchange.id, reason=str(error))
+    exchange.error = refusal
+    exchange.status = refusal.status
+    if refusal.status == 500:
+        exchange.outcome = Outcome.INTERNAL_ERROR
+    elif exchange.attempts:
+        exchange.outcome = Outcome.UPSTREAM_FAILED
+    else:
+        exchange.outcome = Outcome.REFUSED
+    if caller.started:
+        caller.abort()
+    else:
+        caller.refuse(refusal, exchange.id, exchange.response_headers)
+
+

@@ -1,0 +1,223 @@
+"""The upstream's side of an exchange: one HTTP/1.1 call on a connection from aiohttp's pool.
+
+DNS, TLS, proxies, keep-alive and limits stay aiohttp's. For the length of the answer its transport is given to a small
+protocol over llhttp, so that what one read of the socket brought reaches the caller in one write, without a task switch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
+
+import httptools
+from aiohttp import ClientRequest, ClientTimeout, TCPConnector
+from multidict import CIMultiDict
+from yarl import URL
+
+from gateway.config import Channel
+
+if TYPE_CHECKING:
+    from aiohttp.connector import Connection
+
+LONGEST_HEAD: Final = 64 * 1024
+HELD_BACK: Final = 64 * 1024
+"""Bytes of an answer that may wait here before reading pauses."""
+
+
+class Garbled(Exception):
+    """The upstream does not speak HTTP/1.1, or not as asked."""
+
+
+class UpstreamSide(asyncio.Protocol):
+    """The answer to one call.
+
+    `head` resolves when status and headers are in, or fails with `ConnectionError` or `Garbled`. From `flow_to` on, each
+    read's body bytes go to `on_data` in one piece, and `on_end(clean)` comes once: whether the answer ended as its framing
+    promised.
+    """
+
+    __slots__ = (
+        "_connection", "_ended", "_framed", "_head_bytes", "_on_data", "_on_end", "_parser", "_pieces", "_pooled",
+        "_reading", "_transport", "answered", "head", "headers", "status",
+    )  # fmt: skip
+
+    def __init__(self, connection: Connection) -> None:
+        transport, pooled = connection.transport, connection.protocol
+        if transport is None or pooled is None:
+            raise ConnectionResetError("the pooled connection was closed")
+        self._connection = connection
+        self._transport = transport
+        self._pooled = pooled
+        self._parser = httptools.HttpResponseParser(self)
+        self._pieces: list[bytes] = []
+        self._head_bytes = 0
+        self._framed = False
+        self._ended: bool | None = None
+        self._reading = True
+        self._on_data: Callable[[bytes], None] | None = None
+        self._on_end: Callable[[bool], None] | None = None
+        self.answered = False
+        self.status = 0
+        self.headers: CIMultiDict[str] = CIMultiDict()
+        self.head: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        transport.set_protocol(self)
+
+    def send(self, data: bytes) -> None:
+        """The whole request, in one write."""
+        self._transport.write(data)
+
+    def flow_to(self, on_data: Callable[[bytes], None], on_end: Callable[[bool], None]) -> None:
+        """Hand over the body, what is already here first."""
+        self._on_data = on_data
+        self._on_end = on_end
+        self._hand_over()
+        self.resume()
+
+    def pause(self) -> None:
+        """Stop reading: the caller is slower than the upstream."""
+        if self._reading and self._ended is None:
+            self._reading = False
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if not self._reading and self._ended is None:
+            self._reading = True
+            self._transport.resume_reading()
+
+    def release(self) -> None:
+        """Give the connection back if its answer ended as promised; close it otherwise."""
+        self._on_data = self._on_end = None
+        if self.head.done() and not self.head.cancelled():
+            self.head.exception()
+        if self._ended and self._framed and self._parser.should_keep_alive() and not self._transport.is_closing():
+            self._transport.set_protocol(self._pooled)
+            self._connection.release()
+        else:
+            self._connection.close()
+            self._transport.abort()
+
+    # What the transport calls.
+
+    def data_received(self, data: bytes) -> None:
+        if self._ended is not None:
+            self._ended = False  # bytes after the end: never reuse this connection
+            return
+        if not self.head.done():
+            self._head_bytes += len(data)
+        self.answered = True
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade, Garbled):
+            self._fail(Garbled("the answer is not HTTP/1.1"))
+        if not self.head.done() and self._head_bytes > LONGEST_HEAD:
+            self._fail(Garbled("the head of the answer is too long"))
+        self._hand_over()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pooled.connection_lost(exc)
+        if self._ended is None:
+            if self.head.done():
+                self._ended = not self._framed and exc is None
+            else:
+                self._fail(ConnectionResetError("the upstream closed the connection"))
+        self._hand_over()
+
+    # What the parser calls.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if 100 <= self._parser.get_status_code() < 200:
+            return
+        self.headers.add(name.decode("latin-1"), value.decode("latin-1"))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status < 200:
+            if status == 101:
+                raise Garbled("switching protocols was not asked for")
+            return
+        self.status = status
+        self._framed = "Content-Length" in self.headers or "Transfer-Encoding" in self.headers or status in (204, 304)
+        if not self.head.done():
+            self.head.set_result(None)
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+        if self._on_data is None and sum(map(len, self._pieces)) > HELD_BACK:
+            self.pause()
+
+    def on_message_complete(self) -> None:
+        if self.head.done() and self._ended is None:
+            self._ended = True
+
+    def _hand_over(self) -> None:
+        if self._on_data is None or self._on_end is None:
+            return
+        if self._pieces:
+            pieces, self._pieces = self._pieces, []
+            self._on_data(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        if self._ended is not None and self._on_end is not None:
+            on_end, self._on_end = self._on_end, None
+            on_end(self._ended)
+
+    def _fail(self, error: Exception) -> None:
+        self._ended = False
+        if not self.head.done():
+            self.head.set_exception(error)
+
+
+class Upstreams:
+    """The connections to all channels, and the prebuilt heads of their requests."""
+
+    def __init__(self) -> None:
+        self._connector = TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=4)
+        self._targets: dict[Channel, Target] = {}
+        self._used: WeakSet[object] = WeakSet()
+
+    def target(self, channel: Channel) -> Target:
+        """Where a channel's requests go; made once for each channel."""
+        target = self._targets.get(channel)
+        if target is None:
+            target = self._targets[channel] = Target(channel)
+        return target
+
+    async def open(self, target: Target) -> tuple[UpstreamSide, bool]:
+        """A connection to the target, and whether it was used before. Raises aiohttp's client errors and `OSError`."""
+        connection = await self._connector.connect(target.request, [], target.timeout)
+        protocol = connection.protocol
+        used = protocol in self._used
+        self._used.add(protocol)
+        return UpstreamSide(connection), used
+
+    async def close(self) -> None:
+        """Close all idle connections."""
+        await self._connector.close()
+
+
+class Target:
+    """One channel's address, and the head that every request to it begins with."""
+
+    def __init__(self, channel: Channel) -> None:
+        url = URL(channel.base_url.rstrip("/") + "/chat/completions")
+        self.channel = channel
+        self.request = ClientRequest("POST", url, loop=asyncio.get_running_loop())
+        self.timeout = ClientTimeout(total=None, connect=channel.timers.connect)
+        self.credential = channel.api_key.encode()
+        authorization = f"Authorization: Bearer {channel.api_key}\r\n" if channel.api_key else ""
+        port = "" if url.is_default_port() else f":{url.port}"
+        host = f"[{url.host}]" if url.host and ":" in url.host else url.host
+        self._head = (
+            f"POST {url.raw_path_qs} HTTP/1.1\r\nHost: {host}{port}\r\n{authorization}"
+            "Content-Type: application/json\r\nAccept-Encoding: identity\r\nUser-Agent: sluicegate\r\n"
+        ).encode("latin-1")
+
+    def message(self, body: bytes, *, accept: str, trace: str) -> bytes:
+        """The whole request. `trace` is header lines that were checked, each with its line end."""
+        return b"%bAccept: %b\r\n%bContent-Length: %d\r\n\r\n%b" % (
+            self._head, accept.encode(), trace.encode("latin-1"), len(body), body,
+        )  # fmt: skip

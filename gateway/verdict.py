@@ -1,0 +1,132 @@
+"""What an upstream's answer before its first event means: to the caller, and to the next candidate.
+
+An upstream's 401, 402 and 403 speak of our credential: its text is never shown. Its 400, 404, 413 and 422 speak of the
+caller's own request and are passed on. All else is the channel's fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from gateway.errors import LONGEST_RETRY_AFTER_S, Refused
+
+LARGEST_ERROR_BODY: Final = 64 * 1024
+CALLERS_FAULT: Final = frozenset({400, 404, 413, 422})
+CREDENTIAL_FAULT: Final = frozenset({401, 402, 403})
+REDACTED: Final = "[redacted]"
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """`error` is what the caller is told if no other candidate answers; `final`: do not ask another."""
+
+    error: Refused
+    final: bool = False
+    maybe_billed: bool = False
+
+
+def of_answer(status: int, headers: Mapping[str, str], body: bytes, credential: str) -> Verdict:
+    """The verdict on an answer that is not the stream that was asked for."""
+    if status in CREDENTIAL_FAULT:
+        return Verdict(
+            Refused(
+                502,
+                "upstream_auth_failed",
+                "The upstream refused the gateway's own credential. Tell the operator, or choose another model.",
+                should_retry=False,
+            )
+        )
+    if status in CALLERS_FAULT and (passed_on := _passed_on(status, headers, body, credential)) is not None:
+        return Verdict(passed_on, final=True)
+    if status == 429:
+        return Verdict(
+            Refused(
+                429,
+                "upstream_rate_limited",
+                "The upstream is limiting requests for this model. Wait, then retry with backoff, or choose another model.",
+                retry_after_s=_retry_after(headers),
+            )
+        )
+    return Verdict(failed("The upstream failed to answer. Retry later or choose another model."))
+
+
+def of_event(error: bytes, credential: str) -> Verdict:
+    """The verdict on a stream whose first event is an error: an error before the first byte."""
+    detail = _detail(error, credential)
+    message = detail.get("message") or "no reason given"
+    return Verdict(failed(f"The upstream answered with an error: {message}"))
+
+
+def failed(message: str, code: str = "upstream_error") -> Refused:
+    """A 502."""
+    return Refused(502, code, message)
+
+
+def unreachable() -> Verdict:
+    """No connection to the channel."""
+    text = "The upstream cannot be reached. Retry later or choose another model."
+    return Verdict(failed(text, "upstream_unreachable"))
+
+
+def dropped() -> Verdict:
+    """The connection ended after the request was sent and before anything was answered."""
+    text = "The upstream closed the connection without an answer. Retry later or choose another model."
+    error = failed(text)
+    error.should_retry = False
+    return Verdict(error, maybe_billed=True)
+
+
+def garbled() -> Verdict:
+    """An answer that is not HTTP/1.1 or not an event stream."""
+    return Verdict(failed("The upstream's answer is not an event stream. Tell the operator, or choose another model."))
+
+
+def timed_out() -> Verdict:
+    """Nothing came within the channel's `first_byte`; the upstream may have begun to work, so a retry may cost twice."""
+    text = "The upstream took too long to begin its answer. Retry later or choose another model."
+    return Verdict(Refused(504, "upstream_timeout", text, should_retry=False), maybe_billed=True)
+
+
+def scrubbed(text: str, credential: str) -> str:
+    """`text` without the channel's credential."""
+    return text.replace(credential, REDACTED) if credential else text
+
+
+def _passed_on(status: int, headers: Mapping[str, str], body: bytes, credential: str) -> Refused | None:
+    if "json" not in headers.get("Content-Type", ""):
+        return None
+    detail = _detail(body, credential)
+    if not detail.get("message"):
+        return None
+    return Refused(
+        status,
+        detail.get("code") or "upstream_refused",
+        detail["message"],
+        type=detail.get("type"),
+        param=detail.get("param"),
+    )
+
+
+def _detail(body: bytes, credential: str) -> dict[str, str]:
+    """The string fields of an error object; the shapes in use are `{"error": {...}}`, `{"error": "..."}` and the bare object."""
+    try:
+        answer: Any = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    inner = answer.get("error", answer) if isinstance(answer, dict) else None
+    if isinstance(inner, str):
+        inner = {"message": inner}
+    if not isinstance(inner, dict):
+        return {}
+    return {
+        name: scrubbed(value, credential)[:2000]
+        for name, value in inner.items()
+        if name in ("message", "type", "param", "code") and isinstance(value, str)
+    }
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    text = headers.get("Retry-After", "")
+    return min(float(text), LONGEST_RETRY_AFTER_S) if text.isascii() and text.isdigit() and len(text) < 9 else 1
