@@ -229,7 +229,7 @@ def _open(url: str, timeout_s: float, connections: int) -> Redis | RedisCluster:
     }
     if parts.scheme in ("redis", "rediss", "unix"):
         pool = BlockingConnectionPool.from_url(url, max_connections=connections, timeout=timeout_s, **options)
-        return Redis(connection_pool=pool)
+        return Redis.from_pool(pool)  # so that closing the client closes the connections
     if parts.username:
         options["username"] = unquote(parts.username)
     if parts.password:
@@ -238,7 +238,7 @@ def _open(url: str, timeout_s: float, connections: int) -> Redis | RedisCluster:
         hosts = [_host_port(item) for item in parts.netloc.rpartition("@")[2].split(",")]
         if parts.scheme == "sentinel":
             name = parts.path.strip("/") or "mymaster"
-            sentinel = Sentinel(hosts, sentinel_kwargs={"socket_timeout": timeout_s}, **options)
+            sentinel = Sentinel(hosts, sentinel_kwargs={"socket_timeout": timeout_s}, **options)  # type: ignore[no-untyped-call, unused-ignore]
             return sentinel.master_for(name, max_connections=connections)  # type: ignore[no-untyped-call, no-any-return, unused-ignore]
         from redis.asyncio.cluster import ClusterNode
 

