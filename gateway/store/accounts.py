@@ -1,0 +1,191 @@
+"""Accounts: who they are and what they may do.
+
+1. **Money moves only through the wallet.** Nothing here writes an existing balance or hold.
+2. **Closed is for good.** What is kept of a closed account is its history; nothing of it changes here again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+from redis.exceptions import RedisError
+
+from gateway.config import ACCOUNT_ID
+from gateway.errors import GatewayError, StoreAway
+from gateway.facts import Limits
+from gateway.store.client import Client, Script
+
+LARGEST_AMOUNT: Final = 2**53 - 1
+"""Micros. Beyond it a script's numbers, which are doubles, are no longer exact."""
+
+_WRITE: Final = Script.load("account_write")
+_PAGE: Final = 500
+
+
+class AccountError(GatewayError):
+    """What was asked of an account cannot be done; the message says why and what to do."""
+
+
+class Status(StrEnum):
+    """Only an active account is served. A suspended one can be resumed, a closed one cannot."""
+
+    ACTIVE = "active"
+    SUSPENDED = "suspended"
+    CLOSED = "closed"
+
+
+class Account(msgspec.Struct, frozen=True):
+    """An account as it was when it was read. `models` narrows what the group allows; empty: it does not."""
+
+    id: str
+    status: Status
+    group: str
+    balance_micros: int
+    held_micros: int
+    holds: int
+    credit_line_micros: int
+    models: tuple[str, ...]
+    limits: Limits
+
+
+class Accounts:
+    """The accounts of one store. Every method may also raise `StoreAway`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def create(self, account_id: str, group: str = "default", credit_line: int = 0) -> Account:
+        """A new, active account with an empty wallet. Raises `AccountError` for an id that is bad or taken."""
+        if not ACCOUNT_ID.fullmatch(account_id):
+            raise AccountError(f"`{account_id}` is not an account id: use 3 to 32 of a-z and 0-9")
+        account = Account(account_id, Status.ACTIVE, group, 0, 0, 0, _amount(credit_line), (), Limits())
+        await self._write("new", account_id, _fields(account))
+        return account
+
+    async def get(self, account_id: str) -> Account | None:
+        """The account, or None where there is none."""
+        return account_of(account_id, await self._client.call("HGETALL", account_key(account_id)))
+
+    async def all(self) -> AsyncIterator[Account]:
+        """Every account, in no order. One that is created meanwhile may be missing."""
+        seen: set[str] = set()
+        page: list[str] = []
+        try:
+            async for key in self._client.redis.scan_iter(match=account_key("*"), count=_PAGE):
+                account_id = key.decode()[4:-9]
+                if account_id not in seen:
+                    seen.add(account_id)
+                    page.append(account_id)
+                if len(page) == _PAGE:
+                    for account in await self._read(page):
+                        yield account
+                    page = []
+        except (RedisError, OSError) as error:
+            raise StoreAway(f"the store cannot serve: {type(error).__name__}") from None
+        for account in await self._read(page):
+            yield account
+
+    async def change(
+        self,
+        account_id: str,
+        *,
+        group: str | None = None,
+        credit_line: int | None = None,
+        models: Sequence[str] | None = None,
+        limits: Limits | None = None,
+    ) -> Account:
+        """Set what is given, leave the rest. Raises `AccountError` where the account is unknown or closed."""
+        fields: dict[str, str | int | bytes] = {}
+        if group is not None:
+            fields["group"] = group
+        if credit_line is not None:
+            fields["credit_line"] = _amount(credit_line)
+        if models is not None:
+            fields["models"] = ",".join(models)
+        if limits is not None:
+            fields["limits"] = msgspec.json.encode(limits)
+        return await self._changed(account_id, fields)
+
+    async def set_status(self, account_id: str, status: Status) -> Account:
+        """Suspend, resume or close. Raises `AccountError` where the account is unknown or closed."""
+        return await self._changed(account_id, {"status": status.value})
+
+    async def _changed(self, account_id: str, fields: Mapping[str, str | int | bytes]) -> Account:
+        if fields:
+            await self._write("old", account_id, fields)
+        account = await self.get(account_id)
+        if account is None:
+            raise _unknown(account_id)
+        return account
+
+    async def _write(self, which: str, account_id: str, fields: Mapping[str, str | int | bytes]) -> None:
+        flat = [item for pair in fields.items() for item in pair]
+        reply = await self._client.run(_WRITE, [account_key(account_id)], [which, *flat])
+        if reply == b"EXISTS":
+            raise AccountError(
+                f"the account `{account_id}` exists already: see `gateway account show {account_id}`"
+            )
+        if reply == b"UNKNOWN":
+            raise _unknown(account_id)
+        if reply == b"CLOSED":
+            raise AccountError(f"the account `{account_id}` is closed for good: create another")
+
+    async def _read(self, ids: Sequence[str]) -> list[Account]:
+        replies = await asyncio.gather(
+            *(self._client.submit("HGETALL", account_key(account_id)) for account_id in ids)
+        )
+        accounts = (account_of(account_id, reply) for account_id, reply in zip(ids, replies, strict=True))
+        return [account for account in accounts if account is not None]
+
+
+def account_key(account_id: str) -> str:
+    """Where an account is kept. By the tag in braces all that is the account's is in one slot of a cluster."""
+    return f"gw:{{{account_id}}}:account"
+
+
+def account_of(account_id: str, fields: Mapping[bytes, bytes]) -> Account | None:
+    """The account in a reply to HGETALL, or None where the reply is empty."""
+    if not fields:
+        return None
+    models = fields[b"models"].decode()
+    return Account(
+        account_id,
+        Status(fields[b"status"].decode()),
+        fields[b"group"].decode(),
+        int(fields[b"balance"]),
+        int(fields[b"held"]),
+        int(fields[b"holds"]),
+        int(fields[b"credit_line"]),
+        tuple(models.split(",")) if models else (),
+        _limits(fields[b"limits"]),
+    )
+
+
+_limits = msgspec.json.Decoder(Limits).decode
+
+
+def _fields(account: Account) -> dict[str, str | int | bytes]:
+    return {
+        "status": account.status.value,
+        "group": account.group,
+        "balance": account.balance_micros,
+        "held": account.held_micros,
+        "holds": account.holds,
+        "credit_line": account.credit_line_micros,
+        "models": ",".join(account.models),
+        "limits": msgspec.json.encode(account.limits),
+    }
+
+
+def _amount(credit_line: int) -> int:
+    if not 0 <= credit_line <= LARGEST_AMOUNT:
+        raise AccountError("a credit line is an amount of zero or more")
+    return credit_line
+
+
+def _unknown(account_id: str) -> AccountError:
+    return AccountError(f"there is no account `{account_id}`: `gateway account list` shows all")

@@ -1,0 +1,10 @@
+-- Replace a token's record if it still is what was read, so that no change is lost and nothing deleted comes back.
+-- KEYS[1] gw:{account}:tokens   ARGV: token id, record as read ('' for none), new record ('' deletes)
+local kept = redis.call('HGET', KEYS[1], ARGV[1]) or ''
+if kept ~= ARGV[2] then return 0 end
+if ARGV[3] == '' then
+  redis.call('HDEL', KEYS[1], ARGV[1])
+else
+  redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+end
+return 1
