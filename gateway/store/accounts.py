@@ -59,7 +59,7 @@ class Accounts:
         self._client = client
 
     async def create(self, account_id: str, group: str = "default", credit_line: int = 0) -> Account:
-        """A new, active account with an empty wallet. Raises `AccountError` for an id that is bad or taken."""
+        """A new active account with an empty wallet. Raises `AccountError` for an id that is bad or taken."""
         if not ACCOUNT_ID.fullmatch(account_id):
             raise AccountError(f"`{account_id}` is not an account id: use 3 to 32 of a-z and 0-9")
         account = Account(account_id, Status.ACTIVE, group, 0, 0, 0, _amount(credit_line), (), Limits())
@@ -143,7 +143,7 @@ class Accounts:
 
 
 def account_key(account_id: str) -> str:
-    """Where an account is kept. By the tag in braces all that is the account's is in one slot of a cluster."""
+    """Where an account is kept. The braces keep all that is the account's in one slot of a cluster."""
     return f"gw:{{{account_id}}}:account"
 
 

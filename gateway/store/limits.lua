@@ -1,0 +1,90 @@
+-- The limits of one account under one scope: all are decided at once, by the store's own clock, all or nothing.
+-- A rate is a leaky bucket in whole numbers, which is GCRA with a burst of one minute: each unit taken adds MINUTE,
+-- each microsecond takes `limit` away, and the bucket holds limit * MINUTE. Nothing is rounded below 2^53.
+--
+-- KEYS  requests' bucket, tokens' bucket, slots (rid -> expiry in ms), what this rid took
+-- ARGV  'take', rid, tokens, lease in ms, requests a minute, tokens a minute, concurrent (0: no such limit)
+--       'give_back', rid, tokens
+-- A take answers who refuses ('' for nobody), for how many ms, and how full the buckets are.
+local MINUTE = 60000000
+local LARGEST = 9007199254740991
+local GIVEN_BACK = 'given back'
+
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local rid, tokens = ARGV[2], tonumber(ARGV[3])
+local taken = redis.call('GET', KEYS[4])
+
+local function level(bucket, limit)
+  local kept = limit > 0 and redis.call('GET', bucket)
+  if not kept then return 0 end
+  local amount, at = kept:match('^(%d+) (%d+)$')
+  local elapsed = math.max(0, now - at)
+  amount = tonumber(amount)
+  if elapsed >= amount / limit then return 0 end
+  return amount - elapsed * limit
+end
+
+local function fill(bucket, amount, limit)
+  if amount <= 0 then
+    redis.call('DEL', bucket)
+  else
+    local empty_in_ms = math.ceil(amount / limit / 1000)
+    redis.call('SET', bucket, string.format('%.0f %.0f', math.min(amount, LARGEST), now),
+      'PX', string.format('%.0f', empty_in_ms + 60000))
+  end
+end
+
+if ARGV[1] == 'give_back' then
+  redis.call('ZREM', KEYS[3], rid)
+  if taken and taken ~= GIVEN_BACK then
+    local estimate, limit = taken:match('^(%d+) (%d+)$')
+    limit = tonumber(limit)
+    if limit > 0 then
+      fill(KEYS[2], level(KEYS[2], limit) + (tokens - estimate) * MINUTE, limit)
+    end
+  end
+  -- Kept a while, so that neither a repeated call nor the take itself, coming late, counts again.
+  redis.call('SET', KEYS[4], GIVEN_BACK, 'PX', 60000)
+  return taken and 1 or 0
+end
+
+local lease_ms, requests_limit, tokens_limit, concurrent =
+  tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local requests_level = level(KEYS[1], requests_limit)
+local tokens_level = level(KEYS[2], tokens_limit)
+if taken then return { '', 0, requests_level, tokens_level } end
+
+local function wait(amount, units, limit)
+  local over = amount - (limit - units) * MINUTE
+  if limit == 0 or over <= 0 then return 0 end
+  return math.ceil(math.ceil(over / limit) / 1000)
+end
+
+local requests_wait = wait(requests_level, 1, requests_limit)
+local tokens_wait = wait(tokens_level, tokens, tokens_limit)
+if requests_wait > 0 and requests_wait >= tokens_wait then
+  return { 'requests', requests_wait, requests_level, tokens_level }
+end
+if tokens_wait > 0 then
+  return { 'tokens', tokens_wait, requests_level, tokens_level }
+end
+if concurrent > 0 then
+  local now_ms = math.floor(now / 1000)
+  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now_ms)
+  if redis.call('ZCARD', KEYS[3]) >= concurrent then
+    return { 'concurrent', 1000, requests_level, tokens_level } -- nobody can know when a slot falls free
+  end
+  redis.call('ZADD', KEYS[3], now_ms + lease_ms, rid)
+  if redis.call('PTTL', KEYS[3]) < lease_ms then redis.call('PEXPIRE', KEYS[3], lease_ms) end
+end
+if requests_limit > 0 then
+  requests_level = requests_level + MINUTE
+  fill(KEYS[1], requests_level, requests_limit)
+end
+if tokens_limit > 0 then
+  tokens_level = tokens_level + tokens * MINUTE
+  fill(KEYS[2], tokens_level, tokens_limit)
+end
+redis.call('SET', KEYS[4], string.format('%.0f %.0f', tokens, tokens_limit), 'PX', lease_ms)
+return { '', 0, requests_level, tokens_level }
