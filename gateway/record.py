@@ -1,0 +1,96 @@
+"""The usage record: what is kept of every request that sent a whole head, and what its id tells.
+
+A record is written twice, at arrival (`outcome` is None) and at the end, and the two are one by their id.
+Nothing that a caller made up goes into it: no path, no header, no name that the catalogue does not know. Any
+of them could be a token that was pasted in the wrong place.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final, Literal
+
+import msgspec
+
+from gateway.exchange import Outcome
+
+OLDEST_ID: Final = "00000000-0000-"
+"""Sorts before the id of every request."""
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """One call of an upstream. `error` is the code it would have led to, empty where it served."""
+
+    channel: str
+    status: int = 0
+    error: str = ""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One request. Times in whole milliseconds, sizes in bytes, money in micros.
+
+    `arrived_at` is UTC in ISO 8601. `account`, `token_id`, `group` and `model` are empty until known; the
+    token itself is never kept. `charge_micros` was computed from `price`, so that a bill can be computed
+    again. `config` is the generation of the configuration that served the request. `outcome` is None while
+    the request is under way.
+    """
+
+    id: str
+    arrived_at: str
+    operation: str = ""
+    account: str = ""
+    token_id: str = ""
+    group: str = ""
+    model: str = ""
+    channel: str = ""
+    upstream_request_id: str = ""
+    attempts: list[Tried] = []
+    status: int = 0
+    outcome: Outcome | None = None
+    error_code: str = ""
+    refused_by: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    usage_source: Literal["upstream", "estimated", "none"] = "none"
+    charge_micros: int = 0
+    price: dict[str, object] = {}
+    first_byte_ms: int | None = None
+    duration_ms: int = 0
+    longest_gap_ms: int = 0
+    events: int = 0
+    bytes: int = 0
+    config: int = 0
+
+
+encode: Final = msgspec.json.Encoder().encode
+decode: Final = msgspec.json.Decoder(Record).decode
+"""A record from its JSON. Raises `msgspec.MsgspecError` (`DecodeError`, `ValidationError`)."""
+
+
+def arrival_ms(id: str) -> int:  # noqa: A002 - the field's name
+    """When a request arrived, by its id (UUIDv7): milliseconds since 1970. Raises `ValueError` for what is no
+    such id.
+    """
+    if len(id) != 36 or id[14] != "7":
+        raise ValueError("not a request id")
+    return int(id[:8] + id[9:13], 16)
+
+
+def first_id(ms: int) -> str:
+    """The lower bound of the ids of all requests that arrived at `ms` or later."""
+    digits = f"{max(ms, 0):012x}"
+    return f"{digits[:8]}-{digits[8:]}-"
+
+
+def month(id: str) -> str:  # noqa: A002
+    """The month (`2026-11`, UTC) in whose file a request is kept. Raises `ValueError`."""
+    return utc(arrival_ms(id))[:7]
+
+
+def utc(ms: int) -> str:
+    """ISO 8601 with milliseconds, as in `2026-11-21T06:21:30.123Z`."""
+    try:
+        moment = datetime.fromtimestamp(ms // 1000, UTC)
+    except (OverflowError, OSError) as error:
+        raise ValueError("not a time") from error
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}Z"

@@ -1,0 +1,128 @@
+"""The usage log as the gateway's processes see it: a stream that the sink drains, a spool where there is no
+stream.
+
+1. **An arrival is kept before an upstream is called**, or the request is refused.
+2. **The stream is never trimmed**: only the sink takes away, after it has kept. A stream that is full,
+   because nobody drains it, leaves the store's memory to the balances: what comes then goes to the spool.
+3. **Anything may be written twice**: the id makes it one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from gateway import reports
+from gateway.errors import GatewayError, StoreAway
+from gateway.record import Record, arrival_ms, decode, encode
+from gateway.spool import Spool
+from gateway.store.client import Client
+
+STREAM: Final = "gw:usage"
+FIELD: Final = b"record"
+MOST: Final = 200_000
+"""Entries above which the stream counts as full: some 100 MB of the store's memory."""
+
+MEASURE_S: Final = 1.0
+CLOCKS_APART_MS: Final = 60_000
+PAGE: Final = 1000
+
+
+class UsageLog:
+    """Arrivals, ends, and the record of one request. `folder` holds the files of the sink and the spool."""
+
+    def __init__(self, client: Client, folder: Path, *, most: int = MOST) -> None:
+        self.client = client
+        self.folder = folder
+        self.spool = Spool(folder / "spool")
+        self._most = most
+        self._full = False
+        self._measured = -MEASURE_S
+
+    def submit_arrival(self, record: Record) -> asyncio.Future[object]:
+        """Send an arrival with the other calls of this tick; somebody must await the future.
+
+        It ends when the arrival is kept, or in `StoreAway`: then the request must be refused, and the arrival
+        is in the spool, unless the disk does not take it either.
+        """
+        line = encode(record)
+        return asyncio.ensure_future(self._arrive(line, self._send(line)))
+
+    async def end(self, record: Record) -> None:
+        """Keep the end of a request, in the stream or in the spool. Raises `StoreAway` where neither takes
+        it.
+        """
+        line = encode(record)
+        try:
+            await self._send(line)
+        except GatewayError:
+            await self._spool(line)
+
+    async def find(self, id: str, account: str | None = None) -> Record | None:  # noqa: A002 - the field's name
+        """A request's record as far as it is known; None where it never arrived, or longer ago than records
+        are kept.
+
+        With `account`, another account's is None too. A record of no account (refused before one was found,
+        or not yet ended) is told to whoever knows its id. Raises `StoreAway` where nothing can be said
+        without the store.
+        """
+        record = await asyncio.to_thread(reports.find, self.folder, id)
+        if record is None or record.outcome is None:
+            # The sink keeps before it takes away: what left the stream is in the files at the second look.
+            waiting = await self._find_in_stream(id)
+            if waiting is None or waiting.outcome is None:
+                waiting = await asyncio.to_thread(reports.find, self.folder, id) or waiting
+            record = waiting
+        return record if record is None or account in (None, record.account) or not record.account else None
+
+    async def length(self) -> int:
+        """How many entries the sink has not taken away yet."""
+        return int(await self.client.call("XLEN", STREAM))
+
+    def _send(self, line: bytes) -> asyncio.Future[Any]:
+        now = time.monotonic()
+        if now - self._measured >= MEASURE_S:
+            self._measured = now
+            self.client.submit("XLEN", STREAM).add_done_callback(self._learn)
+        if self._full:
+            return asyncio.ensure_future(self._spool(line))
+        return self.client.submit("XADD", STREAM, "*", FIELD, line)
+
+    def _learn(self, length: asyncio.Future[Any]) -> None:
+        if length.exception() is None:
+            self._full = length.result() >= self._most
+
+    async def _arrive(self, line: bytes, sent: asyncio.Future[Any]) -> object:
+        try:
+            return await sent
+        except GatewayError as error:
+            await self._spool(line)
+            raise StoreAway(f"the arrival could not be kept in the store: {error}") from None
+
+    async def _spool(self, line: bytes) -> None:
+        try:
+            await self.spool.append(line)
+        except OSError as error:
+            raise StoreAway(
+                f"the usage log can be written neither to the store nor to the disk ({error.strerror})"
+            ) from None
+
+    async def _find_in_stream(self, id: str) -> Record | None:  # noqa: A002
+        try:
+            start = str(max(0, arrival_ms(id) - CLOCKS_APART_MS))
+        except ValueError:
+            return None
+        found: Record | None = None
+        for _ in range(2 * self._most // PAGE):
+            page = await self.client.call("XRANGE", STREAM, start, "+", "COUNT", PAGE)
+            for _, (_, line) in page:
+                if id.encode() in line and (record := decode(line)).id == id:
+                    if record.outcome is not None:
+                        return record
+                    found = record
+            if len(page) < PAGE:
+                break
+            start = f"({page[-1][0].decode()}"
+        return found
