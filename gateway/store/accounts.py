@@ -18,6 +18,7 @@ from gateway.config import ACCOUNT_ID
 from gateway.errors import GatewayError, StoreAway
 from gateway.facts import Limits
 from gateway.store.client import Client, Script
+from gateway.store.limits import Rules
 
 LARGEST_AMOUNT: Final = 2**53 - 1
 """Micros. Beyond it a script's numbers, which are doubles, are no longer exact."""
@@ -98,7 +99,10 @@ class Accounts:
         models: Sequence[str] | None = None,
         limits: Limits | None = None,
     ) -> Account:
-        """Set what is given, leave the rest. Raises `AccountError` where the account is unknown or closed."""
+        """Set what is given, leave the rest.
+
+        Raises `AccountError` where the account is unknown or closed, or a value is out of range.
+        """
         fields: dict[str, str | int | bytes] = {}
         if group is not None:
             fields["group"] = group
@@ -107,7 +111,7 @@ class Accounts:
         if models is not None:
             fields["models"] = ",".join(models)
         if limits is not None:
-            fields["limits"] = msgspec.json.encode(limits)
+            fields["limits"] = msgspec.json.encode(_checked(limits))
         return await self._changed(account_id, fields)
 
     async def set_status(self, account_id: str, status: Status) -> Account:
@@ -185,6 +189,14 @@ def _amount(credit_line: int) -> int:
     if not 0 <= credit_line <= LARGEST_AMOUNT:
         raise AccountError("a credit line is an amount of zero or more")
     return credit_line
+
+
+def _checked(limits: Limits) -> Limits:
+    try:
+        Rules(**msgspec.structs.asdict(limits))
+    except ValueError as error:
+        raise AccountError(str(error)) from None
+    return limits
 
 
 def _unknown(account_id: str) -> AccountError:

@@ -58,6 +58,15 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[str, ...] = ()
 
 
+class Created(Token, frozen=True, kw_only=True):
+    """A token just made, and in `token` its text, which is told this once."""
+
+    token: str
+
+    def __repr__(self) -> str:
+        return f"<Created {self.id}>"
+
+
 class Known(msgspec.Struct, frozen=True):
     """A token that is right, what the store keeps of it, and its account, whatever the account's status."""
 
@@ -137,8 +146,8 @@ class Tokens:
         expires_at: int | None = None,
         models: Sequence[str] = (),
         addresses: Sequence[str] = (),
-    ) -> tuple[Token, str]:
-        """A new token and its text, which is told only here.
+    ) -> Created:
+        """A new token. Whatever is left out does not restrict it.
 
         Raises `TokenError` for an account that is unknown or closed, and for an address that is no network.
         """
@@ -157,7 +166,7 @@ class Tokens:
                 addresses=networks,
             )
             if await self._swap(token.id, b"", _Kept(self._seal.digest(text), token)):
-                return token, text
+                return Created(**msgspec.structs.asdict(token), token=text)
 
     async def all_of(self, account: str) -> list[Token]:
         """The account's tokens, the oldest first."""
