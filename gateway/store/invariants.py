@@ -1,0 +1,97 @@
+"""What must hold of one account's money, told from what the store keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+FIRST = frozenset((b"settle", b"release", b"expire", b"orphan"))
+"""The lines that resolve a request. One of them comes once; after an expiry, one `late` may follow."""
+
+_SHOWN = 20
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """An account at one moment. `last_line` is the last line of its ledger at that moment."""
+
+    balance: int
+    held: int
+    count: int
+    holds: dict[bytes, tuple[int, int]]
+    """Request id -> amount and the end of its lease."""
+    leases: dict[bytes, int]
+    credits: dict[bytes, int]
+    resolved: list[bytes]
+    """Requests that are held although they were resolved."""
+    last_line: bytes
+    now_ms: int
+
+    @classmethod
+    def of(cls, reply: list[Any]) -> Snapshot:
+        """The snapshot script's reply."""
+        _, (balance, held, count), holds, leases, moved, resolved, last_line, now_ms = reply
+        terms = {rid: record.split() for rid, record in _pairs(holds)}
+        return cls(
+            int(balance or 0),
+            int(held or 0),
+            int(count or 0),
+            {rid: (int(parts[1]), int(parts[2])) for rid, parts in terms.items()},
+            {rid: int(float(expiry)) for rid, expiry in _pairs(leases)},
+            {transaction: int(amount) for transaction, amount in _pairs(moved)},
+            resolved,
+            last_line,
+            int(now_ms),
+        )
+
+
+class Ledger:
+    """The sums of a ledger and what is wrong with its lines, fed line by line."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.credits: dict[bytes, int] = {}
+        self.wrong: list[str] = []
+        self._requests: dict[bytes, tuple[bytes, int]] = {}
+
+    def add(self, fields: Mapping[bytes, bytes]) -> None:
+        """The next line."""
+        kind, key, amount = fields[b"kind"], fields[b"id"], int(fields[b"amount"])
+        self.total += amount
+        if kind in (b"credit", b"adjust"):
+            if key in self.credits:
+                self.wrong.append(f"transaction {key.decode()} moved the balance twice")
+            self.credits[key] = amount
+            return
+        before, charged = self._requests.get(key, (b"", 0))
+        charged -= amount
+        if not (kind in FIRST and not before) and not (kind == b"late" and before == b"expire"):
+            self.wrong.append(f"request {key.decode()} was resolved twice: {kind.decode()} after {before.decode()}")
+        if charged < 0:
+            self.wrong.append(f"request {key.decode()} was given {-charged} micros")
+        self._requests[key] = (kind, charged)
+
+
+def broken(snapshot: Snapshot, ledger: Ledger) -> list[str]:
+    """Every invariant that does not hold, in words; of one that fails for many requests the first few."""
+    wrong = ledger.wrong[:_SHOWN]
+    if snapshot.balance != ledger.total:
+        wrong.append(f"the balance is {snapshot.balance}, the ledger adds up to {ledger.total}")
+    if snapshot.credits != ledger.credits:
+        differ = {key.decode() for key, _ in snapshot.credits.items() ^ ledger.credits.items()}
+        wrong.append(f"credits and ledger differ in transactions {', '.join(sorted(differ)[:_SHOWN])}")
+    stated = f"{snapshot.held} in {snapshot.count}"
+    found = f"{sum(amount for amount, _ in snapshot.holds.values())} in {len(snapshot.holds)}"
+    if stated != found:
+        wrong.append(f"the account says it holds {stated} holds, there are {found}")
+    if {rid: expiry for rid, (_, expiry) in snapshot.holds.items()} != snapshot.leases:
+        wrong.append("the leases are not those of the holds")
+    wrong += [f"request {rid.decode()} is held although it was resolved" for rid in snapshot.resolved[:_SHOWN]]
+    overdue = [rid.decode() for rid, expiry in snapshot.leases.items() if expiry <= snapshot.now_ms]
+    wrong += [f"request {rid} is held past its lease" for rid in overdue[:_SHOWN]]
+    return wrong
+
+
+def _pairs(flat: list[bytes]) -> list[tuple[bytes, bytes]]:
+    return list(zip(flat[::2], flat[1::2], strict=True))

@@ -1,0 +1,18 @@
+-- snapshot(account): all that must agree at one moment, except the ledger, of which only the last id is told. Writes nothing.
+local last = redis.call("XREVRANGE", ledger, "+", "-", "COUNT", 1)
+local resolved = {}
+for _, rid in ipairs(redis.call("HKEYS", holds)) do
+  if redis.call("HEXISTS", ended, rid) == 1 then
+    resolved[#resolved + 1] = rid
+  end
+end
+return {
+  ARGV[1],
+  redis.call("HMGET", account, "balance", "held", "holds"),
+  redis.call("HGETALL", holds),
+  redis.call("ZRANGE", leases, 0, -1, "WITHSCORES"),
+  redis.call("HGETALL", credits),
+  resolved,
+  last[1] and last[1][1] or "0-0",
+  digits(clock()),
+}

@@ -1,0 +1,10 @@
+-- sweep(account, limit, keep, skew)
+local limit = integer(ARGV[2], 1, 1000, "the limit")
+local keep = integer(ARGV[3], 1, MOST, "keep")
+local skew = integer(ARGV[4], 1, MOST, "skew")
+if not wallet() then
+  return { ARGV[1] }
+end
+local now = clock()
+trim(now, keep, skew)
+return { ARGV[1], unpack(expire(now, limit)) }

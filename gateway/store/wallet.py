@@ -1,0 +1,202 @@
+"""The money of accounts: hold before the upstream is called, settle after it, each once.
+
+1. **Every call carries its own key** (the request's id, or the operator's transaction id), so that repeating
+   one after a lost reply changes nothing; every reply carries it back, and one with another counts as none.
+2. **A charge is never dropped.** A settlement is repeated while the store is away, then kept in the journal.
+3. **A request is charged once.** Its end is remembered for as long as its id counts as fresh; a settlement of
+   an older request that nobody knows is not charged but put where an operator finds it.
+4. **Leases are judged by the store's own clock**, and the next hold ends an overdue one, swept or not.
+
+Amounts are micros below 2^53, times are milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from gateway.errors import StoreAway
+from gateway.store.client import Argument, Client, Script
+from gateway.store.invariants import Ledger, Snapshot, broken
+from gateway.store.journal import Journal, Settlement
+from gateway.store.replies import Credit, Credited, Hold, HoldReply, Settle, Settled
+
+__all__ = ["Credit", "Credited", "Hold", "HoldReply", "Settle", "Settled", "Settlement", "Wallet"]
+
+Answer = TypeVar("Answer")
+
+KEYS: Final = ("account", "holds", "leases", "ended", "ended_at", "ledger", "credits", "stale")
+RECENT_S: Final = 120
+"""How long a delivered settlement is remembered, to be repeated to a store that forgot it."""
+
+_PAGE: Final = 1000
+
+
+def script(name: str, text: str = "") -> Script:
+    """The wallet's script of this name, after what all of them share; `text` in the place of its own."""
+    here = Path(__file__).parent
+    shared = here.joinpath("wallet.lua").read_text(encoding="utf-8")
+    return Script(name, shared + (text or here.joinpath(f"{name}.lua").read_text(encoding="utf-8")))
+
+
+class Wallet:
+    """All money calls. Each may raise `StoreAway`, and `StoreError` for an argument outside its range.
+
+    Settlements use `settling`, so that a burst of arrivals cannot keep a charge waiting. `keep_s`: how long a
+    request's id counts as fresh; `skew_s`: the most that two clocks may differ. All gateways of a store must
+    agree on these two. `patience_s`: how long a settlement is repeated before it goes to the journal.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        settling: Client | None = None,
+        journal: Journal | None = None,
+        keep_s: float = 24 * 3600,
+        skew_s: float = 300,
+        patience_s: float = 3,
+    ) -> None:
+        self._client = client
+        self._settling = settling or client
+        self._journal = journal
+        self._window = (int(keep_s * 1000), int(skew_s * 1000))
+        self._patience_s = patience_s
+        self._recent: deque[tuple[float, Settlement]] = deque()
+        self._run_id = ""
+        self._scripts = {name: script(name) for name in ("hold", "settle", "credit", "sweep", "snapshot")}
+
+    async def hold(
+        self,
+        account: str,
+        rid: str,
+        *,
+        amount: int,
+        floor: int,
+        lease_ms: int,
+        fingerprint: str,
+        max_holds: int,
+    ) -> HoldReply:
+        """Take `amount` out of what is available, for `lease_ms` at most.
+
+        `floor`, at most the amount, is what is charged where the lease expires. Repeated within the client's
+        timeout; after `StoreAway` the hold may have been taken all the same: release it.
+        """
+        terms = (amount, min(floor, amount), lease_ms, fingerprint, max_holds, *self._window)
+        try:
+            async with asyncio.timeout(self._client.timeout_s):
+                _, word, balance, held, credit_line = await self._repeated(
+                    lambda: self._call("hold", self._client, account, rid, *terms)
+                )
+        except TimeoutError:
+            raise StoreAway("the store did not take the hold in time") from None
+        return HoldReply(Hold(word.decode()), balance, held, credit_line)
+
+    async def settle(self, account: str, rid: str, cost: int) -> Settled:
+        """Charge the request its cost and give its hold back. Without a journal it may raise `StoreAway`."""
+        return await self._end(Settlement(account, rid, cost))
+
+    async def release(self, account: str, rid: str) -> Settled:
+        """Give the hold back at no charge, as `settle` does."""
+        return await self._end(Settlement(account, rid, kind="release"))
+
+    async def credit(self, account: str, transaction: str, amount: int) -> Credited:
+        """Add to the balance, once for each transaction id."""
+        return await self._move(account, transaction, "credit", amount, "")
+
+    async def adjust(self, account: str, transaction: str, amount: int, reason: str) -> Credited:
+        """Correct the balance up or down, once for each transaction id; the ledger keeps the reason."""
+        return await self._move(account, transaction, "adjust", amount, reason)
+
+    async def sweep(self, account: str, limit: int = 100) -> list[tuple[str, int]]:
+        """End up to `limit` holds whose lease is over: each request and what it was charged."""
+        _, *over = await self._call("sweep", self._settling, account, account, limit, *self._window)
+        return [(rid.decode(), charged) for rid, charged in zip(over[::2], over[1::2], strict=True)]
+
+    async def dead_letters(self, account: str) -> dict[str, int]:
+        """Requests and costs that came too late to know whether they were charged."""
+        letters = await self._settling.call("HGETALL", _keys(account)[-1])
+        return {rid.decode(): int(cost) for rid, cost in letters.items()}
+
+    async def deliver(self, settlement: Settlement) -> Settled:
+        """One attempt at a settlement."""
+        terms = (settlement.kind, settlement.cost, *self._window)
+        _, word, charged, *_ = await self._call("settle", self._settling, settlement.account, settlement.rid, *terms)
+        self._remember(settlement)
+        return Settled(Settle(word.decode()), charged)
+
+    async def check_incarnation(self) -> int:
+        """Repeat the last two minutes' settlements to a server that is not the one before; returns how many.
+
+        Call it at start and every few seconds: one that took over may have forgotten what was acknowledged.
+        """
+        run_id = (await self._settling.call("INFO", "server"))["run_id"]
+        recent = [settlement for _, settlement in self._recent] if self._run_id not in ("", run_id) else []
+        for start in range(0, len(recent), _PAGE):
+            await asyncio.gather(*map(self.deliver, recent[start : start + _PAGE]))
+        self._run_id = run_id
+        return len(recent)
+
+    async def verify(self, account: str) -> list[str]:
+        """What does not hold of this account's money, in words; empty when all does. Sweeps it first."""
+        while await self.sweep(account):
+            pass
+        snapshot = Snapshot.of(await self._call("snapshot", self._settling, account, account))
+        ledger, start = Ledger(), "-"
+        while lines := await self._settling.call(
+            "XRANGE", _keys(account)[5], start, snapshot.last_line, "COUNT", _PAGE
+        ):
+            for _, fields in lines:
+                ledger.add(fields)
+            start = "(" + lines[-1][0].decode()
+        return broken(snapshot, ledger)
+
+    async def _end(self, settlement: Settlement) -> Settled:
+        try:
+            async with asyncio.timeout(self._patience_s):
+                return await self._repeated(lambda: self.deliver(settlement))
+        except asyncio.CancelledError:
+            if self._journal is not None:
+                self._journal.append(settlement)
+            raise
+        except TimeoutError:
+            if self._journal is None:
+                raise StoreAway("the store did not take the settlement in time") from None
+            await asyncio.to_thread(self._journal.append, settlement)
+            return Settled(Settle.KEPT, settlement.cost)
+
+    async def _move(self, account: str, transaction: str, kind: str, amount: int, reason: str) -> Credited:
+        _, word, balance = await self._call("credit", self._settling, account, transaction, kind, amount, reason)
+        return Credited(Credit(word.decode()), balance)
+
+    async def _repeated(self, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
+        """The first answer of a call that may be repeated; the caller bounds the time."""
+        pause_s = 0.02
+        while True:
+            try:
+                return await attempt()
+            except StoreAway:
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311 - only spreads the repeats
+                pause_s = min(2 * pause_s, 0.5)
+
+    async def _call(self, name: str, client: Client, account: str, key: str, *arguments: Argument) -> list[Any]:
+        reply: list[Any] = await client.run(self._scripts[name], _keys(account), (key, *arguments))
+        if reply[0] != key.encode():
+            raise StoreAway("the store's reply belongs to another call")
+        return reply
+
+    def _remember(self, settlement: Settlement) -> None:
+        now = time.monotonic()
+        self._recent.append((now, settlement))
+        while self._recent[0][0] < now - RECENT_S:
+            self._recent.popleft()
+
+
+def _keys(account: str) -> list[str]:
+    """All in one slot of a cluster, by the tag in braces."""
+    return [f"gw:{{{account}}}:{name}" for name in KEYS]
