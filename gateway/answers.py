@@ -61,7 +61,11 @@ class Answers:
         caller = _caller(exchange)
         record = await self._store.usage.find(exchange.request.argument, account=caller.account)
         if record is None:
-            raise Refused(404, "request_not_found", "No request of this account has this id; check it against x-request-id.")
+            raise Refused(
+                404,
+                "request_not_found",
+                "No request of this account has this id; check it against x-request-id.",
+            )
         return _json(record)
 
 
@@ -111,7 +115,11 @@ def model_not_found() -> Refused:
 def _caller(exchange: Exchange) -> Caller:
     caller = exchange.get(Caller)
     if caller is None:
-        raise Refused(404, "unknown_path", "This gateway runs without accounts: its chain has no plugin that provides Caller.")
+        raise Refused(
+            404,
+            "unknown_path",
+            "This gateway runs without accounts: its chain has no plugin that provides Caller.",
+        )
     return caller
 
 

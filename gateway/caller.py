@@ -15,7 +15,6 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from aiohttp import web
-
 from uuid_utils import uuid7
 
 from gateway.errors import Refused, headers_of, internal, render
@@ -30,9 +29,21 @@ _JSON: Final = "application/json; charset=utf-8"
 class CallerSide:
     """One exchange's hold on the caller's connection."""
 
-    __slots__ = ("_keep_alive", "_protocol", "_transport", "chunked", "finished", "gone", "on_flow", "on_gone", "started")
+    __slots__ = (
+        "_keep_alive",
+        "_protocol",
+        "_transport",
+        "chunked",
+        "finished",
+        "gone",
+        "on_flow",
+        "on_gone",
+        "started",
+    )
 
-    def __init__(self, protocol: CallerProtocol, transport: asyncio.Transport, *, http_1_1: bool, keep_alive: bool) -> None:
+    def __init__(
+        self, protocol: CallerProtocol, transport: asyncio.Transport, *, http_1_1: bool, keep_alive: bool
+    ) -> None:
         self._protocol = protocol
         self._transport = transport
         self._keep_alive = keep_alive
@@ -117,7 +128,8 @@ class CallerSide:
     def _head(self, status: int, headers: Mapping[str, str], framing: str) -> bytes:
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         connection = "" if self._keep_alive else "Connection: close\r\n"
-        return f"{_STATUS_LINES.get(status, f'HTTP/1.1 {status} \r\n')}{lines}{framing}{connection}\r\n".encode("latin-1")
+        start = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
+        return f"{start}{lines}{framing}{connection}\r\n".encode("latin-1")
 
 
 class CallerProtocol(web.RequestHandler):
@@ -155,7 +167,7 @@ class CallerProtocol(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """Answer what is not HTTP, in the one error shape; nothing of what came is repeated."""
-        if self.side is not None and self.side.started or self.transport is None:
+        if (self.side is not None and self.side.started) or self.transport is None:
             raise ConnectionError("the answer has begun")
         side = CallerSide(self, self.transport, http_1_1=True, keep_alive=False)
         error = Refused(status, "invalid_request", MALFORMED) if status < 500 else internal()
@@ -176,8 +188,8 @@ class Written(web.StreamResponse):
         """Whether aiohttp waits for another request on the connection."""
         return self._side.keep_alive
 
-    async def prepare(self, request: web.BaseRequest) -> None:  # noqa: D102
+    async def prepare(self, request: web.BaseRequest) -> None:
         return None
 
-    async def write_eof(self, data: bytes = b"") -> None:  # noqa: D102
+    async def write_eof(self, data: bytes = b"") -> None:
         return None

@@ -60,9 +60,7 @@ class Catalogue:
         if entry is None:
             return None
         ratio = self.groups[group].ratio if group in self.groups else 1
-        return Price(
-            int((entry.input or 0) * MICROS), int((entry.output or 0) * MICROS), Fraction(ratio)
-        )
+        return Price(int((entry.input or 0) * MICROS), int((entry.output or 0) * MICROS), Fraction(ratio))
 
     def allows(self, caller: Caller, model: str) -> bool:
         """Whether the caller's group and account may use `model`. The token's own restriction is another question."""

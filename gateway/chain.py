@@ -112,7 +112,9 @@ def _check_order(steps: Sequence[Step]) -> None:
         if step.on_error == "ignore":
             needed = {fact for other in steps[index + 1 :] for fact in other.plugin.requires} | {Route}
             for fact in needed.intersection(step.plugin.provides):
-                raise Misconfigured(f"'{step.name}' provides {fact.__name__}, which is needed: remove its `on_error: ignore`")
+                raise Misconfigured(
+                    f"'{step.name}' provides {fact.__name__}, which is needed: remove its `on_error: ignore`"
+                )
         provided.update(step.plugin.provides)
     if Route not in provided:
         raise Misconfigured("nothing in the chain provides Route: add `- use: model-routing` as the last plugin")

@@ -1,7 +1,7 @@
 """The YAML file as frozen structs. Every error is one line that names file, line and cure.
 
-What is accepted: plain YAML without anchors, aliases, tags or duplicate keys, up to 1 MiB. `${NAME}` in a string is taken
-from the environment. Settings and their defaults are documented in config/gateway.yaml.
+What is accepted: plain YAML without anchors, aliases, tags or duplicate keys, up to 1 MiB. `${NAME}` in a
+string is taken from the environment. Settings and their defaults are documented in config/gateway.yaml.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A user group: which models (names or patterns with `*`), at what price ratio; `enabled: false` shuts it out."""
+    """A user group: which models (names or patterns with `*`), at what price ratio; `enabled: false` shuts it
+    out.
+    """
 
     models: list[str] = msgspec.field(default_factory=lambda: ["*"])
     ratio: Decimal = Decimal(1)
@@ -137,6 +139,16 @@ class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     accept_loss: bool = False
 
 
+class UsageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long usage records are kept, in whole months besides the current one."""
+
+    retention_months: int = 13
+
+    def __post_init__(self) -> None:
+        if self.retention_months < 1:
+            raise ValueError("retention_months must be 1 or more")
+
+
 class Demo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What `make serve` adds: a demo upstream, and an account with a token and a first credit."""
 
@@ -155,6 +167,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workers: int = 1
     port: Port = Port()
     store: StoreSettings = StoreSettings()
+    usage: UsageSettings = UsageSettings()
     demo: Demo | None = None
     channels: dict[str, Channel] = {}
     models: dict[str, Model] = {}
@@ -229,12 +242,15 @@ def _check_references(config: Config, parsed: Document) -> None:
             if serving.use not in config.channels:
                 known = ", ".join(config.channels) or "none yet"
                 raise parsed.wrong(
-                    ("models", name, "channels", index), f"there is no channel `{serving.use}`; known: {known}"
+                    ("models", name, "channels", index),
+                    f"there is no channel `{serving.use}`; known: {known}",
                 )
     labels: set[str] = set()
     for index, entry in enumerate(config.plugins):
         if entry.label in labels:
-            raise parsed.wrong(("plugins", index), f"the name `{entry.label}` is taken; give this one a `name:` of its own")
+            raise parsed.wrong(
+                ("plugins", index), f"the name `{entry.label}` is taken; give this one a `name:` of its own"
+            )
         labels.add(entry.label)
     if config.demo is not None and not ACCOUNT_ID.fullmatch(config.demo.account):
         raise parsed.wrong(("demo", "account"), "an account id is 3 to 32 of a-z and 0-9")

@@ -62,11 +62,11 @@ def read(path: Path, environment: Mapping[str, str]) -> Document:
 
 def _refuse_shortcuts(path: Path, text: str) -> None:
     for event in yaml.parse(text, Loader=_Loader):
-        line = event.start_mark.line + 1
+        line = event.start_mark.line + 1 if event.start_mark else 1
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise Misconfigured(f"{path}:{line}: anchors and aliases are not allowed; write the value out")
-        if getattr(event, "tag", None):
-            raise Misconfigured(f"{path}:{line}: tags such as {event.tag} are not allowed; write plain values")
+        if tag := getattr(event, "tag", None):
+            raise Misconfigured(f"{path}:{line}: tags such as {tag} are not allowed; write plain values")
 
 
 def _plain(document: Document, node: yaml.Node, place: Place, environment: Mapping[str, str]) -> Any:
@@ -75,6 +75,7 @@ def _plain(document: Document, node: yaml.Node, place: Place, environment: Mappi
         return _mapping(document, node, place, environment)
     if isinstance(node, yaml.SequenceNode):
         return [_plain(document, item, (*place, index), environment) for index, item in enumerate(node.value)]
+    assert isinstance(node, yaml.ScalarNode)  # noqa: S101 - the third and last kind of node
     return _scalar(document, node, place, environment)
 
 

@@ -136,7 +136,12 @@ class Exchange:
     )
 
     def __init__(
-        self, request: Request, read_body: Callable[[], Awaitable[Body]], *, generation: int = 0, id: str = ""  # noqa: A002
+        self,
+        request: Request,
+        read_body: Callable[[], Awaitable[Body]],
+        *,
+        generation: int = 0,
+        id: str = "",  # noqa: A002
     ) -> None:
         self.id = id or str(uuid7())
         self.request = request

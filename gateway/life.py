@@ -32,6 +32,7 @@ class Life:
         self._ends: set[asyncio.Task[None]] = set()
         self.open = 0
         """Exchanges under way."""
+        self._idle = asyncio.Event()
 
     async def run(self, exchange: Exchange, chain: Chain, caller: CallerSide, answer: Answer) -> None:
         """Serve one exchange. Never raises but when cancelled; the plugins' `on_end` has run when it returns."""
@@ -51,9 +52,18 @@ class Life:
         while self._ends:
             await asyncio.wait(self._ends)
 
+    async def idle(self, most_s: float) -> None:
+        """Wait until no exchange is under way, at most so many seconds."""
+        if self.open:
+            self._idle.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), most_s)
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._ends.discard(task)
         self.open -= 1
+        if not self.open:
+            self._idle.set()
 
     async def _serve(
         self, exchange: Exchange, chain: Chain, caller: CallerSide, answer: Answer, entered: list[Step]
@@ -103,5 +113,3 @@ def _refuse(exchange: Exchange, caller: CallerSide, error: Exception) -> None:
         caller.abort()
     else:
         caller.refuse(refusal, exchange.id, exchange.response_headers)
-
-

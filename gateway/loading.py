@@ -24,7 +24,9 @@ def plugin_class(use: str) -> type[Plugin]:
     if ":" not in use:
         offered = installed()
         if use not in offered:
-            raise ValueError(f"there is no plugin `{use}`; installed: {', '.join(sorted(offered))}; or name module:Class")
+            raise ValueError(
+                f"there is no plugin `{use}`; installed: {', '.join(sorted(offered))}; or name module:Class"
+            )
         use = offered[use].value
     module_name, _, class_name = use.partition(":")
     try:

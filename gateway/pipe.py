@@ -78,12 +78,16 @@ class Pipe:
                 exchange.attempts[-1].usage = Usage(body.prompt_tokens_estimate, 0, "estimated")
             if last.final:
                 break
-        raise last.error if last is not None else Refused(
-            503,
-            "model_unavailable",
-            "No channel can serve this model at the moment. Retry shortly or choose another model.",
-            type="upstream_error",
-            retry_after_s=5,
+        raise (
+            last.error
+            if last is not None
+            else Refused(
+                503,
+                "model_unavailable",
+                "No channel can serve this model at the moment. Retry shortly or choose another model.",
+                type="upstream_error",
+                retry_after_s=5,
+            )
         )
 
     def stop_streams(self) -> None:
@@ -107,7 +111,7 @@ class Pipe:
         for fresh in (False, True):
             try:
                 upstream, used = await self._upstreams.open(self._upstreams.target(candidate.channel))
-            except (ClientError, OSError, asyncio.TimeoutError) as error:
+            except (TimeoutError, ClientError, OSError) as error:
                 log.warning("upstream_unreachable", channel=candidate.name, error=type(error).__name__)
                 return verdict.unreachable()
             stream = Stream(exchange, body, candidate.channel, caller, upstream)
@@ -150,7 +154,9 @@ class Pipe:
         deadline: float,
     ) -> Verdict | None:
         await asyncio.wait(
-            (upstream.head, stream.first), timeout=deadline - time.monotonic(), return_when=asyncio.FIRST_COMPLETED
+            (upstream.head, stream.first),
+            timeout=deadline - time.monotonic(),
+            return_when=asyncio.FIRST_COMPLETED,
         )
         if caller.gone or stream.first.done():
             return self._gone(attempt, stream, body)

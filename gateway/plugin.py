@@ -43,9 +43,7 @@ class Services:
     logger (never hand it a token).
     """
 
-    def __init__(
-        self, *, name: str, store: Store, redis: Client, clock: Clock, log: Any, catalogue: Catalogue
-    ) -> None:
+    def __init__(self, *, name: str, store: Store, redis: Client, clock: Clock, log: Any, catalogue: Catalogue) -> None:
         self.name = name
         self.store = store
         self.redis = redis
@@ -60,7 +58,12 @@ class Services:
     def named(self, name: str) -> Services:
         """The same services for the plugin called `name`."""
         return Services(
-            name=name, store=self.store, redis=self.redis, clock=self.clock, log=self.log, catalogue=self.catalogue
+            name=name,
+            store=self.store,
+            redis=self.redis,
+            clock=self.clock,
+            log=self.log,
+            catalogue=self.catalogue,
         )
 
 
@@ -92,5 +95,3 @@ class Plugin(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True
 
     async def on_end(self, exchange: Exchange) -> None:
         """In reverse order, once, whatever happened. Give back what `on_request` took."""
-
-

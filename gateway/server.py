@@ -21,6 +21,7 @@ from gateway.config import Port
 from gateway.errors import Refused, unavailable
 from gateway.exchange import Exchange, Operation, Request
 from gateway.life import Life
+from gateway.plugin import Services
 
 READ_BUFFER = 64 * 1024
 
@@ -49,12 +50,12 @@ class Door(web.Server):
 class Gateway:
     """One worker's public port."""
 
-    def __init__(self, port: Port, chain: Chain, answers: Answers, life: Life) -> None:
+    def __init__(self, port: Port, chain: Chain, services: Services, life: Life) -> None:
         self.port = port
         self.chain = chain
-        self.answers = answers
+        self.services = services
         self.life = life
-        self.ready: Callable[[], Awaitable[bool]] = _always
+        self.answers = Answers(services.catalogue, services.store)
         self.draining = False
         self._rules = BodyRules(allow_non_streaming=port.allow_non_streaming)
         self._runner: web.ServerRunner | None = None
@@ -72,9 +73,7 @@ class Gateway:
             return
         for site in list(self._runner.sites):
             await site.stop()
-        deadline = asyncio.get_running_loop().time() + self.port.drain
-        while self.life.open and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.05)
+        await self.life.idle(self.port.drain)
         self.life.pipe.stop_streams()
         await self._runner.cleanup()
         await self.life.settled()
@@ -84,7 +83,10 @@ class Gateway:
         if transport is None or not isinstance(protocol, CallerProtocol):
             raise ConnectionResetError
         caller = CallerSide(
-            protocol, transport, http_1_1=request.version >= HttpVersion11, keep_alive=bool(request.keep_alive)
+            protocol,
+            transport,
+            http_1_1=request.version >= HttpVersion11,
+            keep_alive=bool(request.keep_alive),
         )
         path = request.raw_path.partition("?")[0]
         if path in ("/healthz", "/readyz"):
@@ -93,7 +95,12 @@ class Gateway:
         operation, argument = operation_of(request.method, path)
         peer = transport.get_extra_info("peername")
         head = Request(
-            request.method, path, request.headers, peer[0] if isinstance(peer, tuple) else "", operation, argument
+            request.method,
+            path,
+            request.headers,
+            peer[0] if isinstance(peer, tuple) else "",
+            operation,
+            argument,
         )
         exchange = Exchange(head, lambda: self._body(request, caller), generation=self.chain.generation)
         exchange.response_headers["x-request-id"] = exchange.id
@@ -107,7 +114,7 @@ class Gateway:
         return Written(caller)
 
     async def _health(self, caller: CallerSide, path: str) -> None:
-        ready = not self.draining and (path == "/healthz" or await self.ready())
+        ready = not self.draining and (path == "/healthz" or await self.services.store.answers())
         caller.reply(200 if ready else 503, {"Content-Type": "text/plain"}, b"ok\n" if ready else b"degraded\n")
 
     async def _body(self, request: web.BaseRequest, caller: CallerSide) -> Body:
@@ -128,10 +135,6 @@ class Gateway:
             caller.close_after()
             raise
         return check(raw, self._rules)
-
-
-async def _always() -> bool:
-    return True
 
 
 def _check_head(request: web.BaseRequest, port: Port) -> None:

@@ -134,8 +134,7 @@ class Stream:
             if self.events.started and not self.first.done():
                 self.first.set_result(None)
             return
-        if gap > self._exchange.longest_gap_s:
-            self._exchange.longest_gap_s = gap
+        self._exchange.longest_gap_s = max(self._exchange.longest_gap_s, gap)
         if whole and not self.ended.done():
             self._caller.write(whole)
             self._sent(whole)
@@ -165,9 +164,7 @@ class Stream:
     def _caller_full(self, full: bool) -> None:
         if full:
             self._upstream.pause()
-            self._timers["write_stall"] = self._loop.call_later(
-                self.channel.timers.write_stall, self.end, End.STALLED
-            )
+            self._timers["write_stall"] = self._loop.call_later(self.channel.timers.write_stall, self.end, End.STALLED)
         else:
             self._upstream.resume()
             self._last_at = self._loop.time()

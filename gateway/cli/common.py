@@ -23,7 +23,10 @@ Result = TypeVar("Result")
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
-        "--config", "-c", help="The YAML file; else $GATEWAY_CONFIG, else ./gateway.yaml, else the demo's.", show_default=False
+        "--config",
+        "-c",
+        help="The YAML file; else $GATEWAY_CONFIG, else ./gateway.yaml, else the demo's.",
+        show_default=False,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON for scripts, one object or one a line.")]

@@ -1,0 +1,51 @@
+"""`gateway check`: everything that `serve` does but listen."""
+
+from __future__ import annotations
+
+import asyncio
+
+import typer
+
+from gateway import loading
+from gateway.chain import warnings
+from gateway.cli.common import ConfigOption, JsonOption, print_fields, print_json, store_of
+from gateway.config import find, load
+from gateway.store.safety import check_store
+from gateway.worker import services_of
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(check)
+
+
+def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Check the file, the order of the chain, every plugin's settings, and the store. Nothing listens, nothing is called.
+
+    Example: `gateway check --config gateway.yaml`
+    """
+    path = find(config)
+    loaded = load(path)
+    chain = loading.build(loaded)
+    notes = warnings(chain.steps)
+
+    async def started() -> list[str]:
+        async with store_of(loaded.config) as store:
+            found = await check_store(store.client, accept_loss=loaded.config.store.accept_loss)
+            await chain.start(services_of(loaded, store))
+            await chain.stop()
+            return found
+
+    notes += asyncio.run(started())
+    result = {
+        "config": str(path),
+        "chain": [step.name for step in chain.steps],
+        "models": list(loaded.config.models),
+        "channels": list(loaded.config.channels),
+        "warnings": notes,
+    }
+    if as_json:
+        print_json(result)
+    else:
+        print_fields({key: ", ".join(value) if isinstance(value, list) else value for key, value in result.items()})
+        typer.echo("good")

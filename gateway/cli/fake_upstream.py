@@ -1,0 +1,43 @@
+"""`gateway fake-upstream`: an upstream that behaves, or misbehaves on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Annotated
+
+import typer
+
+from gateway.cli.common import print_table
+from gateway.fake_upstream import MODES, FakeUpstream
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("fake-upstream")(fake_upstream)
+
+
+def fake_upstream(
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any free port.")] = 8089,
+    mode: Annotated[str, typer.Option(help="How to answer; `--modes` lists them.")] = "words",
+    pace: Annotated[float, typer.Option(min=0, help="Seconds between events.")] = 0.04,
+    modes: Annotated[bool, typer.Option("--modes", help="List the modes and stop.")] = False,
+) -> None:
+    """Run an OpenAI-compatible upstream for rehearsals, until Ctrl-C.
+
+    Example: `gateway fake-upstream --port 8089 --mode stall`
+    """
+    if modes:
+        print_table(("mode", "what it does"), MODES.items(), empty="")
+        return
+    if mode not in MODES:
+        raise typer.BadParameter(f"there is no mode `{mode}`; `--modes` lists them", param_hint="--mode")
+
+    async def serve() -> None:
+        async with FakeUpstream(host=host, port=port, mode=mode, pace_s=pace) as upstream:
+            typer.echo(f"{mode}: {upstream.base_url}")
+            await asyncio.Event().wait()
+
+    with suppress(KeyboardInterrupt):
+        asyncio.run(serve())

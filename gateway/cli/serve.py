@@ -1,0 +1,131 @@
+"""`gateway serve`: prepare, start the processes, say what to paste, watch, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import socket
+import time
+from typing import Annotated
+
+import msgspec
+import typer
+
+from gateway import demo, loading, logs, sink, supervisor, worker
+from gateway.chain import warnings
+from gateway.cli.common import ConfigOption
+from gateway.config import Config, Loaded, find, load
+from gateway.errors import StoreAway
+from gateway.store.client import Client
+from gateway.store.embedded import EmbeddedStore
+from gateway.store.safety import check_store
+from gateway.store.store import Store
+
+SINK_STOP_S = 15.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(serve)
+
+
+def serve(
+    config: ConfigOption = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=256, help="Processes on the port; else `workers:` of the file.")
+    ] = None,
+) -> None:
+    """Run the gateway until SIGTERM or Ctrl-C.
+
+    Example: `gateway serve --config config/demo.yaml`
+    """
+    began = time.monotonic()
+    logs.configure()
+    loaded = load(find(config))
+    settings = loaded.config
+    for warning in warnings(loading.build(loaded).steps):
+        typer.echo(f"warning: {warning}", err=True)
+    settings.data_path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    listeners = supervisor.listeners(settings.listen, workers or settings.workers)
+    embedded = EmbeddedStore.start(settings.data_path) if settings.redis == "embedded" else None
+    url = embedded.url if embedded else settings.redis
+    processes = supervisor.Supervisor()
+    try:
+        token = asyncio.run(_prepare(settings, url))
+        if settings.demo is not None:
+            processes.add("demo upstream", demo.upstream(settings.demo))
+        processes.add("sink", _drain_usage(settings, url))
+        for index in range(len(listeners)):
+            processes.add(f"worker {index + 1}", _work(loaded, url, listeners, index))
+        typer.echo(_announcement(settings, listeners[0], token, time.monotonic() - began))
+        processes.watch()
+    finally:
+        processes.stop(timeout_s=settings.port.drain + SINK_STOP_S)
+        if embedded is not None:
+            embedded.stop()
+
+
+async def _prepare(config: Config, url: str) -> str | None:
+    """Wait for the store, check that it is fit to keep money, and make the demo's account. Returns the demo's token."""
+    deadline = time.monotonic() + config.store.connect_for
+    while True:
+        client = Client.connect(url, timeout_s=config.store.timeout)
+        try:
+            notes = await check_store(client, accept_loss=config.store.accept_loss)
+            break
+        except StoreAway:
+            if time.monotonic() > deadline:
+                raise StoreAway(
+                    f"the store did not answer within {config.store.connect_for:g} s: is it running, and is `redis:` right?"
+                ) from None
+            typer.echo("waiting for the store ...", err=True)
+            await asyncio.sleep(min(1.0, max(0.05, deadline - time.monotonic())))
+        finally:
+            await client.close()
+    for note in notes:
+        typer.echo(f"warning: {note}", err=True)
+    if config.demo is None:
+        return None
+    async with Store.open(config, url) as store:
+        return await demo.token_of(store, config, config.demo)
+
+
+def _drain_usage(config: Config, url: str) -> supervisor.Work:
+    def work(ready: supervisor.Ready) -> None:
+        ready()
+        sink.main(config, url)
+
+    return work
+
+
+def _work(loaded: Loaded, url: str, listeners: list[socket.socket], index: int) -> supervisor.Work:
+    def work(ready: supervisor.Ready) -> None:
+        for other in listeners[:index] + listeners[index + 1 :]:
+            other.close()
+        worker.run(loaded, url, listeners[index], ready)
+
+    return work
+
+
+def _announcement(config: Config, listener: socket.socket, token: str | None, took_s: float) -> str:
+    host, port = listener.getsockname()[:2]
+    base = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+    lines = [f"listening on {base} after {took_s:.2f} s, with {', '.join(entry.label for entry in config.plugins)}"]
+    if token is not None:
+        message = {"role": "user", "content": "Tell me a story"}
+        body = msgspec.json.encode({"model": next(iter(config.models)), "stream": True, "messages": [message]}).decode()
+        lines += [
+            "",
+            f"  base address  {base}",
+            f"  token         {token}",
+            "",
+            "Paste this into another terminal:",
+            "",
+            f"  curl -N {base}/chat/completions \\",
+            f"    -H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' \\",
+            f"    -d {shlex.quote(body)}",
+            "",
+            "Then look at what was charged: gateway account show " + (config.demo.account if config.demo else ""),
+            "Stop with Ctrl-C; balances are kept.",
+        ]
+    return "\n".join(lines)

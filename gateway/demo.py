@@ -1,0 +1,56 @@
+"""What the demo adds to a gateway: an upstream that speaks at a human pace, and an account with money and a token."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from gateway.catalogue import MICROS
+from gateway.config import Config, Demo, host_port
+from gateway.errors import Refused
+from gateway.fake_upstream import FakeUpstream
+from gateway.store.store import Store
+
+OPENING: Final = "demo-opening"
+"""The transaction of the first credit: given once, however often the demo starts."""
+
+
+def upstream(settings: Demo) -> Callable[[Callable[[], None]], None]:
+    """The demo upstream as a process of its own."""
+
+    async def serve(ready: Callable[[], None]) -> None:
+        host, port = host_port(settings.upstream)
+        async with FakeUpstream(host=host, port=port):
+            ready()
+            await asyncio.Event().wait()
+
+    return lambda ready: asyncio.run(serve(ready))
+
+
+async def token_of(store: Store, config: Config, settings: Demo) -> str:
+    """The demo account's token, the same one at every start as long as it works; account and credit are made at the first."""
+    if await store.accounts.get(settings.account) is None:
+        await store.accounts.create(settings.account)
+    await store.wallet.credit(settings.account, OPENING, int(settings.credit * MICROS))
+    kept = config.data_path / f"{settings.account}.token"
+    if kept.exists():
+        token = kept.read_text(encoding="ascii").strip()
+        try:
+            await store.tokens.authenticate(token)
+        except Refused:
+            kept.unlink()
+        else:
+            return token
+    created = await store.tokens.create(settings.account, name="demo")
+    _keep(kept, created.token)
+    return created.token
+
+
+def _keep(path: Path, token: str) -> None:
+    """Readable by the owner alone, as the store's own files are."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(token + "\n")

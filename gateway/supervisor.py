@@ -1,0 +1,185 @@
+"""The parent process: the embedded store, the workers, the sink of the usage log, the demo; and the signals.
+
+1. Nothing is forked from a process that has threads or a running event loop.
+2. Every child ends with its parent, however the parent ends.
+3. The sockets stay the parent's: a worker that died is followed by another on the same socket, and who had connected
+   meanwhile is served.
+4. The order of a stop: workers drain first, then the sink, which has their last records, then the demo, the store last.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+import structlog
+
+from gateway import logs
+from gateway.config import host_port
+from gateway.errors import GatewayError, Misconfigured
+
+log = structlog.get_logger("gateway.supervisor")
+
+LONGEST_BACK_OFF_S: Final = 10.0
+PR_SET_PDEATHSIG: Final = 1
+
+Ready = Callable[[], None]
+
+Work = Callable[[Ready], None]
+"""What a child does; it calls its argument once it is ready."""
+
+
+class Child(msgspec.Struct):
+    """A process that is kept alive. `failures` in a row make the next start wait longer."""
+
+    name: str
+    work: Work
+    pid: int = 0
+    started: float = 0.0
+    restart_at: float = 0.0
+    failures: int = 0
+
+
+class Supervisor:
+    """Starts children, starts them again when they die, and stops them in the reverse of their order."""
+
+    def __init__(self) -> None:
+        self.children: list[Child] = []
+        self._stopping = False
+
+    def add(self, name: str, work: Work) -> None:
+        """Start a child and wait until it is ready. Raises `GatewayError` when it ends instead."""
+        child = Child(name, work)
+        self.children.append(child)
+        if not self._start(child):
+            _, status = os.waitpid(child.pid, 0)
+            child.pid = 0
+            kind = Misconfigured if os.waitstatus_to_exitcode(status) == 2 else GatewayError
+            raise kind(f"the {name} did not start; its reason is above")
+
+    def watch(self) -> None:
+        """Keep the children alive until SIGTERM or SIGINT."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        while not self._stopping:
+            self._reap()
+            self._restart_due()
+            time.sleep(0.2)
+
+    def stop(self, *, timeout_s: float) -> None:
+        """Stop all children, the last started first; what does not end in time is killed."""
+        for child in reversed(self.children):
+            if child.pid:
+                _signal(child.pid, signal.SIGTERM)
+                _wait(child, time.monotonic() + timeout_s)
+
+    def _start(self, child: Child) -> bool:
+        reading, writing = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        child.started = time.monotonic()
+        child.pid = os.fork()
+        if child.pid == 0:
+            os.close(reading)
+            _become(child, parent, lambda: _say_ready(writing))
+        os.close(writing)
+        with os.fdopen(reading, "rb") as ready:
+            return ready.read(1) == b"1"
+
+    def _reap(self) -> None:
+        for child in self.children:
+            if child.pid and os.waitpid(child.pid, os.WNOHANG)[0]:
+                child.pid = 0
+                lived = time.monotonic() - child.started
+                child.failures = child.failures + 1 if lived < LONGEST_BACK_OFF_S else 1
+                wait = min(LONGEST_BACK_OFF_S, 0.05 * 2 ** (child.failures - 1))
+                child.restart_at = time.monotonic() + wait
+                log.error("child_died", child=child.name, lived_s=round(lived, 1), restart_in_s=round(wait, 2))
+
+    def _restart_due(self) -> None:
+        for child in self.children:
+            if not child.pid and time.monotonic() >= child.restart_at:
+                self._start(child)
+
+    def _stop(self, *_: object) -> None:
+        self._stopping = True
+
+
+def listeners(address: str, count: int) -> list[socket.socket]:
+    """One bound and listening socket for each worker. Raises `Misconfigured` when the address is taken."""
+    host, port = host_port(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sockets = []
+    try:
+        with socket.socket(family) as probe:  # SO_REUSEPORT would let a second gateway share the port unnoticed
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            port = probe.getsockname()[1]
+        for _ in range(count):
+            listener = socket.socket(family)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listener.bind((host, port))
+            listener.listen(4096)
+            listener.setblocking(False)
+            sockets.append(listener)
+    except OSError as error:
+        reason = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror
+        raise Misconfigured(f"cannot listen on {address}: {reason}; stop it or change `listen:`") from None
+    return sockets
+
+
+def _become(child: Child, parent: int, ready: Callable[[], None]) -> None:
+    """The rest of the child's life; never returns."""
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != parent:
+                os._exit(0)
+        logs.configure()
+        child.work(ready)
+        code = 0
+    except GatewayError as error:
+        print(f"gateway: {error}", file=sys.stderr)
+        code = 2 if isinstance(error, Misconfigured) else 1
+    except BaseException:
+        log.exception("child_failed", child=child.name)
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _say_ready(writing: int) -> None:
+    os.write(writing, b"1")
+    os.close(writing)
+
+
+def _signal(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _wait(child: Child, deadline: float) -> None:
+    while os.waitpid(child.pid, os.WNOHANG)[0] == 0:
+        if time.monotonic() > deadline:
+            log.error("child_killed", child=child.name)
+            _signal(child.pid, signal.SIGKILL)
+            os.waitpid(child.pid, 0)
+            break
+        time.sleep(0.01)
+    child.pid = 0

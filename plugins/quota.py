@@ -1,0 +1,110 @@
+"""Takes a hold on the account's balance before the upstream is called, and charges what was used afterwards.
+
+The hold covers the most that the request can cost, so a balance cannot be overdrawn by requests that run side by side.
+What is charged never exceeds the full hold, not even when an upstream tells more usage than the body can account for.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Literal
+
+import msgspec
+
+from gateway import Caller, Exchange, Operation, Plugin, Refused, Services
+from gateway.catalogue import MICROS, Price
+from gateway.errors import StoreAway
+from gateway.store.wallet import Hold
+
+LEASE_MARGIN_S = 60
+
+
+class Held(msgspec.Struct):
+    """What was asked of the wallet for this exchange. `stands` unless the wallet said that it does not."""
+
+    account: str
+    price: Price
+    full: int
+    stands: bool = True
+
+
+class Quota(Plugin):
+    """Refuses requests that the balance cannot cover, and charges each request once."""
+
+    requires = (Caller,)
+
+    max_hold: Decimal | None = None
+    """The most that one request holds, in currency units; requests may then cost more than their hold."""
+    max_holds: int = 100
+    """How many requests of one account may hold money at once."""
+    on_crash: Literal["release", "charge_floor"] = "release"
+    """What happens to the hold of a request whose gateway died: given back, or the input estimate is charged."""
+
+    def __post_init__(self) -> None:
+        if self.max_holds < 1:
+            raise ValueError("max_holds must be 1 or more")
+        if self.max_hold is not None and self.max_hold <= 0:
+            raise ValueError("max_hold must be more than 0")
+
+    async def start(self, services: Services) -> None:
+        self.wallet = services.store.wallet
+        self.catalogue = services.catalogue
+        longest_s = max((channel.timers.total for channel in self.catalogue.channels.values()), default=0)
+        self.lease_ms = int((longest_s + LEASE_MARGIN_S) * 1000)
+
+    async def on_request(self, exchange: Exchange) -> None:
+        if exchange.request.operation is not Operation.CHAT:
+            return
+        body = await exchange.body()
+        caller = exchange[Caller]
+        price = self.catalogue.price(body.model, caller.group)
+        if price is None or not self.catalogue.allows(caller, body.model):
+            return  # routing says what is wrong with the model
+        ceiling = body.max_tokens or self.catalogue.models[body.model].max_output_tokens
+        full = price.cost(self.catalogue.attempts(body.model) * body.prompt_tokens_bound, body.n * ceiling)
+        if full == 0:
+            return
+        amount = full if self.max_hold is None else min(full, int(self.max_hold * MICROS))
+        floor = price.cost(body.prompt_tokens_estimate, 0) if self.on_crash == "charge_floor" else 0
+        # Before the call: where its reply is lost, the hold may stand all the same and is released at the end.
+        held = exchange[Held] = Held(caller.account, price, full)
+        reply = await self.wallet.hold(
+            caller.account,
+            exchange.id,
+            amount=amount,
+            floor=min(floor, amount),
+            lease_ms=self.lease_ms,
+            fingerprint=f"{body.size}x{amount}",
+            max_holds=self.max_holds,
+        )
+        if reply.outcome is not Hold.HELD:
+            held.stands = False
+            raise _refusal(reply.outcome)
+
+    async def on_end(self, exchange: Exchange) -> None:
+        held = exchange.get(Held)
+        if held is None or not held.stands:
+            return
+        cost = min(held.price.of(exchange.usage), held.full)
+        exchange.price = held.price.record()
+        if cost:
+            exchange.charge_micros = (await self.wallet.settle(held.account, exchange.id, cost)).charged
+        else:
+            await self.wallet.release(held.account, exchange.id)
+
+
+def _refusal(outcome: Hold) -> Exception:
+    """What the caller is told about a hold that was not given."""
+    match outcome:
+        case Hold.FUNDS:
+            text = "The balance does not cover the most that this request can cost. Top up, or lower max_tokens."
+            return Refused(402, "insufficient_balance", text)
+        case Hold.BUSY:
+            text = (
+                "Too many requests of this account hold money at once. Wait for some to end, then retry with backoff."
+            )
+            return Refused(429, "too_many_concurrent", text, retry_after_s=1)
+        case Hold.INACTIVE | Hold.NO_ACCOUNT:
+            return Refused(403, "account_inactive", "This account is not active. Ask the operator.")
+        case _:
+            return StoreAway(f"the wallet answered {outcome}")

@@ -1,0 +1,53 @@
+"""A whole gateway on a real socket, with a real store and a real upstream behind it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.fake_upstream import FakeUpstream
+from gateway.store.client import Client
+from gateway.testing import Running, running
+
+CHAIN = """
+plugins:
+  - use: usage-logger
+  - use: auth
+  - use: rate-limit
+    with: {requests_per_minute: 1000, tokens_per_minute: 1000000, concurrent: 50}
+  - use: quota
+  - use: model-routing
+"""
+
+
+def configuration(base_url: str, *, chain: str = CHAIN, channel: str = "", more: str = "") -> str:
+    """One channel with a credential and one model of it, behind the whole chain."""
+    return f"""
+channels:
+  fake: {{base_url: "{base_url}", api_key: channel-credential-4711{channel}}}
+models:
+  words: {{input: 1, output: 2, max_output_tokens: 100, channels: [fake]}}
+  other: {{input: 1, output: 2, max_output_tokens: 100, channels: [{{use: fake, model: renamed}}]}}
+  hidden: {{free: true, channels: [fake]}}
+groups:
+  default: {{models: [words, other]}}
+  closed: {{enabled: false}}
+{more}
+{chain}
+"""
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[FakeUpstream]:
+    """An upstream that answers at once."""
+    async with FakeUpstream(pace_s=0, key="channel-credential-4711") as fake:
+        yield fake
+
+
+@pytest.fixture
+async def gateway(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Running]:
+    """The gateway in front of `upstream`, its store emptied."""
+    async with running(configuration(upstream.base_url), tmp_path, store_url) as whole:
+        yield whole
