@@ -1,7 +1,7 @@
 """Bounds what one account may ask for: requests a minute, tokens a minute, requests at once.
 
-1. A refused request takes nothing. What a request took is given back once, at its end, whatever happened; where
-   the store is away just then, as soon as it is there again.
+1. A refused request takes nothing. What a request took is given back once, at its end, whatever happened;
+   where the store is away just then, as soon as it is there again.
 2. Tokens are counted before they are known: one for every four bytes of the messages, and the caller's own
    ceiling for each answer, where there is one. At the end the true count takes the place of this estimate.
 3. Only chat completions count tokens and hold a slot; everything else counts as a request.

@@ -123,25 +123,21 @@ class Accounts:
             await self._write("old", account_id, fields)
         account = await self.get(account_id)
         if account is None:
-            raise _unknown(account_id)
+            raise unknown(account_id)
         return account
 
     async def _write(self, which: str, account_id: str, fields: Mapping[str, str | int | bytes]) -> None:
         flat = [item for pair in fields.items() for item in pair]
         reply = await self._client.run(_WRITE, [account_key(account_id)], [which, *flat])
         if reply == b"EXISTS":
-            raise AccountError(
-                f"the account `{account_id}` exists already: see `gateway account show {account_id}`"
-            )
+            raise AccountError(f"the account `{account_id}` exists already: see `gateway account show {account_id}`")
         if reply == b"UNKNOWN":
-            raise _unknown(account_id)
+            raise unknown(account_id)
         if reply == b"CLOSED":
             raise AccountError(f"the account `{account_id}` is closed for good: create another")
 
     async def _read(self, ids: Sequence[str]) -> list[Account]:
-        replies = await asyncio.gather(
-            *(self._client.submit("HGETALL", account_key(account_id)) for account_id in ids)
-        )
+        replies = await asyncio.gather(*(self._client.submit("HGETALL", account_key(account_id)) for account_id in ids))
         accounts = (account_of(account_id, reply) for account_id, reply in zip(ids, replies, strict=True))
         return [account for account in accounts if account is not None]
 
@@ -199,5 +195,6 @@ def _checked(limits: Limits) -> Limits:
     return limits
 
 
-def _unknown(account_id: str) -> AccountError:
+def unknown(account_id: str) -> AccountError:
+    """The error for an account that does not exist."""
     return AccountError(f"there is no account `{account_id}`: `gateway account list` shows all")

@@ -1,0 +1,300 @@
+"""`gateway account`: who may ask, and with what money."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+
+from gateway.cli.common import (
+    ConfigOption,
+    JsonOption,
+    YesOption,
+    amount,
+    configuration,
+    micros,
+    print_fields,
+    print_json,
+    print_table,
+    refuse,
+    run_with_store,
+)
+from gateway.store.accounts import Account, AccountError, Status, unknown
+from gateway.store.replies import Credit, Credited
+from gateway.store.store import Store
+
+TRANSACTION: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+
+account = typer.Typer(no_args_is_help=True, help="Accounts: create, fund, limit, suspend, close.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(account, name="account")
+
+
+def _positive(text: str) -> int:
+    value = micros(text)
+    if value <= 0:
+        raise typer.BadParameter("give more than 0; to take money away use `gateway account adjust`")
+    return value
+
+
+def _not_negative(text: str) -> int:
+    value = micros(text)
+    if value < 0:
+        raise typer.BadParameter("give 0 or more")
+    return value
+
+
+def _transaction(text: str) -> str:
+    if not TRANSACTION.fullmatch(text):
+        raise typer.BadParameter("a transaction id is 1 to 64 letters, digits and . _ : -")
+    return text
+
+
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The account's id.")]
+GroupOption = Annotated[str | None, typer.Option(help="A group of the configuration.")]
+TransactionOption = Annotated[
+    str,
+    typer.Option(
+        parser=_transaction,
+        metavar="ID",
+        help="Your own id for this payment. Given again, it changes nothing, so repeating is safe.",
+    ),
+]
+
+
+@account.command()
+def create(
+    account_id: Annotated[str, typer.Argument(metavar="ID", help="3 to 32 of a-z and 0-9.")],
+    group: GroupOption = None,
+    credit: Annotated[
+        int | None, typer.Option(parser=_positive, metavar="AMOUNT", help="A first credit, such as 5.00.")
+    ] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Create an account. The first credit has the transaction id `opening-ID`.
+
+    Example: `gateway account create alice --group default --credit 5.00`
+    """
+    group = _known_group(config, group or "default")
+
+    async def work(store: Store) -> Account:
+        await store.accounts.create(account_id, group)
+        if credit is not None:
+            await store.wallet.credit(account_id, f"opening-{account_id}", credit)
+        return await _existing(store, account_id)
+
+    _print(run_with_store(config, work), as_json)
+
+
+@account.command("list")
+def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """List all accounts.
+
+    Example: `gateway account list --json | jq -r 'select(.balance_micros <= 0).id'`
+    """
+
+    async def work(store: Store) -> list[Account]:
+        return sorted([each async for each in store.accounts.all()], key=lambda each: each.id)
+
+    accounts = run_with_store(config, work)
+    if as_json:
+        for each in accounts:
+            print_json(each)
+        return
+    print_table(
+        ("id", "status", "group", "balance", "held", "credit line"),
+        (
+            (
+                each.id,
+                each.status,
+                each.group,
+                amount(each.balance_micros),
+                amount(each.held_micros),
+                amount(each.credit_line_micros),
+            )
+            for each in accounts
+        ),
+        empty="There are no accounts yet. Create one: gateway account create alice --credit 5.00",
+    )
+
+
+@account.command()
+def show(account_id: IdArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Show one account.
+
+    Example: `gateway account show alice --json`
+    """
+    _print(run_with_store(config, lambda store: _existing(store, account_id)), as_json)
+
+
+@account.command()
+def credit(
+    account_id: IdArgument,
+    value: Annotated[int, typer.Argument(parser=_positive, metavar="AMOUNT", help="Such as 5.00.")],
+    transaction: TransactionOption,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add to the balance, once for each transaction id.
+
+    Example: `gateway account credit alice 5.00 --transaction invoice-2041`
+    """
+
+    async def work(store: Store) -> Account:
+        _check(account_id, transaction, await store.wallet.credit(account_id, transaction, value))
+        return await _existing(store, account_id)
+
+    _print(run_with_store(config, work), as_json)
+
+
+@account.command(context_settings={"ignore_unknown_options": True})
+def adjust(
+    account_id: IdArgument,
+    value: Annotated[int, typer.Argument(parser=micros, metavar="AMOUNT", help="Such as 0.50 or -0.50.")],
+    transaction: TransactionOption,
+    reason: Annotated[str, typer.Option(help="Why; the ledger keeps it.")],
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Correct the balance, up or down, once for each transaction id.
+
+    Example: `gateway account adjust alice -0.50 --transaction fix-17 --reason "credited twice by hand"`
+    """
+
+    async def work(store: Store) -> Account:
+        _check(account_id, transaction, await store.wallet.adjust(account_id, transaction, value, reason))
+        return await _existing(store, account_id)
+
+    _print(run_with_store(config, work), as_json)
+
+
+Own = Annotated[int | None, typer.Option(min=0, metavar="N", help="The account's own limit; 0 for the configured one.")]
+
+
+@account.command("set")
+def set_(
+    account_id: IdArgument,
+    group: GroupOption = None,
+    credit_line: Annotated[
+        int | None,
+        typer.Option(parser=_not_negative, metavar="AMOUNT", help="How far the balance may fall below zero."),
+    ] = None,
+    models: Annotated[
+        str | None, typer.Option(help="Of what the group allows, only these: a,b or gpt-*. Empty for all.")
+    ] = None,
+    requests_per_minute: Own = None,
+    tokens_per_minute: Own = None,
+    concurrent: Own = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change what is given, leave the rest.
+
+    Example: `gateway account set alice --group trial --credit-line 1.00 --requests-per-minute 600`
+    """
+    if group is not None:
+        group = _known_group(config, group)
+    own = {
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "concurrent": concurrent,
+    }
+    changed = {name: value or None for name, value in own.items() if value is not None}
+
+    async def work(store: Store) -> Account:
+        limits = (await _existing(store, account_id)).limits
+        return await store.accounts.change(
+            account_id,
+            group=group,
+            credit_line=credit_line,
+            models=None if models is None else [name.strip() for name in models.split(",") if name.strip()],
+            limits=msgspec.structs.replace(limits, **changed) if changed else None,
+        )
+
+    _print(run_with_store(config, work), as_json)
+
+
+@account.command()
+def suspend(account_id: IdArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Refuse the account's requests until it is resumed; those under way end as they would.
+
+    Example: `gateway account suspend alice`
+    """
+    _set_status(config, account_id, Status.SUSPENDED, as_json)
+
+
+@account.command()
+def resume(account_id: IdArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Serve a suspended account again.
+
+    Example: `gateway account resume alice`
+    """
+    _set_status(config, account_id, Status.ACTIVE, as_json)
+
+
+@account.command()
+def close(
+    account_id: IdArgument, yes: YesOption = False, config: ConfigOption = None, as_json: JsonOption = False
+) -> None:
+    """Close the account for good. Its history is kept.
+
+    Example: `gateway account close alice --yes`
+    """
+    found = run_with_store(config, lambda store: _existing(store, account_id))
+    if not yes:
+        text = f"Close `{account_id}`, balance {amount(found.balance_micros)}, for good?"
+        typer.confirm(text, abort=True, err=True)
+    _set_status(config, account_id, Status.CLOSED, as_json)
+
+
+def _set_status(config: Path | None, account_id: str, status: Status, as_json: bool) -> None:
+    _print(run_with_store(config, lambda store: store.accounts.set_status(account_id, status)), as_json)
+
+
+def _known_group(config: Path | None, group: str) -> str:
+    groups = configuration(config).groups
+    if group not in groups:
+        raise refuse(f"the configuration has no group `{group}`; known: {', '.join(groups) or 'none yet'}")
+    return group
+
+
+async def _existing(store: Store, account_id: str) -> Account:
+    found = await store.accounts.get(account_id)
+    if found is None:
+        raise unknown(account_id)
+    return found
+
+
+def _check(account_id: str, transaction: str, credited: Credited) -> None:
+    if credited.outcome is Credit.NO_ACCOUNT:
+        raise unknown(account_id)
+    if credited.outcome is Credit.CONFLICT:
+        raise AccountError(f"the transaction `{transaction}` was booked with another amount: nothing was changed")
+    if credited.outcome is Credit.DONE:
+        typer.echo(f"The transaction `{transaction}` was booked before: nothing was changed.", err=True)
+
+
+def _print(found: Account, as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    own = {name: value for name, value in msgspec.structs.asdict(found.limits).items() if value is not None}
+    print_fields(
+        {
+            "id": found.id,
+            "status": found.status,
+            "group": found.group,
+            "balance": amount(found.balance_micros),
+            "held": f"{amount(found.held_micros)} by {found.holds} requests",
+            "credit line": amount(found.credit_line_micros),
+            "models": ", ".join(found.models) or "all that the group allows",
+            "own limits": ", ".join(f"{name} {value}" for name, value in own.items()) or "none",
+        }
+    )

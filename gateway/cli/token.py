@@ -1,0 +1,164 @@
+"""`gateway token`: what callers authenticate with."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Final
+
+import typer
+
+from gateway.cli.common import (
+    ConfigOption,
+    JsonOption,
+    YesOption,
+    print_fields,
+    print_json,
+    print_table,
+    run_with_store,
+)
+from gateway.store.tokens import Token, TokenStatus
+
+SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+token = typer.Typer(no_args_is_help=True, help="Tokens: create, list, disable, delete.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(token, name="token")
+
+
+def _duration(text: str) -> int:
+    parts = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", text)
+    if parts is None:
+        raise typer.BadParameter("write a time like 30d, 12h, 90m or 45s")
+    return int(parts[1]) * SECONDS[parts[2]]
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+IdArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="The token's id, ACCOUNT-1a2b3c4d; never the token itself.")
+]
+AccountArgument = Annotated[str, typer.Argument(metavar="ACCOUNT", help="The account's id.")]
+
+
+@token.command()
+def create(
+    account: AccountArgument,
+    name: Annotated[str, typer.Option(help="What it is for.")] = "",
+    expires: Annotated[
+        int | None, typer.Option(parser=_duration, metavar="TIME", help="How long it works: 30d, 12h, 90m.")
+    ] = None,
+    models: Annotated[str, typer.Option(help="Only these models: a,b or gpt-*. Empty for all.")] = "",
+    addresses: Annotated[
+        str, typer.Option(help="Only from these addresses: 192.0.2.7,10.0.0.0/8. Empty for any.")
+    ] = "",
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Create a token. It is shown now and never again.
+
+    Example: `gateway token create alice --name laptop --expires 30d --models gpt-4o-mini`
+    """
+    created = run_with_store(
+        config,
+        lambda store: store.tokens.create(
+            account,
+            name=name,
+            expires_at=None if expires is None else int(time.time()) + expires,
+            models=_names(models),
+            addresses=_names(addresses),
+        ),
+    )
+    _print(created, as_json)
+    if not as_json:
+        typer.echo("\nThe token, which cannot be shown again:\n", err=True)
+        typer.echo(created.token)
+
+
+@token.command("list")
+def list_(account: AccountArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """List an account's tokens.
+
+    Example: `gateway token list alice`
+    """
+    tokens = run_with_store(config, lambda store: store.tokens.all_of(account))
+    if as_json:
+        for each in tokens:
+            print_json(each)
+        return
+    print_table(
+        ("id", "name", "status", "created", "expires", "last used", "models", "addresses"),
+        (tuple(_fields(each).values()) for each in tokens),
+        empty=f"`{account}` has no tokens. Create one: gateway token create {account}",
+    )
+
+
+@token.command()
+def disable(token_id: IdArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Refuse a token from the next request on, until it is enabled.
+
+    Example: `gateway token disable alice-1a2b3c4d`
+    """
+    _print(run_with_store(config, lambda store: store.tokens.set_status(token_id, TokenStatus.DISABLED)), as_json)
+
+
+@token.command()
+def enable(token_id: IdArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Accept a disabled token again.
+
+    Example: `gateway token enable alice-1a2b3c4d`
+    """
+    _print(run_with_store(config, lambda store: store.tokens.set_status(token_id, TokenStatus.ACTIVE)), as_json)
+
+
+@token.command()
+def delete(
+    token_id: IdArgument, yes: YesOption = False, config: ConfigOption = None, as_json: JsonOption = False
+) -> None:
+    """Delete a token. It never works again.
+
+    Example: `gateway token delete alice-1a2b3c4d --yes`
+    """
+    found = run_with_store(config, lambda store: store.tokens.get(token_id))
+    if not yes:
+        typer.confirm(f"Delete `{found.id}` {found.name!r}?", abort=True, err=True)
+    run_with_store(config, lambda store: store.tokens.delete(token_id))
+    if as_json:
+        print_json({"id": token_id, "deleted": True})
+    else:
+        typer.echo(f"Deleted `{token_id}`.")
+
+
+def _print(found: Token, as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+    else:
+        print_fields(_fields(found))
+
+
+def _fields(found: Token) -> dict[str, str]:
+    return {
+        "id": found.id,
+        "name": found.name or "-",
+        "status": found.status,
+        "created": _date(found.created_at),
+        "expires": _date(found.expires_at),
+        "last used": _date(found.last_used),
+        "models": _restriction(found.models),
+        "addresses": _restriction(found.addresses),
+    }
+
+
+def _date(seconds: int | None) -> str:
+    return "never" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def _restriction(names: Sequence[str]) -> str:
+    return ", ".join(names) or "any"
