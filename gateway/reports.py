@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.exchange import Outcome
 from gateway.record import Record, first_id, month
-from gateway.rows import COLUMNS, GROUPS, JSON_COLUMNS, SUMS, files, path_of
+from gateway.rows import COLUMNS, JSON_COLUMNS, SUMS, files, path_of
 
 _NAMES: Final = ", ".join(f'"{name}"' for name in COLUMNS)
 _SELECT: Final = f"SELECT {_NAMES} FROM requests"  # noqa: S608 - names of ours only
@@ -80,9 +80,7 @@ def summary(
                     for index, value in enumerate(row[len(by) :]):
                         total[index] += value or 0
     return [
-        dict(zip((*by, *SUMS), (*group, *totals[group]), strict=True))
-        for group in sorted(totals)
-        if totals[group][0]
+        dict(zip((*by, *SUMS), (*group, *totals[group]), strict=True)) for group in sorted(totals) if totals[group][0]
     ]
 
 
@@ -98,9 +96,7 @@ class Tail:
                 if file:
                     numbers = file.execute("SELECT number FROM requests WHERE outcome IS NULL").fetchall()
                     self._open[name] = {number for (number,) in numbers}
-                    (self._last[name],) = file.execute(
-                        "SELECT coalesce(max(number), 0) FROM requests"
-                    ).fetchone()
+                    (self._last[name],) = file.execute("SELECT coalesce(max(number), 0) FROM requests").fetchone()
 
     def poll(self) -> list[Record]:
         """The requests that ended since the last call, in the order in which they became known."""
@@ -112,9 +108,7 @@ class Tail:
             if file is None:
                 return []
             last = self._last.get(name, 0)
-            new = [
-                number for (number,) in file.execute("SELECT number FROM requests WHERE number > ?", (last,))
-            ]
+            new = [number for (number,) in file.execute("SELECT number FROM requests WHERE number > ?", (last,))]
             waiting.update(new)
             self._last[name] = max(new, default=last)
             rows = file.execute(_ENDED, (msgspec.json.encode(sorted(waiting)).decode(),)).fetchall()

@@ -88,11 +88,19 @@ BEGIN {_rolled_up("NEW", "+")} END;
 COMMIT;
 """
 
-ARRIVAL: Final = ( f"INSERT INTO requests ({_names(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))}) "  #
-noqa: S608 "ON CONFLICT (id) DO NOTHING" ) END: Final = ( ARRIVAL.removesuffix("NOTHING") + f"UPDATE SET {',
-'.join(f'{name} = excluded.{name}' for name in _quoted(COLUMNS[1:]))} " + f"WHERE requests.outcome IS NULL OR
-requests.outcome = '{Outcome.GATEWAY_CRASHED}'" ) CRASHED: Final = f"UPDATE requests SET outcome =
-'{Outcome.GATEWAY_CRASHED}' WHERE outcome IS NULL AND id < ?"  # noqa: S608
+ARRIVAL: Final = (
+    f"INSERT INTO requests ({_names(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))}) "  # noqa: S608
+    "ON CONFLICT (id) DO NOTHING"
+)
+END: Final = (
+    ARRIVAL.removesuffix("NOTHING")
+    + f"UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _quoted(COLUMNS[1:]))} "
+    + f"WHERE requests.outcome IS NULL OR requests.outcome = '{Outcome.GATEWAY_CRASHED}'"
+)
+CRASHED: Final = (
+    f"UPDATE requests SET outcome = '{Outcome.GATEWAY_CRASHED}' "  # noqa: S608
+    "WHERE outcome IS NULL AND id < ?"
+)
 
 
 class Rows:
@@ -114,9 +122,7 @@ class Rows:
             closed = {record.id for record in ends[name]}
             file = self._file(name)
             with _transaction(file):
-                file.executemany(
-                    ARRIVAL, (_row(record) for record in arrivals[name] if record.id not in closed)
-                )
+                file.executemany(ARRIVAL, (_row(record) for record in arrivals[name] if record.id not in closed))
                 file.executemany(END, map(_row, ends[name]))
 
     def close_crashed(self, before_ms: int) -> int:

@@ -5,14 +5,18 @@ stream.
 2. **The stream is never trimmed**: only the sink takes away, after it has kept. A stream that is full,
    because nobody drains it, leaves the store's memory to the balances: what comes then goes to the spool.
 3. **Anything may be written twice**: the id makes it one.
+4. **A request's arrival and end go to the same folder**: every machine has a stream of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import time
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 from gateway import reports
 from gateway.errors import GatewayError, StoreAway
@@ -20,7 +24,6 @@ from gateway.record import Record, arrival_ms, decode, encode
 from gateway.spool import Spool
 from gateway.store.client import Client
 
-STREAM: Final = "gw:usage"
 FIELD: Final = b"record"
 MOST: Final = 200_000
 """Entries above which the stream counts as full: some 100 MB of the store's memory."""
@@ -37,7 +40,8 @@ class UsageLog:
         self.client = client
         self.folder = folder
         self.spool = Spool(folder / "spool")
-        self._most = most
+        self.most = most
+        self.stream = f"gw:usage:{_installation(folder)}"
         self._full = False
         self._measured = -MEASURE_S
 
@@ -79,20 +83,20 @@ class UsageLog:
 
     async def length(self) -> int:
         """How many entries the sink has not taken away yet."""
-        return int(await self.client.call("XLEN", STREAM))
+        return int(await self.client.call("XLEN", self.stream))
 
     def _send(self, line: bytes) -> asyncio.Future[Any]:
         now = time.monotonic()
         if now - self._measured >= MEASURE_S:
             self._measured = now
-            self.client.submit("XLEN", STREAM).add_done_callback(self._learn)
+            self.client.submit("XLEN", self.stream).add_done_callback(self._learn)
         if self._full:
             return asyncio.ensure_future(self._spool(line))
-        return self.client.submit("XADD", STREAM, "*", FIELD, line)
+        return self.client.submit("XADD", self.stream, "*", FIELD, line)
 
     def _learn(self, length: asyncio.Future[Any]) -> None:
         if length.exception() is None:
-            self._full = length.result() >= self._most
+            self._full = length.result() >= self.most
 
     async def _arrive(self, line: bytes, sent: asyncio.Future[Any]) -> object:
         try:
@@ -115,9 +119,10 @@ class UsageLog:
         except ValueError:
             return None
         found: Record | None = None
-        for _ in range(2 * self._most // PAGE):
-            page = await self.client.call("XRANGE", STREAM, start, "+", "COUNT", PAGE)
-            for _, (_, line) in page:
+        for _ in range(2 * self.most // PAGE):
+            page = await self.client.call("XRANGE", self.stream, start, "+", "COUNT", PAGE)
+            for _, fields in page:
+                line = fields[FIELD]
                 if id.encode() in line and (record := decode(line)).id == id:
                     if record.outcome is not None:
                         return record
@@ -126,3 +131,19 @@ class UsageLog:
                 break
             start = f"({page[-1][0].decode()}"
         return found
+
+
+def _installation(folder: Path) -> str:
+    """What tells this folder's stream from those of other machines at the same store: one request, one
+    folder.
+    """
+    path = folder / "installation"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        name = uuid4().hex
+        passing = path.with_suffix(f".{name}")
+        passing.write_text(name)
+        with contextlib.suppress(FileExistsError):
+            os.link(passing, path)  # of two processes at once the first one wins
+        passing.unlink()
+    return path.read_text()
