@@ -226,16 +226,14 @@ class Pipe:
     async def _close(self, exchange: Exchange, caller: CallerSide, stream: Stream, why: End) -> None:
         """What the end of a stream means, and what the caller gets of it."""
         exchange.status = 200
-        clean = why is End.UPSTREAM
-        unfinished = stream.events.close() if clean else b""
-        if unfinished:
-            caller.write(unfinished)
+        if why is End.UPSTREAM and (rest := stream.events.close()):
+            caller.write(rest)
         if stream.events.error is not None:
             exchange.outcome = Outcome.UPSTREAM_ERROR_IN_STREAM
             await caller.cut(b"")
         elif stream.left_early:
             exchange.outcome = Outcome.CALLER_GONE
-        elif stream.events.done or (stream.events.finished and (clean or why is End.CALLER)):
+        elif stream.events.complete or (stream.events.finished and why is End.CALLER):
             exchange.outcome = Outcome.COMPLETED
             caller.finish()
         elif why is End.STALLED:
@@ -245,7 +243,7 @@ class Pipe:
             exchange.outcome, code, message = AFTER_FIRST_BYTE[why]
             error = Refused(500, code, message, type="service_error" if code[:8] != "upstream" else "upstream_error")
             exchange.error = error
-            await caller.cut(b"data: %b\n\n" % render(error, exchange.id))
+            await caller.cut(b"data: %b\n\n" % render(error, exchange.id) if stream.events.at_border else b"")
 
 
 async def _collect(upstream: UpstreamSide, most: int, deadline: float) -> bytes:

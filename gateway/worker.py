@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 import structlog
 
 from gateway import loading
+from gateway.care import Care
 from gateway.catalogue import Catalogue
 from gateway.config import Loaded
 from gateway.life import Life
@@ -64,7 +65,7 @@ async def serve(loaded: Loaded, url: str, listener: socket.socket, listening: Ca
     """Serve on `listener` until SIGTERM. `listening` is called once requests are accepted."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with opened(loaded, url) as gateway:
+    async with opened(loaded, url) as gateway, Care(gateway.services.store):
         await gateway.listen(listener)
         listening()
         await stop.wait()

@@ -1,0 +1,67 @@
+"""What a worker does for the money while nobody asks: late charges delivered, forgotten ones repeated, dead holds ended.
+
+Correctness waits for none of it: a hold ends by its lease at the account's next request, and a settlement may be repeated
+at any time. It only brings the day of rest nearer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+import structlog
+
+from gateway.errors import GatewayError
+from gateway.store.store import Store
+
+EVERY_S: Final = 2.0
+SWEEP_EVERY_S: Final = 30
+SWEEP_TURN: Final = "gw:sweep"
+"""Held for one round by whoever sweeps, so that of all workers on all machines one does."""
+
+log = structlog.get_logger("gateway.care")
+
+
+class Care:
+    """The task of one worker, owned by whoever enters it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Care:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def round(self) -> None:
+        """Everything once. Raises `StoreAway` when the store is."""
+        wallet = self._store.wallet
+        repeated = await wallet.check_incarnation()
+        delivered = await self._store.journal.replay(wallet)
+        if repeated or delivered:
+            log.warning("settlements_repeated", after_failover=repeated, from_journal=delivered)
+        if await self._store.client.call("SET", SWEEP_TURN, "1", "NX", "EX", SWEEP_EVERY_S):
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        """End every hold whose lease is over."""
+        async for account in self._store.accounts.all():
+            while account.holds and (over := await self._store.wallet.sweep(account.id)):
+                log.warning("holds_expired", account=account.id, requests=[rid for rid, _ in over])
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self.round()
+            except GatewayError as error:
+                log.warning("care_waits", reason=str(error))
+            except Exception:
+                log.exception("care_failed")
+            await asyncio.sleep(EVERY_S)
