@@ -12,12 +12,12 @@ if not fingerprint:match("^%w+$") or #fingerprint > 64 then
 end
 
 local function reply(word)
-  local purse = wallet() or { balance = 0, held = 0, credit_line = 0 }
+  local purse = wallet()
   return { rid, word, purse.balance, purse.held, purse.credit_line }
 end
 
 if not wallet() then
-  return reply("NO_ACCOUNT")
+  return { rid, "NO_ACCOUNT", 0, 0, 0 }
 end
 local now = clock()
 expire(now, 16)

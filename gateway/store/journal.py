@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import threading
@@ -56,8 +57,10 @@ class Journal:
             if self._file is None:
                 self._file = self._begin()
             size = self._file.tell()
+            line = _encode(settlement) + b"\n"
             try:
-                self._file.write(_encode(settlement) + b"\n")
+                if self._file.write(line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.fsync(self._file.fileno())
             except OSError:
                 self._file.truncate(size)

@@ -8,14 +8,9 @@ if kind ~= "settle" and kind ~= "release" then
   refuse("the kind is neither settle nor release")
 end
 
-local function reply(word, charged)
-  local purse = wallet() or { balance = 0, held = 0 }
-  return { rid, word, charged, purse.balance, purse.held }
-end
-
 local purse = wallet()
 if not purse then
-  return reply("NO_ACCOUNT", 0)
+  return { rid, "NO_ACCOUNT", 0 }
 end
 integer(digits(purse.balance - cost), -MOST, MOST, "the new balance")
 local now = clock()
@@ -24,20 +19,20 @@ trim(now, keep, skew)
 local hold = hold_of(rid)
 if hold then
   finish(rid, hold, kind, cost, now)
-  return reply("OK", cost)
+  return { rid, "OK", cost }
 end
 local past = end_of(rid)
 if past and past.kind ~= "expire" then
-  return reply("DONE", past.charged)
+  return { rid, "DONE", past.charged }
 end
 if past then -- in all it is charged its cost: expiry took a floor, or nothing
   redis.call("HSET", ended, rid, "1 late " .. digits(cost))
   move("late", rid, past.charged - cost)
-  return reply("LATE", cost)
+  return { rid, "LATE", cost }
 end
 if born < now - keep or born > now + skew then
   redis.call("HSETNX", stale, rid, digits(cost))
-  return reply("STALE", 0)
+  return { rid, "STALE", 0 }
 end
 finish(rid, nil, "orphan", cost, now)
-return reply("ORPHAN", cost)
+return { rid, "ORPHAN", cost }

@@ -80,9 +80,10 @@ local function move(kind, id, amount, reason)
   redis.call("XADD", ledger, "*", "kind", kind, "id", id, "amount", digits(amount), unpack(reason or {}))
 end
 
--- A trimmed request must be stale: its end is remembered for as long as its id counts as fresh, and the skew of clocks.
+-- A trimmed request must be stale, so its end outlives its id's freshness by the skew of clocks: once for the clock
+-- that made the id, once for a store that took over with another clock.
 local function trim(now, keep, skew)
-  local old = redis.call("ZRANGEBYSCORE", ended_at, "-inf", "(" .. digits(now - keep - skew), "LIMIT", 0, 4)
+  local old = redis.call("ZRANGEBYSCORE", ended_at, "-inf", "(" .. digits(now - keep - 2 * skew), "LIMIT", 0, 4)
   for _, rid in ipairs(old) do
     redis.call("HDEL", ended, rid)
     redis.call("ZREM", ended_at, rid)

@@ -37,11 +37,10 @@ RECENT_S: Final = 120
 _PAGE: Final = 1000
 
 
-def script(name: str, text: str = "") -> Script:
-    """The wallet's script of this name, after what all of them share; `text` in the place of its own."""
+def script(name: str) -> Script:
+    """The wallet's script of this name, after what all of them share."""
     here = Path(__file__).parent
-    shared = here.joinpath("wallet.lua").read_text(encoding="utf-8")
-    return Script(name, shared + (text or here.joinpath(f"{name}.lua").read_text(encoding="utf-8")))
+    return Script(name, "\n".join((here / f"{part}.lua").read_text(encoding="utf-8") for part in ("wallet", name)))
 
 
 class Wallet:
@@ -69,7 +68,7 @@ class Wallet:
         self._patience_s = patience_s
         self._recent: deque[tuple[float, Settlement]] = deque()
         self._run_id = ""
-        self._scripts = {name: script(name) for name in ("hold", "settle", "credit", "sweep", "snapshot")}
+        self.scripts = {name: script(name) for name in ("hold", "settle", "credit", "sweep", "snapshot")}
 
     async def hold(
         self,
@@ -126,7 +125,7 @@ class Wallet:
     async def deliver(self, settlement: Settlement) -> Settled:
         """One attempt at a settlement."""
         terms = (settlement.kind, settlement.cost, *self._window)
-        _, word, charged, *_ = await self._call("settle", self._settling, settlement.account, settlement.rid, *terms)
+        _, word, charged = await self._call("settle", self._settling, settlement.account, settlement.rid, *terms)
         self._remember(settlement)
         return Settled(Settle(word.decode()), charged)
 
@@ -185,7 +184,7 @@ class Wallet:
                 pause_s = min(2 * pause_s, 0.5)
 
     async def _call(self, name: str, client: Client, account: str, key: str, *arguments: Argument) -> list[Any]:
-        reply: list[Any] = await client.run(self._scripts[name], _keys(account), (key, *arguments))
+        reply: list[Any] = await client.run(self.scripts[name], _keys(account), (key, *arguments))
         if reply[0] != key.encode():
             raise StoreAway("the store's reply belongs to another call")
         return reply

@@ -1,0 +1,78 @@
+"""An account to try the wallet on, and requests of any age."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from gateway.store.client import Client
+from gateway.store.embedded import EmbeddedStore
+from gateway.store.wallet import HoldReply, Wallet
+
+ACCOUNT = "acme"
+KEY = "gw:{acme}:"
+
+_serial = count(1)
+
+
+def rid_at(moment_ms: int) -> str:
+    """A request id that was made at this moment, and never before."""
+    return f"{moment_ms >> 16:08x}-{moment_ms & 0xFFFF:04x}-7000-8000-{next(_serial):012x}"
+
+
+def new_rid(age_s: float = 0) -> str:
+    """A request id of this age."""
+    return rid_at(int((time.time() - age_s) * 1000))
+
+
+async def open_account(client: Client, balance: int = 0, **fields: str | int) -> None:
+    """An account as it is created, then credited."""
+    start: dict[str, str | int] = {"status": "active", "balance": 0, "held": 0, "holds": 0, "credit_line": 0}
+    for name, value in (start | fields).items():
+        await client.call("HSET", KEY + "account", name, value)
+    if balance:
+        await Wallet(client).credit(ACCOUNT, "opening", balance)
+
+
+async def balance_and_held(client: Client) -> tuple[int, int]:
+    balance, held = await client.call("HMGET", KEY + "account", "balance", "held")
+    return int(balance), int(held)
+
+
+async def take(wallet: Wallet, rid: str, amount: int = 10, **terms: int | str) -> HoldReply:
+    """A hold on ordinary terms, but for those given."""
+    usual = {"floor": 0, "lease_ms": 60_000, "fingerprint": "f00d", "max_holds": 100}
+    return await wallet.hold(ACCOUNT, rid, amount=amount, **(usual | terms))  # type: ignore[arg-type]
+
+
+async def overdue(client: Client, rid: str) -> None:
+    """Put the end of a hold's lease into the past."""
+    version, amount, _, floor, fingerprint = (await client.call("HGET", KEY + "holds", rid)).split()
+    await client.call("HSET", KEY + "holds", rid, b" ".join((version, amount, b"1", floor, fingerprint)))
+    await client.call("ZADD", KEY + "leases", 1, rid)
+
+
+@pytest.fixture
+async def wallet(client: Client) -> Wallet:
+    """The wallet of an account with 100 micros."""
+    await open_account(client, 100)
+    return Wallet(client)
+
+
+StartStore = Callable[[], EmbeddedStore]
+
+
+@pytest.fixture
+def own_store(tmp_path: Path, request: pytest.FixtureRequest) -> StartStore:
+    """Starts a server of the test's own, again after it was ended."""
+
+    def start() -> EmbeddedStore:
+        store = EmbeddedStore.start(tmp_path)
+        request.addfinalizer(store.stop)
+        return store
+
+    return start

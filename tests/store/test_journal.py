@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import StoreAway, StoreError
+from gateway.store.client import Client
+from gateway.store.journal import Journal, Settlement
+from gateway.store.wallet import Settle, Settled, Wallet
+from tests.store.conftest import ACCOUNT, KEY, StartStore, balance_and_held, new_rid, open_account, take
+
+
+def charge(cost: int) -> Settlement:
+    return Settlement(ACCOUNT, new_rid(), cost)
+
+
+def files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.jsonl"))
+
+
+async def test_what_the_store_could_not_take_is_charged_by_a_replay(own_store: StartStore, tmp_path: Path) -> None:
+    store = own_store()
+    client = Client.connect(store.url, timeout_s=0.1)
+    await open_account(client, 100)
+    journal = Journal(tmp_path / "journal")
+    wallet = Wallet(client, journal=journal, patience_s=0.2)
+    charged, released = new_rid(), new_rid()
+    await take(wallet, charged)
+    await take(wallet, released)
+    os.kill(store.pid, signal.SIGSTOP)
+    try:
+        both = (*await asyncio.gather(wallet.settle(ACCOUNT, charged, 4), wallet.release(ACCOUNT, released)),)
+        assert both == (Settled(Settle.KEPT, 4), Settled(Settle.KEPT, 0))
+        with pytest.raises(StoreAway):
+            await journal.replay(wallet)
+    finally:
+        os.kill(store.pid, signal.SIGCONT)
+    assert await journal.replay(wallet) == 2
+    assert await balance_and_held(client) == (96, 0)
+    assert files(journal.directory) == []
+    assert await journal.replay(wallet) == 0
+    assert await wallet.verify(ACCOUNT) == []
+    await client.close()
+
+
+async def test_a_cancelled_settlement_is_kept(own_store: StartStore, tmp_path: Path) -> None:
+    store = own_store()
+    client = Client.connect(store.url, timeout_s=0.1)
+    await open_account(client, 100)
+    journal = Journal(tmp_path / "journal")
+    wallet = Wallet(client, journal=journal)
+    os.kill(store.pid, signal.SIGSTOP)
+    try:
+        settling = asyncio.create_task(wallet.settle(ACCOUNT, new_rid(), 4))
+        await asyncio.sleep(0)
+        settling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await settling
+        await client.close()
+    finally:
+        os.kill(store.pid, signal.SIGCONT)
+    fresh = Client.connect(store.url)
+    assert await journal.replay(Wallet(fresh)) == 1
+    assert await balance_and_held(fresh) == (96, 0)
+    await fresh.close()
+
+
+async def test_a_file_of_a_living_process_is_left_alone(client: Client, wallet: Wallet, tmp_path: Path) -> None:
+    mine, other = Journal(tmp_path), Journal(tmp_path)
+    mine.append(charge(5))
+    assert await other.replay(wallet) == 0
+    mine.close()
+    assert await other.replay(wallet) == 1
+    assert await balance_and_held(client) == (95, 0)
+
+
+async def test_a_killed_process_leaves_its_lines_to_the_next(client: Client, wallet: Wallet, tmp_path: Path) -> None:
+    program = (
+        "import sys, os, pathlib; from gateway.store.journal import Journal, Settlement;"
+        "Journal(pathlib.Path(sys.argv[1])).append(Settlement('acme', sys.argv[2], 5)); os.kill(os.getpid(), 9)"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, str(tmp_path), new_rid())
+    assert await process.wait() == -signal.SIGKILL
+    assert await Journal(tmp_path).replay(wallet) == 1
+    assert await balance_and_held(client) == (95, 0)
+
+
+async def test_half_a_last_line_was_never_acknowledged(client: Client, wallet: Wallet, tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append(charge(5))
+    journal.close()
+    with files(tmp_path)[0].open("ab") as file:
+        file.write(b'{"account":"acme","rid":"0')
+    assert await journal.replay(wallet) == 1
+    assert await balance_and_held(client) == (95, 0)
+
+
+async def test_a_line_the_store_refuses_waits_without_holding_up_the_others(
+    client: Client, wallet: Wallet, tmp_path: Path
+) -> None:
+    journal = Journal(tmp_path)
+    wrong = Settlement(ACCOUNT, "not-a-uuid", 5)
+    for settlement in (wrong, *(charge(1) for _ in range(250))):
+        journal.append(settlement)
+    with pytest.raises(StoreError):
+        await journal.replay(wallet)
+    assert await client.call("HGET", KEY + "account", "balance") == b"-150"
+    assert b"not-a-uuid" in files(tmp_path)[0].read_bytes()
+    assert files(tmp_path)[0].read_bytes().count(b"\n") == 1
+
+
+def test_a_full_disk_is_told_and_leaves_whole_lines(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append(charge(1))
+    (file,) = files(tmp_path)
+    whole = file.read_bytes()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 5, before[1]))
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            journal.append(charge(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert file.read_bytes() == whole
+    journal.append(charge(3))
+    assert file.read_bytes().count(b"\n") == 2
+    journal.close()

@@ -1,0 +1,406 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import StoreAway, StoreError
+from gateway.store.client import Client
+from gateway.store.wallet import Credit, Hold, Settle, Settled, Wallet
+from tests.store.conftest import (
+    ACCOUNT,
+    KEY,
+    StartStore,
+    balance_and_held,
+    new_rid,
+    open_account,
+    overdue,
+    take,
+)
+
+DAY_S = 24 * 3600
+
+
+class TestHold:
+    async def test_takes_the_amount_out_of_what_is_available(self, wallet: Wallet) -> None:
+        reply = await take(wallet, new_rid(), 30)
+        assert (reply.outcome, reply.balance, reply.held) == (Hold.HELD, 100, 30)
+
+    async def test_repeated_takes_nothing_more(self, wallet: Wallet) -> None:
+        rid = new_rid()
+        await take(wallet, rid, 30)
+        reply = await take(wallet, rid, 30)
+        assert (reply.outcome, reply.held) == (Hold.HELD, 30)
+
+    async def test_all_that_is_available_can_be_held_and_not_a_micro_more(self, wallet: Wallet) -> None:
+        assert (await take(wallet, new_rid(), 101)).outcome is Hold.FUNDS
+        assert (await take(wallet, new_rid(), 100)).outcome is Hold.HELD
+        assert (await take(wallet, new_rid(), 1)).outcome is Hold.FUNDS
+
+    async def test_a_credit_line_adds_to_what_is_available(self, client: Client, wallet: Wallet) -> None:
+        await client.call("HSET", KEY + "account", "credit_line", 50)
+        assert (await take(wallet, new_rid(), 150)).outcome is Hold.HELD
+
+    async def test_no_more_holds_than_allowed(self, wallet: Wallet) -> None:
+        await take(wallet, new_rid(), max_holds=1)
+        assert (await take(wallet, new_rid(), max_holds=1)).outcome is Hold.BUSY
+
+    async def test_the_same_id_for_another_request_is_a_conflict(self, wallet: Wallet) -> None:
+        rid = new_rid()
+        await take(wallet, rid)
+        assert (await take(wallet, rid, fingerprint="beef")).outcome is Hold.CONFLICT
+
+    async def test_a_resolved_request_is_done(self, wallet: Wallet) -> None:
+        rid = new_rid()
+        await take(wallet, rid)
+        await wallet.settle(ACCOUNT, rid, 5)
+        assert (await take(wallet, rid)).outcome is Hold.DONE
+
+    async def test_a_request_released_before_its_hold_arrives_is_done(self, wallet: Wallet) -> None:
+        rid = new_rid()
+        await wallet.release(ACCOUNT, rid)
+        assert (await take(wallet, rid)).outcome is Hold.DONE
+
+    @pytest.mark.parametrize("status", ["suspended", "closed"])
+    async def test_an_account_that_is_not_active_is_refused(self, client: Client, wallet: Wallet, status: str) -> None:
+        await client.call("HSET", KEY + "account", "status", status)
+        assert (await take(wallet, new_rid())).outcome is Hold.INACTIVE
+
+    async def test_an_unknown_account_is_refused_and_not_created(self, client: Client) -> None:
+        assert (await take(Wallet(client), new_rid())).outcome is Hold.NO_ACCOUNT
+        assert await client.call("DBSIZE") == 0
+
+    @pytest.mark.parametrize("age_s", [301, -301])
+    async def test_an_id_too_far_from_the_stores_time_is_refused(self, wallet: Wallet, age_s: int) -> None:
+        assert (await take(wallet, new_rid(age_s))).outcome is Hold.SKEW
+
+    async def test_ends_overdue_holds_first(self, client: Client, wallet: Wallet) -> None:
+        dead = new_rid()
+        await take(wallet, dead, 100)
+        await overdue(client, dead)
+        assert (await take(wallet, new_rid(), 100)).outcome is Hold.HELD
+        assert (await take(wallet, dead, 100)).outcome is Hold.DONE
+
+    async def test_ends_its_own_overdue_hold_behind_many_others(self, client: Client, wallet: Wallet) -> None:
+        rids = [new_rid() for _ in range(40)]
+        for rid in rids:
+            await take(wallet, rid, 1)
+            await overdue(client, rid)
+        assert (await take(wallet, max(rids), 1)).outcome is Hold.DONE
+
+    async def test_amounts_near_the_largest_stay_exact(self, client: Client, wallet: Wallet) -> None:
+        most = 2**53 - 1
+        await wallet.credit(ACCOUNT, "large", most - 100)
+        rid = new_rid()
+        reply = await take(wallet, rid, most)
+        assert (reply.outcome, reply.held) == (Hold.HELD, most)
+        await wallet.settle(ACCOUNT, rid, most - 1)
+        assert await balance_and_held(client) == (1, 0)
+        assert await wallet.verify(ACCOUNT) == []
+
+
+class TestSettle:
+    async def test_charges_the_cost_and_gives_the_hold_back(self, client: Client, wallet: Wallet) -> None:
+        rid = new_rid()
+        await take(wallet, rid, 30)
+        assert await wallet.settle(ACCOUNT, rid, 12) == Settled(Settle.OK, 12)
+        assert await balance_and_held(client) == (88, 0)
+
+    async def test_repeated_charges_nothing_more(self, client: Client, wallet: Wallet) -> None:
+        rid = new_rid()
+        await take(wallet, rid, 30)
+        await wallet.settle(ACCOUNT, rid, 12)
+        assert await wallet.settle(ACCOUNT, rid, 12) == Settled(Settle.DONE, 12)
+        assert await balance_and_held(client) == (88, 0)
+
+    async def test_a_release_charges_nothing(self, client: Client, wallet: Wallet) -> None:
+        rid = new_rid()
+        await take(wallet, rid, 30)
+        assert await wallet.release(ACCOUNT, rid) == Settled(Settle.OK, 0)
+        assert await balance_and_held(client) == (100, 0)
+
+    @pytest.mark.parametrize(("floor", "cost"), [(0, 12), (5, 12), (20, 12), (5, 0)])
+    async def test_after_the_lease_it_is_late_and_the_charge_is_its_cost_in_all(
+        self, client: Client, wallet: Wallet, floor: int, cost: int
+    ) -> None:
+        rid = new_rid()
+        await take(wallet, rid, 30, floor=floor)
+        await overdue(client, rid)
+        assert await wallet.sweep(ACCOUNT) == [(rid, floor)]
+        assert await balance_and_held(client) == (100 - floor, 0)
+        assert await wallet.settle(ACCOUNT, rid, cost) == Settled(Settle.LATE, cost)
+        assert await wallet.settle(ACCOUNT, rid, cost) == Settled(Settle.DONE, cost)
+        assert await balance_and_held(client) == (100 - cost, 0)
+
+    async def test_a_request_whose_hold_was_lost_is_charged_once(self, client: Client, wallet: Wallet) -> None:
+        rid = new_rid()
+        assert await wallet.settle(ACCOUNT, rid, 12) == Settled(Settle.ORPHAN, 12)
+        assert await wallet.settle(ACCOUNT, rid, 12) == Settled(Settle.DONE, 12)
+        assert await balance_and_held(client) == (88, 0)
+
+    @pytest.mark.parametrize("age_s", [DAY_S + 1, -301])
+    async def test_a_request_too_old_to_know_is_not_charged_but_found_again(
+        self, client: Client, wallet: Wallet, age_s: int
+    ) -> None:
+        rid = new_rid(age_s)
+        assert await wallet.settle(ACCOUNT, rid, 12) == Settled(Settle.STALE, 0)
+        assert await balance_and_held(client) == (100, 0)
+        assert await wallet.dead_letters(ACCOUNT) == {rid: 12}
+
+    async def test_an_unknown_account_is_not_created(self, client: Client) -> None:
+        assert (await Wallet(client).settle(ACCOUNT, new_rid(), 1)).outcome is Settle.NO_ACCOUNT
+        assert await client.call("DBSIZE") == 0
+
+    async def test_the_memory_of_ended_requests_is_trimmed(self, client: Client, wallet: Wallet) -> None:
+        old = new_rid()
+        await wallet.settle(ACCOUNT, old, 1)
+        await client.call("ZADD", KEY + "ended_at", int((time.time() - DAY_S - 601) * 1000), old)
+        await wallet.settle(ACCOUNT, new_rid(), 1)
+        assert await client.call("HEXISTS", KEY + "ended", old) == 0
+        assert await client.call("ZCARD", KEY + "ended_at") == 1
+
+    async def test_every_movement_has_its_line(self, client: Client, wallet: Wallet) -> None:
+        held, released, dead = new_rid(), new_rid(), new_rid()
+        for rid in (held, released, dead):
+            await take(wallet, rid, 20, floor=3)
+        await wallet.settle(ACCOUNT, held, 7)
+        await wallet.release(ACCOUNT, released)
+        await overdue(client, dead)
+        await wallet.sweep(ACCOUNT)
+        await wallet.settle(ACCOUNT, dead, 9)
+        await wallet.settle(ACCOUNT, new_rid(), 4)
+        await wallet.adjust(ACCOUNT, "ticket-1", -5, "goodwill, reversed")
+        lines = await client.call("XRANGE", KEY + "ledger", "-", "+")
+        assert [(line[b"kind"], int(line[b"amount"])) for _, line in lines] == [
+            (b"credit", 100),
+            (b"settle", -7),
+            (b"release", 0),
+            (b"expire", -3),
+            (b"late", -6),
+            (b"orphan", -4),
+            (b"adjust", -5),
+        ]
+        assert lines[-1][1][b"reason"] == b"goodwill, reversed"
+        assert await wallet.verify(ACCOUNT) == []
+
+
+class TestCredit:
+    async def test_adds_once_for_each_transaction(self, wallet: Wallet) -> None:
+        first = await wallet.credit(ACCOUNT, "t1", 50)
+        again = await wallet.credit(ACCOUNT, "t1", 50)
+        other = await wallet.credit(ACCOUNT, "t1", 51)
+        assert [first.outcome, again.outcome, other.outcome] == [Credit.OK, Credit.DONE, Credit.CONFLICT]
+        assert {first.balance, again.balance, other.balance} == {150}
+
+    async def test_an_adjustment_may_take_away(self, wallet: Wallet) -> None:
+        assert (await wallet.adjust(ACCOUNT, "t1", -130, "charged twice by hand")).balance == -30
+
+    async def test_an_unknown_account_is_not_created(self, client: Client) -> None:
+        assert (await Wallet(client).credit(ACCOUNT, "t1", 1)).outcome is Credit.NO_ACCOUNT
+        assert await client.call("DBSIZE") == 0
+
+
+GOOD = {"amount": 10, "floor": 0, "lease_ms": 1000, "fingerprint": "f00d", "max_holds": 1}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"amount": -1},
+        {"amount": 2**53},
+        {"amount": 10**300},
+        {"amount": "1e3"},
+        {"amount": "ten"},
+        {"floor": -1},
+        {"lease_ms": 0},
+        {"lease_ms": (DAY_S + 1) * 1000},
+        {"max_holds": 0},
+        {"fingerprint": ""},
+        {"fingerprint": "two words"},
+        {"rid": "not-a-uuid"},
+        {"rid": "0197a5d0-0000-4000-8000-000000000001"},
+    ],
+    ids=str,
+)
+async def test_a_bad_argument_of_a_hold_changes_nothing(client: Client, wallet: Wallet, bad: dict[str, object]) -> None:
+    terms = {"rid": new_rid(), **GOOD, **bad}
+    rid = terms.pop("rid")
+    if isinstance(terms["amount"], str):
+        terms["floor"] = terms["amount"]
+    with pytest.raises(StoreError):
+        await wallet.hold(ACCOUNT, rid, **terms)  # type: ignore[arg-type]
+    assert await balance_and_held(client) == (100, 0)
+    assert await wallet.verify(ACCOUNT) == []
+
+
+@pytest.mark.parametrize("cost", [-1, 2**53, "1.5", ""])
+async def test_a_bad_cost_changes_nothing(client: Client, wallet: Wallet, cost: int) -> None:
+    rid = new_rid()
+    await take(wallet, rid)
+    with pytest.raises(StoreError):
+        await wallet.settle(ACCOUNT, rid, cost)
+    assert await balance_and_held(client) == (100, 10)
+
+
+@pytest.mark.parametrize(("transaction", "amount"), [("", 1), ("a b", 1), ("t", 0), ("t", -1), ("t", 2**53 - 100)])
+async def test_a_bad_credit_changes_nothing(client: Client, wallet: Wallet, transaction: str, amount: int) -> None:
+    with pytest.raises(StoreError):
+        await wallet.credit(ACCOUNT, transaction, amount)
+    assert await balance_and_held(client) == (100, 0)
+
+
+async def test_a_flushed_script_cache_goes_unnoticed(client: Client, wallet: Wallet) -> None:
+    rid = new_rid()
+    await take(wallet, rid)
+    await client.call("SCRIPT", "FLUSH")
+    assert (await wallet.settle(ACCOUNT, rid, 1)).outcome is Settle.OK
+
+
+@pytest.mark.parametrize("amount", [5, 1])
+async def test_a_balance_for_20_requests_admits_20_of_200_at_once(client: Client, amount: int) -> None:
+    await open_account(client, 20 * amount)
+    wallet = Wallet(client)
+    rids = [new_rid() for _ in range(200)]
+    replies = await asyncio.gather(*(take(wallet, rid, amount, max_holds=200) for rid in rids))
+    assert Counter(reply.outcome for reply in replies) == {Hold.HELD: 20, Hold.FUNDS: 180}
+    held = [rid for rid, reply in zip(rids, replies, strict=True) if reply.outcome is Hold.HELD]
+    await asyncio.gather(*(wallet.settle(ACCOUNT, rid, amount) for rid in held for _ in range(3)))
+    assert await balance_and_held(client) == (0, 0)
+    assert await wallet.verify(ACCOUNT) == []
+
+
+async def test_callers_that_give_up_leave_no_reply_for_others(client: Client, wallet: Wallet) -> None:
+    await wallet.credit(ACCOUNT, "more", 10_000)
+    rids = [new_rid() for _ in range(300)]
+    tasks = []
+    for index, rid in enumerate(rids):
+        tasks.append(asyncio.create_task(take(wallet, rid, 1, max_holds=1000)))
+        if index % 3 == 2:
+            for _ in range(index % 7):
+                await asyncio.sleep(0)
+            tasks[index - 1].cancel()
+    replies = await asyncio.gather(*tasks, return_exceptions=True)
+    given_up = [reply for reply in replies if isinstance(reply, asyncio.CancelledError)]
+    answered = [reply.outcome for reply in replies if not isinstance(reply, BaseException)]
+    assert given_up
+    assert answered == [Hold.HELD] * (len(rids) - len(given_up))
+    settled = await asyncio.gather(*(wallet.settle(ACCOUNT, rid, 1) for rid in rids))
+    assert {item.outcome for item in settled} <= {Settle.OK, Settle.ORPHAN}
+    assert await balance_and_held(client) == (10_100 - len(rids), 0)
+
+
+class TestAStoreOfItsOwn:
+    async def test_frozen_it_is_away_within_600_ms(self, own_store: StartStore) -> None:
+        store = own_store()
+        client = Client.connect(store.url)
+        await open_account(client, 100)
+        wallet = Wallet(client, patience_s=0.3)
+        rid = new_rid()
+        await take(wallet, new_rid())
+        os.kill(store.pid, signal.SIGSTOP)
+        try:
+            for call in (take(wallet, rid), wallet.settle(ACCOUNT, rid, 1)):
+                began = time.monotonic()
+                with pytest.raises(StoreAway):
+                    await call
+                assert time.monotonic() - began < 0.6
+        finally:
+            os.kill(store.pid, signal.SIGCONT)
+        assert (await wallet.release(ACCOUNT, rid)).outcome in (Settle.OK, Settle.ORPHAN, Settle.DONE)
+        await client.close()
+
+    async def test_a_settlement_outlives_a_restart(self, own_store: StartStore) -> None:
+        store = own_store()
+        client = Client.connect(store.url)
+        await open_account(client, 100)
+        wallet = Wallet(client)
+        rid = new_rid()
+        await take(wallet, rid)
+        store.stop()
+        settling = asyncio.create_task(wallet.settle(ACCOUNT, rid, 4))
+        await asyncio.sleep(0.1)
+        own_store()
+        assert await settling == Settled(Settle.OK, 4)
+        await client.close()
+
+    async def test_what_a_restart_forgot_is_repeated(self, own_store: StartStore, tmp_path: Path) -> None:
+        store = own_store()
+        client = Client.connect(store.url)
+        await open_account(client, 100)
+        wallet = Wallet(client)
+        lost, kept = new_rid(), new_rid()
+        await take(wallet, kept)
+        await take(wallet, lost)
+        assert await wallet.check_incarnation() == 0
+        await wallet.settle(ACCOUNT, kept, 3)
+        await client.call("WAITAOF", 1, 0, 400)
+        (log,) = (tmp_path / "appendonlydir").glob("*.incr.aof")
+        size = log.stat().st_size
+        await wallet.settle(ACCOUNT, lost, 4)
+        os.kill(store.pid, signal.SIGKILL)
+        store.stop()
+        os.truncate(log, size)
+        own_store()
+        while True:
+            try:
+                assert await balance_and_held(client) == (97, 10)
+                break
+            except StoreAway:
+                continue
+        assert await wallet.check_incarnation() == 2
+        assert await balance_and_held(client) == (93, 0)
+        assert await wallet.check_incarnation() == 0
+        assert await wallet.verify(ACCOUNT) == []
+        await client.close()
+
+
+class TestVerify:
+    async def test_nothing_is_wrong_with_an_account_in_use(self, client: Client, wallet: Wallet) -> None:
+        await take(wallet, new_rid())
+        rid = new_rid()
+        await take(wallet, rid)
+        await overdue(client, rid)
+        assert await wallet.verify(ACCOUNT) == []
+
+    @pytest.mark.parametrize(
+        ("damage", "words"),
+        [
+            (("HINCRBY", "account", "balance", 1), "the balance is 101, the ledger adds up to 100"),
+            (("HINCRBY", "account", "held", 1), "the account says it holds 11 in 1 holds, there are 10 in 1"),
+            (("HINCRBY", "account", "holds", 1), "the account says it holds 10 in 2 holds, there are 10 in 1"),
+            (("DEL", "leases"), "the leases are not those of the holds"),
+            (("HSET", "credits", "t9", 5), "credits and ledger differ in transactions t9"),
+            (("HSET", "ended", "RID", "1 settle 5"), "request RID is held although it was resolved"),
+            (("XADD", "ledger", "*", "kind", "settle", "id", "RID", "amount", 0), ""),
+            (("XADD", "ledger", "*", "kind", "late", "id", "RID", "amount", 0), "request RID was resolved twice"),
+            (("XADD", "ledger", "*", "kind", "settle", "id", "RID", "amount", 5), "request RID was given 5 micros"),
+        ],
+        ids=str,
+    )
+    async def test_names_what_is_wrong(
+        self, client: Client, wallet: Wallet, damage: tuple[str | int, ...], words: str
+    ) -> None:
+        rid = new_rid()
+        await take(wallet, rid, 10)
+        command, key, *rest = damage
+        await client.call(command, f"{KEY}{key}", *(rid if part == "RID" else part for part in rest))
+        wrong = await wallet.verify(ACCOUNT)
+        assert words.replace("RID", rid) in "\n".join(wrong)
+        assert bool(wrong) == bool(words)
+
+    async def test_names_a_request_that_was_charged_twice(self, client: Client, wallet: Wallet) -> None:
+        rid = new_rid()
+        await wallet.settle(ACCOUNT, rid, 5)
+        await client.call("HDEL", KEY + "ended", rid)
+        await wallet.settle(ACCOUNT, rid, 5)
+        assert await wallet.verify(ACCOUNT) == [f"request {rid} was resolved twice: orphan after orphan"]
+
+    async def test_reads_a_ledger_of_many_pages(self, client: Client, wallet: Wallet) -> None:
+        await asyncio.gather(*(wallet.settle(ACCOUNT, new_rid(), 1) for _ in range(2500)))
+        assert await balance_and_held(client) == (-2400, 0)
+        assert await wallet.verify(ACCOUNT) == []
