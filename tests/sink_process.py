@@ -1,0 +1,11 @@
+"""A sink in a process of its own, for tests that kill it: `python -m tests.sink_process FOLDER URL`."""
+
+from __future__ import annotations
+
+import sys
+
+from gateway import sink
+from gateway.config import Config
+
+if __name__ == "__main__":
+    sink.main(Config(data=sys.argv[1]), sys.argv[2])

@@ -1,0 +1,171 @@
+"""An arrival is kept in the stream, or in the spool, or the request is refused; and a record is found
+wherever it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import StoreAway
+from gateway.exchange import Outcome
+from gateway.record import Record, decode
+from gateway.rows import Rows
+from gateway.store import usage as module
+from gateway.store.client import Client
+from gateway.store.embedded import EmbeddedStore
+from gateway.store.usage import FIELD, UsageLog
+from tests.records import arrival, end
+
+
+@pytest.fixture
+def usage(client: Client, tmp_path: Path) -> UsageLog:
+    return UsageLog(client, tmp_path / "usage")
+
+
+@pytest.fixture
+async def frozen(tmp_path: Path) -> AsyncIterator[UsageLog]:
+    """A log whose store does not answer."""
+    store = EmbeddedStore.start(tmp_path / "store")
+    client = Client.connect(store.url, timeout_s=0.1)
+    await client.call("PING")
+    os.kill(store.pid, signal.SIGSTOP)
+    yield UsageLog(client, tmp_path / "usage")
+    os.kill(store.pid, signal.SIGCONT)
+    await client.close()
+    store.stop()
+
+
+async def streamed(usage: UsageLog) -> list[Record]:
+    return [decode(fields[FIELD]) for _, fields in await usage.client.call("XRANGE", usage.stream, "-", "+")]
+
+
+def spooled(usage: UsageLog) -> list[Record]:
+    return [decode(line) for file in usage.spool.files() for line in file.read_bytes().splitlines()]
+
+
+async def test_an_arrival_and_its_end_go_into_the_stream(usage: UsageLog) -> None:
+    opened = arrival()
+    await usage.submit_arrival(opened)
+    await usage.end(end(opened))
+    assert await streamed(usage) == [opened, end(opened)]
+    assert await usage.length() == 2
+    assert spooled(usage) == []
+
+
+async def test_an_arrival_shares_the_round_trip_of_its_tick(usage: UsageLog) -> None:
+    await usage.submit_arrival(arrival())
+    before = await usage.client.call("INFO", "stats")
+    other = usage.client.submit("GET", "gw:other")
+    kept = usage.submit_arrival(arrival())
+    await asyncio.gather(other, kept)
+    after = await usage.client.call("INFO", "stats")
+    assert after["total_commands_processed"] - before["total_commands_processed"] == 3
+    assert after["total_reads_processed"] - before["total_reads_processed"] == 2
+
+
+async def test_a_store_that_is_away_refuses_the_arrival_and_the_spool_has_it(frozen: UsageLog) -> None:
+    opened = arrival()
+    with pytest.raises(StoreAway):
+        await frozen.submit_arrival(opened)
+    await frozen.end(end(opened, outcome=Outcome.REFUSED))
+    assert spooled(frozen) == [opened, end(opened, outcome=Outcome.REFUSED)]
+
+
+async def test_a_stream_of_another_kind_refuses_too(usage: UsageLog) -> None:
+    await usage.client.call("SET", usage.stream, "x")
+    opened = arrival()
+    with pytest.raises(StoreAway):
+        await usage.submit_arrival(opened)
+    assert spooled(usage) == [opened]
+
+
+async def test_with_neither_store_nor_disk_an_arrival_and_an_end_are_refused(frozen: UsageLog) -> None:
+    frozen.spool.folder.symlink_to("/dev/full")
+    with pytest.raises(StoreAway):
+        await frozen.submit_arrival(arrival())
+    with pytest.raises(StoreAway, match="nor to the disk"):
+        await frozen.end(end(arrival()))
+
+
+async def test_a_full_stream_is_left_alone_and_the_spool_takes_the_rest_until_it_is_drained(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MEASURE_S", 0.0)
+    usage = UsageLog(client, tmp_path, most=3)
+    for _ in range(10):
+        await usage.submit_arrival(arrival())
+    assert 3 <= await usage.length() <= 4
+    assert len(spooled(usage)) == 10 - await usage.length()
+    await client.call("DEL", usage.stream)
+    await usage.submit_arrival(arrival())
+    await usage.submit_arrival(arrival())
+    assert await usage.length() >= 1
+
+
+async def test_a_full_stream_and_a_full_disk_refuse_the_arrival(client: Client, tmp_path: Path) -> None:
+    usage = UsageLog(client, tmp_path, most=0)
+    await usage.submit_arrival(arrival())
+    usage.spool.folder.symlink_to("/dev/full")
+    with pytest.raises(StoreAway):
+        await usage.submit_arrival(arrival())
+
+
+async def test_a_request_is_found_in_the_stream_before_it_is_in_the_files(usage: UsageLog) -> None:
+    opened = arrival()
+    await usage.submit_arrival(arrival())
+    await usage.submit_arrival(opened)
+    assert await usage.find(opened.id) == opened
+    await usage.end(end(opened))
+    assert await usage.find(opened.id) == end(opened)
+
+
+async def test_a_request_is_found_behind_many_others(usage: UsageLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAGE", 10)
+    wanted = arrival()
+    await usage.submit_arrival(wanted)
+    await asyncio.gather(*(usage.submit_arrival(arrival()) for _ in range(45)))
+    await usage.end(end(wanted))
+    assert await usage.find(wanted.id) == end(wanted)
+
+
+async def test_a_request_whose_arrival_is_in_the_files_and_whose_end_waits_has_ended(usage: UsageLog) -> None:
+    opened = arrival()
+    Rows(usage.folder).write([opened])
+    assert await usage.find(opened.id) == opened
+    await usage.end(end(opened))
+    assert await usage.find(opened.id) == end(opened)
+
+
+async def test_a_request_that_never_arrived_is_not_found(usage: UsageLog) -> None:
+    await usage.submit_arrival(arrival())
+    assert await usage.find(arrival().id) is None
+    assert await usage.find("nonsense") is None
+
+
+async def test_an_account_is_told_of_its_own_requests_and_of_nobody_elses(usage: UsageLog) -> None:
+    mine, theirs, nobodys = end(arrival()), end(arrival(), account="other"), end(arrival(), account="")
+    Rows(usage.folder).write([mine, theirs, nobodys])
+    assert await usage.find(mine.id, "demo") == mine
+    assert await usage.find(theirs.id, "demo") is None
+    assert await usage.find(nobodys.id, "demo") == nobodys
+
+
+async def test_what_is_in_the_files_is_told_without_the_store_and_of_the_rest_nothing_is_claimed(
+    frozen: UsageLog,
+) -> None:
+    ended = end(arrival())
+    Rows(frozen.folder).write([ended])
+    assert await frozen.find(ended.id) == ended
+    with pytest.raises(StoreAway):
+        await frozen.find(arrival().id)
+
+
+async def test_each_folder_has_a_stream_of_its_own_that_outlives_the_process(client: Client, tmp_path: Path) -> None:
+    one, again, other = (UsageLog(client, tmp_path / name) for name in ("one", "one", "other"))
+    assert one.stream == again.stream != other.stream

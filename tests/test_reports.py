@@ -1,0 +1,100 @@
+"""What can be asked of the files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway import reports
+from gateway.exchange import Outcome
+from gateway.rows import Rows
+from tests.records import arrival, end, id_at
+
+DAY_MS = 86_400_000
+NEW_YEAR_MS = 1_798_761_600_000
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Iterator[Rows]:
+    writer = Rows(tmp_path)
+    yield writer
+    writer.close()
+
+
+def test_nothing_is_found_where_there_is_nothing(tmp_path: Path) -> None:
+    assert reports.find(tmp_path / "none", arrival().id) is None
+    assert list(reports.select(tmp_path / "none")) == []
+    assert reports.summary(tmp_path / "none", ["day"]) == []
+
+
+@pytest.mark.parametrize("id", ["", "x", "../../../etc/passwd", "ffffffff-ffff-7fff-bfff-ffffffffffff"])
+def test_what_is_no_id_of_ours_is_not_found(rows: Rows, id: str) -> None:  # noqa: A002
+    rows.write([arrival()])
+    assert reports.find(rows.folder, id) is None
+
+
+def test_requests_are_told_in_the_order_of_their_arrival_across_months(rows: Rows) -> None:
+    times = [NEW_YEAR_MS + 7, NEW_YEAR_MS - 5, NEW_YEAR_MS, NEW_YEAR_MS - 9]
+    rows.write(arrival(id_at(ms)) for ms in times)
+    told = [row.arrived_at[-5:-1] for row in reports.select(rows.folder)]
+    assert told == [".991", ".995", ".000", ".007"]
+    assert [row.arrived_at[-5:-1] for row in reports.select(rows.folder, newest_first=True)] == told[::-1]
+
+
+def test_requests_are_chosen_by_account_outcome_and_time(rows: Rows) -> None:
+    mine, theirs = end(arrival(id_at(NEW_YEAR_MS))), end(arrival(id_at(NEW_YEAR_MS)), account="other")
+    cut = end(arrival(id_at(NEW_YEAR_MS + 1)), outcome=Outcome.CALLER_GONE)
+    rows.write([mine, theirs, cut])
+    assert list(reports.select(rows.folder, account="demo")) == [mine, cut]
+    assert list(reports.select(rows.folder, outcome=Outcome.CALLER_GONE)) == [cut]
+    assert list(reports.select(rows.folder, since_ms=NEW_YEAR_MS + 1)) == [cut]
+    assert list(reports.select(rows.folder, account="other", until_ms=NEW_YEAR_MS + 1)) == [theirs]
+
+
+def test_a_summary_adds_up_over_all_that_it_is_not_asked_by(rows: Rows) -> None:
+    for ms in (NEW_YEAR_MS - 1, NEW_YEAR_MS, NEW_YEAR_MS + DAY_MS):
+        rows.write([end(arrival(id_at(ms))), end(arrival(id_at(ms)), model="llama-3", outcome=Outcome.REFUSED)])
+    sums = {"requests": 3, "prompt_tokens": 33, "completion_tokens": 123, "charge_micros": 369}
+    assert reports.summary(rows.folder, ["model"]) == [
+        {"model": "gpt-4o-mini", "completed": 3, **sums},
+        {"model": "llama-3", "completed": 0, **sums},
+    ]
+    assert [total["requests"] for total in reports.summary(rows.folder, [])] == [6]
+
+
+def test_a_summary_includes_its_first_and_its_last_day(rows: Rows) -> None:
+    rows.write(end(arrival(id_at(NEW_YEAR_MS + day * DAY_MS))) for day in range(-2, 3))
+    told = reports.summary(rows.folder, ["day"], since="2026-12-31", until="2027-01-02")
+    assert [total["day"] for total in told] == ["2026-12-31", "2027-01-01", "2027-01-02"]
+
+
+def test_a_tail_tells_each_request_once_when_it_has_ended(rows: Rows) -> None:
+    before, across = arrival(), arrival()
+    rows.write([end(before), across])
+    tail = reports.Tail(rows.folder)
+    assert tail.poll() == []
+    later = arrival()
+    rows.write([end(across), later])
+    assert tail.poll() == [end(across)]
+    rows.write([end(later), end(across)])
+    assert tail.poll() == [end(later)]
+    assert tail.poll() == []
+
+
+def test_a_tail_goes_on_into_the_next_month(rows: Rows) -> None:
+    rows.write([end(arrival(id_at(NEW_YEAR_MS - 1)))])
+    tail = reports.Tail(rows.folder)
+    new = end(arrival(id_at(NEW_YEAR_MS)))
+    rows.write([new])
+    assert tail.poll() == [new]
+
+
+def test_reading_sees_only_whole_batches_while_one_is_written(rows: Rows) -> None:
+    first = arrival()
+    rows.write([first])
+    reading = reports.select(rows.folder)
+    assert next(reading) == first
+    rows.write([arrival()])
+    assert list(reading) == []

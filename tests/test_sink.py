@@ -1,0 +1,275 @@
+"""Nothing is lost and nothing is twice, through kills of the sink, the store's absence and full disks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sqlite3
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from gateway import reports, sink
+from gateway.config import Channel, Config, Timers
+from gateway.errors import StoreAway
+from gateway.exchange import Outcome
+from gateway.record import Record, encode
+from gateway.rows import files, months_ago, path_of
+from gateway.sink import GROUP, Sink
+from gateway.spool import keep
+from gateway.store.client import Client
+from gateway.store.embedded import EmbeddedStore
+from gateway.store.usage import FIELD, UsageLog
+from tests.records import arrival, end, id_at
+from tests.test_rows import rolled_up, summed
+
+
+@pytest.fixture
+def usage(client: Client, tmp_path: Path) -> UsageLog:
+    return UsageLog(client, tmp_path / "usage")
+
+
+def sink_of(usage: UsageLog, crashed_after_s: float = 600) -> Sink:
+    return Sink(usage, retention_months=13, crashed_after_s=crashed_after_s)
+
+
+async def drain(worker: Sink) -> None:
+    while await worker.step():
+        pass
+
+
+async def pending(usage: UsageLog) -> int:
+    return int((await usage.client.call("XPENDING", usage.stream, GROUP))["pending"])
+
+
+async def served(usage: UsageLog, count: int) -> list[Record]:
+    """So many requests, arrived and ended."""
+    opened = [arrival() for _ in range(count)]
+    await asyncio.gather(*(usage.submit_arrival(record) for record in opened))
+    ended = [end(record) for record in opened]
+    await asyncio.gather(*(usage.end(record) for record in ended))
+    return ended
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not true():
+            await asyncio.sleep(0.005)
+
+
+async def test_what_is_in_the_stream_is_moved_to_the_files(usage: UsageLog) -> None:
+    ended = await served(usage, 300)
+    await drain(sink_of(usage))
+    assert list(reports.select(usage.folder)) == sorted(ended, key=lambda record: record.id)
+    assert await usage.length() == 0
+    assert await pending(usage) == 0
+
+
+async def test_more_than_a_batch_is_moved_batch_by_batch(usage: UsageLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink, "BATCH", 7)
+    ended = await served(usage, 50)
+    await drain(sink_of(usage))
+    assert len(list(reports.select(usage.folder))) == len(ended)
+    assert await usage.length() == 0
+
+
+async def test_what_a_killed_sink_had_read_is_moved_by_the_next_one(usage: UsageLog) -> None:
+    await drain(sink_of(usage))
+    ended = await served(usage, 5)
+    await usage.client.call("XREADGROUP", "GROUP", GROUP, GROUP, "COUNT", 100, "STREAMS", usage.stream, ">")
+    assert await pending(usage) == 10
+    await drain(sink_of(usage))
+    assert list(reports.select(usage.folder)) == ended
+    assert await pending(usage) == 0
+
+
+async def test_what_was_taken_away_and_not_acknowledged_is_acknowledged_by_the_next_one(usage: UsageLog) -> None:
+    await drain(sink_of(usage))
+    await served(usage, 5)
+    reply = await usage.client.call("XREADGROUP", "GROUP", GROUP, GROUP, "COUNT", 100, "STREAMS", usage.stream, ">")
+    await usage.client.call("XDEL", usage.stream, *(number for number, _ in reply[usage.stream.encode()][0]))
+    await drain(sink_of(usage))
+    assert await pending(usage) == 0
+
+
+async def test_the_spool_is_replayed_once(usage: UsageLog) -> None:
+    opened = arrival()
+    for _ in range(2):
+        await usage.spool.append(encode(opened))
+        await usage.spool.append(encode(end(opened)))
+    await usage.submit_arrival(opened)
+    await drain(sink_of(usage))
+    assert list(reports.select(usage.folder)) == [end(opened)]
+    assert rolled_up(usage.folder) == summed(usage.folder)
+    assert usage.spool.files() == []
+
+
+async def test_a_record_that_cannot_be_read_is_set_aside_and_stops_nobody(usage: UsageLog) -> None:
+    good = arrival()
+    await usage.client.call("XADD", usage.stream, "*", FIELD, b"\xff{")
+    keep(usage.spool.folder, [b'{"id": "no id", "arrived_at": ""}', encode(good)])
+    await drain(sink_of(usage))
+    assert list(reports.select(usage.folder)) == [good]
+    aside = [path.read_bytes() for path in (usage.folder / "unreadable").iterdir()]
+    assert sorted(aside) == [b"\xff{\n", b'{"id": "no id", "arrived_at": ""}\n'][::-1]
+
+
+async def test_a_stream_that_the_store_lost_is_joined_again(usage: UsageLog) -> None:
+    worker = sink_of(usage)
+    await drain(worker)
+    await usage.client.call("FLUSHALL")
+    ended = await served(usage, 3)
+    assert await worker.step() is False
+    await drain(worker)
+    assert list(reports.select(usage.folder)) == ended
+
+
+async def test_files_that_cannot_be_written_leave_all_in_the_stream_until_they_can(usage: UsageLog) -> None:
+    worker = sink_of(usage)
+    await served(usage, 1)
+    await drain(worker)
+    path = path_of(usage.folder, files(usage.folder)[0])
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("CREATE TRIGGER full BEFORE INSERT ON requests BEGIN SELECT raise(ABORT, 'disk is full'); END")
+    ended = await served(usage, 4)
+    await drain(worker)
+    assert await usage.length() == 8
+    other.execute("DROP TRIGGER full")
+    other.close()
+    await drain(worker)
+    assert len(list(reports.select(usage.folder))) == 1 + len(ended)
+    assert (await usage.length(), await pending(usage)) == (0, 0)
+
+
+async def test_a_request_that_never_ended_is_closed_once_nothing_waits(
+    usage: UsageLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink, "HOUSEKEEPING_S", 0)
+    now = round(time.time() * 1000)
+    crashed, late, young = arrival(id_at(now - 61_000)), arrival(id_at(now - 61_000)), arrival(id_at(now - 59_000))
+    await asyncio.gather(*(usage.submit_arrival(record) for record in (crashed, late, young)))
+    await usage.end(end(late))
+    await drain(sink_of(usage, crashed_after_s=60))
+    outcomes = {row.id: row.outcome for row in reports.select(usage.folder)}
+    assert outcomes == {crashed.id: Outcome.GATEWAY_CRASHED, late.id: Outcome.COMPLETED, young.id: None}
+
+
+async def test_months_older_than_the_retention_are_dropped(usage: UsageLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink, "HOUSEKEEPING_S", 0)
+    now, month_s = time.time(), 31 * 86_400
+    await usage.submit_arrival(arrival(id_at(round((now - 15 * month_s) * 1000))))
+    await usage.submit_arrival(arrival(id_at(round((now - 11 * month_s) * 1000))))
+    await drain(sink_of(usage))
+    assert files(usage.folder) == [months_ago(0, now - 11 * month_s)]
+
+
+def test_a_request_has_the_time_of_its_slowest_channel_and_a_margin_to_end() -> None:
+    channels = {
+        name: Channel("http://127.0.0.1/v1", timers=Timers(total=total), drain_limit=5)
+        for name, total in (("fast", 10), ("slow", 1000))
+    }
+    assert sink.crashed_after_s(Config(channels=channels)) == 60 + 1005 + 60
+
+
+async def start(data: Path, url: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.sink_process", str(data), url)
+
+
+async def test_a_terminated_sink_drains_what_is_left_and_ends_well(
+    usage: UsageLog, store_url: str, tmp_path: Path
+) -> None:
+    await served(usage, 1)
+    process = await start(tmp_path, store_url)
+    await until(lambda: len(list(reports.select(usage.folder))) == 1)
+    ended = await served(usage, 3000)
+    process.terminate()
+    assert await asyncio.wait_for(process.wait(), 10) == 0
+    assert len(list(reports.select(usage.folder))) == 1 + len(ended)
+    assert (await usage.length(), await pending(usage)) == (0, 0)
+
+
+async def test_a_second_sink_waits_until_the_first_has_ended(usage: UsageLog, store_url: str, tmp_path: Path) -> None:
+    stop_first, stop_second = asyncio.Event(), asyncio.Event()
+    config = Config(data=str(tmp_path))
+    first = asyncio.create_task(sink.run(config, store_url, stop_first))
+    await served(usage, 1)
+    await until(lambda: len(files(usage.folder)) == 1)
+    second = asyncio.create_task(sink.run(config, store_url, stop_second))
+    stop_first.set()
+    await first
+    await served(usage, 1)
+    await until(lambda: len(list(reports.select(usage.folder))) == 2)
+    stop_second.set()
+    await second
+
+
+async def test_kills_of_the_sink_at_any_moment_lose_nothing_and_double_nothing(
+    usage: UsageLog, store_url: str, tmp_path: Path
+) -> None:
+    chance = random.Random(4)
+    ids: set[str] = set()
+    for _ in range(6):
+        process = await start(tmp_path, store_url)
+        before = len(list(reports.select(usage.folder)))
+        for _ in range(6):
+            ids |= {record.id for record in await served(usage, 400)}
+        await until(lambda before=before: len(list(reports.select(usage.folder))) > before)  # type: ignore[misc]
+        ids |= {record.id for record in await served(usage, chance.randrange(400))}
+        await asyncio.sleep(chance.random() * 0.05)
+        process.kill()
+        await process.wait()
+    await drain(sink_of(usage))
+    assert [row.id for row in reports.select(usage.folder)] == sorted(ids)
+    assert {row.outcome for row in reports.select(usage.folder)} == {Outcome.COMPLETED}
+    assert rolled_up(usage.folder) == summed(usage.folder)
+    assert (await usage.length(), await pending(usage)) == (0, 0)
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[EmbeddedStore]:
+    server = EmbeddedStore.start(tmp_path / "store")
+    yield server
+    server.stop()
+
+
+async def test_while_the_store_is_frozen_all_is_spooled_and_afterwards_each_is_there_once(
+    store: EmbeddedStore, tmp_path: Path
+) -> None:
+    client = Client.connect(store.url, timeout_s=0.1)
+    usage = UsageLog(client, tmp_path / "usage")
+    stop = asyncio.Event()
+    running = asyncio.create_task(sink.run(Config(data=str(tmp_path)), store.url, stop))
+    ended = {record.id: record for record in await served(usage, 50)}
+    os.kill(store.pid, signal.SIGSTOP)
+    refused = [arrival() for _ in range(50)]
+    kept = await asyncio.gather(*(usage.submit_arrival(record) for record in refused), return_exceptions=True)
+    assert {type(error) for error in kept} == {StoreAway}
+    refusals = [end(record, status=503, outcome=Outcome.REFUSED, charge_micros=0) for record in refused]
+    await asyncio.gather(*(usage.end(record) for record in refusals))
+    os.kill(store.pid, signal.SIGCONT)
+    ended |= {record.id: record for record in [*refusals, *await served(usage, 50)]}
+    await until(lambda: len(list(reports.select(usage.folder))) == len(ended))
+    stop.set()
+    await running
+    assert {row.id: row for row in reports.select(usage.folder)} == ended
+    assert rolled_up(usage.folder) == summed(usage.folder)
+    assert (await usage.length(), usage.spool.files()) == (0, [])
+    await client.close()
+
+
+async def test_the_spool_reaches_the_files_while_there_is_no_store_at_all(store: EmbeddedStore, tmp_path: Path) -> None:
+    store.stop()
+    client = Client.connect(store.url, timeout_s=0.1)
+    usage = UsageLog(client, tmp_path / "usage")
+    opened = arrival()
+    with pytest.raises(StoreAway):
+        await usage.submit_arrival(opened)
+    assert await sink_of(usage).step() is False
+    assert reports.find(usage.folder, opened.id) == opened
+    assert usage.spool.files() == []
+    await client.close()

@@ -1,0 +1,55 @@
+"""What is in the spool is whole and on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gateway.spool import Spool
+
+
+def lines(spool: Spool) -> list[bytes]:
+    return [line for file in spool.files() for line in file.read_bytes().splitlines()]
+
+
+async def test_what_was_appended_is_there_in_its_order(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool")
+    for line in (b"1", b"2", b"3"):
+        await spool.append(line)
+    assert lines(spool) == [b"1", b"2", b"3"]
+
+
+async def test_what_comes_together_shares_few_files(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    await asyncio.gather(*(spool.append(b"%d" % number) for number in range(500)))
+    assert sorted(map(int, lines(spool))) == list(range(500))
+    assert len(spool.files()) < 10
+
+
+async def test_processes_do_not_disturb_each_other(tmp_path: Path) -> None:
+    one, other = Spool(tmp_path), Spool(tmp_path)
+    await asyncio.gather(one.append(b"one"), other.append(b"other"))
+    assert sorted(lines(one)) == [b"one", b"other"]
+
+
+async def test_a_disk_that_takes_nothing_is_told_to_all_who_wait_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "spool").symlink_to("/dev/full")
+    spool = Spool(tmp_path / "spool")
+    results = await asyncio.gather(*(spool.append(b"x") for _ in range(3)), return_exceptions=True)
+    assert [isinstance(result, OSError) for result in results] == [True, True, True]
+    (tmp_path / "spool").unlink()
+    await spool.append(b"again")
+    assert lines(spool) == [b"again"]
+
+
+async def test_a_caller_that_gives_up_does_not_take_the_lines_of_others_along(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    leaving, staying = (asyncio.create_task(spool.append(line)) for line in (b"leaving", b"staying"))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await staying
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert b"staying" in lines(spool)
