@@ -39,7 +39,7 @@ class UpstreamSide(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_connection", "_ended", "_framed", "_head_bytes", "_on_data", "_on_end", "_parser", "_pieces", "_pooled",
+        "_connection", "_ended", "_framed", "_head_bytes", "_on_data", "_on_end", "_parser", "_pieces", "_pooled", "_reusable",
         "_reading", "_transport", "answered", "head", "headers", "status",
     )  # fmt: skip
 
@@ -56,6 +56,7 @@ class UpstreamSide(asyncio.Protocol):
         self._framed = False
         self._ended: bool | None = None
         self._reading = True
+        self._reusable = False
         self._on_data: Callable[[bytes], None] | None = None
         self._on_end: Callable[[bool], None] | None = None
         self.answered = False
@@ -92,7 +93,7 @@ class UpstreamSide(asyncio.Protocol):
         self._on_data = self._on_end = None
         if self.head.done() and not self.head.cancelled():
             self.head.exception()
-        if self._ended and self._framed and self._parser.should_keep_alive() and not self._transport.is_closing():
+        if self._ended and self._reusable and not self._transport.is_closing():
             self._transport.set_protocol(self._pooled)
             self._connection.release()
         else:
@@ -154,6 +155,7 @@ class UpstreamSide(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self.head.done() and self._ended is None:
             self._ended = True
+            self._reusable = self._parser.should_keep_alive()
 
     def _hand_over(self) -> None:
         if self._on_data is None or self._on_end is None:
