@@ -28,7 +28,9 @@ SAMPLE: Final = 4096
 """Bytes of output that are kept to learn how much of an event is text."""
 
 _BORDER: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?=[^\n]))")
-_FIELDS: Final = tuple((name, name + b":null") for name in (b'"finish_reason"', b'"usage"', b'"error"'))
+_LINE_FEEDS: Final = re.compile(rb"\n\n")
+"""The border where there is no carriage return: a literal is found many times faster."""
+_TELLING: Final = re.compile(rb'"(?:finish_reason|usage|error)"(?!:null)')
 _NOT_TEXT: Final = frozenset({"role", "type", "id", "finish_reason", "native_finish_reason", "logprobs"})
 _NULL: Final = msgspec.Raw(b"null")
 _UNFINISHED: Final = (b"null", b'""')
@@ -176,7 +178,7 @@ class EventStream:
         """Data that begins within an event. Only what is new is searched, so that many small pieces stay cheap."""
         searched = max(0, len(self._pending) - 3)
         self._pending += data
-        border = _BORDER.search(self._pending, searched)
+        border = _borders(self._pending, searched).search(self._pending, searched)
         if border is None:
             return b""
         event, rest = bytes(self._pending[: border.end()]), bytes(self._pending[border.end() :])
@@ -187,12 +189,15 @@ class EventStream:
     def _overlong(self) -> bytes:
         """A piece of an event that is too long to wait for, up to line ends that may be half of its border."""
         if not self._inside:
-            self._inside = self.started = True
-            self._count_output(b"", 1)
+            self._start_of_overlong()
         piece = self._pending.rstrip(b"\r\n")
         del self._pending[: len(piece)]
         self._output_bytes += len(piece)
         return bytes(piece)
+
+    def _start_of_overlong(self) -> None:
+        self._inside = self.started = True
+        self.events += 1
 
     def _end_of_overlong(self, piece: bytes) -> bytes:
         self._inside = False
@@ -201,12 +206,15 @@ class EventStream:
 
     def _taken(self, event: bytes) -> bytes:
         """Note what one whole event tells; returns it, or nothing where it is dropped."""
-        name, data = (b"", event) if len(event) > self._longest else _data_of(event)
+        if len(event) > self._longest:
+            self._start_of_overlong()
+            return self._end_of_overlong(event)
+        name, data = _data_of(event)
         if not data:
             return event
         first, self.started = not self.started, True
         chunk = _Chunk()
-        if len(event) <= self._longest and (name == b"error" or _may_tell(data)):
+        if name == b"error" or _TELLING.search(data):
             chunk = _decoded(_chunk, data) or chunk
             self._learn(chunk)
         failed = name == b"error" or chunk.error != _NULL
@@ -243,23 +251,18 @@ def _plain_events(data: bytes) -> int:
     if not data.startswith(b"data: {") or data.find(b"\r") >= 0:
         return 0
     if data.find(b"\n") == len(data) - 2:
-        return 0 if _may_tell(data) else 1
+        return 0 if _TELLING.search(data) else 1
     events = data.count(b"\n\ndata: {") + 1
-    return 0 if data.count(b"\n") != 2 * events or _may_tell(data) else events
+    return 0 if data.count(b"\n") != 2 * events or _TELLING.search(data) else events
 
 
-def _may_tell(data: bytes) -> bool:
-    """Whether a field that matters may be there and not null."""
-    for name, absent in _FIELDS:
-        found = data.count(name)  # for so few bytes `count` and `find` are faster than `in`
-        if found and found != data.count(absent):
-            return True
-    return False
+def _borders(data: bytes | bytearray, start: int = 0) -> re.Pattern[bytes]:
+    return _LINE_FEEDS if data.find(b"\r", start) < 0 else _BORDER
 
 
 def _whole_events(data: bytes) -> Iterator[bytes]:
     start = 0
-    for border in _BORDER.finditer(data):
+    for border in _borders(data).finditer(data):
         yield data[start : border.end()]
         start = border.end()
 

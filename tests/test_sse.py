@@ -1,0 +1,449 @@
+"""What a stream of events tells does not depend on where it was cut."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.exchange import Usage
+from gateway.sse import EventStream
+
+LONGEST = 600
+"""Small enough for generated events to be longer."""
+COUNTED = {"prompt_tokens": 7, "completion_tokens": 11, "total_tokens": 18}
+TOLD = Usage(7, 11, "upstream")
+
+
+def chunk(delta: dict[str, Any] | None = None, finish: str | None = None, **fields: Any) -> dict[str, Any]:
+    choice = {"index": 0, "delta": delta or {}, "finish_reason": finish}
+    return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [choice], **fields}
+
+
+def text(content: str, **fields: Any) -> dict[str, Any]:
+    return chunk({"content": content}, **fields)
+
+
+def event(data: dict[str, Any] | str, name: str = "") -> bytes:
+    line = data if isinstance(data, str) else json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+    return f"{f'event: {name}' + chr(10) if name else ''}data: {line}\n\n".encode()
+
+
+DONE = event("[DONE]")
+USAGE_ONLY = event({"id": "chatcmpl-1", "choices": [], "usage": COUNTED})
+
+
+def facts(stream: EventStream) -> tuple[object, ...]:
+    return (
+        stream.started,
+        stream.events,
+        stream.usage,
+        stream.finished,
+        stream.done,
+        stream.error,
+        stream.first_error,
+        stream.complete,
+        stream.at_border,
+        stream.estimated_completion_tokens(),
+    )
+
+
+def passed_through(
+    body: bytes, *cuts: int, drop_usage: bool = False, longest: int = 1 << 20
+) -> tuple[EventStream, list[bytes]]:
+    stream = EventStream(drop_usage=drop_usage, longest_event=longest)
+    ends = [*sorted(cuts), len(body)]
+    passed = [stream.feed(body[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+    return stream, [*passed, stream.close()]
+
+
+def read(*events: bytes, drop_usage: bool = False) -> EventStream:
+    stream, passed = passed_through(b"".join(events), drop_usage=drop_usage)
+    if not drop_usage:
+        assert b"".join(passed) == b"".join(events)
+    return stream
+
+
+# Any stream, cut anywhere
+
+
+@dataclass(frozen=True)
+class Part:
+    """A generated event and what it must tell."""
+
+    raw: bytes
+    kind: str
+    data: bytes = b""
+    usage: Usage | None = None
+
+
+BORDERS = ["\n\n", "\r\n\r\n", "\r\r", "\n\r\n", "\r\n\n", "\n\r", "\r\r\n"]
+contents = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from(
+    ['"usage"', '"error":{}', "[DONE]", "data: {\n\n", "\r\n\r\n", '"finish_reason":"stop"', "\\", "é" * 20]
+)
+contents_of_comments = st.sampled_from(["", "ping", '{"usage":1}', "data: {}"])
+separators = st.sampled_from([(",", ":"), (", ", ": "), (" , ", " : ")])
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> Part:
+    kind = draw(
+        st.sampled_from(["text", "text", "comment", "usage", "finish", "error", "named", "done", "lines", "huge"])
+    )
+    border = draw(st.sampled_from(BORDERS))
+    line_end = "\r\n" if border.startswith("\r\n") else border[0]
+    colon = draw(st.sampled_from(["data:", "data: "]))
+    usage = Usage(draw(st.integers(0, 9)), draw(st.integers(0, 9)), "upstream")
+    counted = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+    beside: list[dict[str, Any]] = [{}, {"usage": counted}, {"x_groq": {"usage": counted}}]
+    nothing: list[dict[str, Any]] = [{}, {"usage": None}, {"error": None}]
+    body: dict[str, Any] = {
+        "usage": {"choices": [], "usage": counted},
+        "finish": chunk(finish="stop", **draw(st.sampled_from(beside))),
+        "error": {"error": {"message": draw(contents)}, "choices": []},
+        "named": {"message": draw(contents)},
+        "huge": text("x" * (LONGEST + draw(st.integers(0, 200)))),
+    }.get(kind, text(draw(contents), **draw(st.sampled_from(nothing))))
+    raw = json.dumps(body, separators=draw(separators), ensure_ascii=draw(st.booleans()))
+    if kind == "comment":
+        return Part(f": {draw(contents_of_comments)}{border}".encode(), kind)
+    if kind == "done":
+        return Part(f"{colon}[DONE]{border}".encode(), kind)
+    if kind == "lines":
+        raw = json.dumps(body, indent=1)
+    lines = [*(["event: error"] if kind == "named" else []), *(colon + line for line in raw.split("\n"))]
+    told = usage if b'"usage"' in raw.encode() and kind in ("usage", "finish") else None
+    return Part((line_end.join(lines) + border).encode(), kind, raw.encode(), told)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(parts(), max_size=12), st.booleans(), st.lists(st.integers(0, 10_000), max_size=40), st.booleans())
+def test_any_stream_cut_anywhere_is_passed_on_whole_and_tells_the_same(
+    stream_parts: list[Part], drop_usage: bool, cuts: list[int], every_byte: bool
+) -> None:
+    body = b"".join(part.raw for part in stream_parts)
+    kept = [part for part in stream_parts if not (drop_usage and part.kind == "usage")]
+    expected = b"".join(part.raw for part in kept)
+    where = range(len(body)) if every_byte and len(body) < 3000 else [cut % (len(body) + 1) for cut in cuts]
+    stream = EventStream(drop_usage=drop_usage, longest_event=LONGEST)
+    borders = {0} | {len(b"".join(part.raw for part in kept[:count])) for count in range(1, len(kept) + 1)}
+    passed, ends = b"", [*sorted(where), len(body)]
+    for start, end in zip([0, *ends], ends, strict=False):
+        passed += stream.feed(body[start:end])
+        assert not stream.at_border or len(passed) in borders
+    passed += stream.close()
+    assert passed == expected
+
+    uncut, _ = passed_through(body, drop_usage=drop_usage, longest=LONGEST)
+    assert facts(stream) == facts(uncut)
+
+    with_data = [part for part in stream_parts if part.kind != "comment"]
+    errors = [part for part in with_data if part.kind in ("error", "named")]
+    assert stream.events == len([part for part in kept if part.kind != "comment"])
+    assert stream.started is bool(with_data)
+    assert stream.done is any(part.kind == "done" for part in with_data)
+    assert stream.finished is any(part.kind == "finish" for part in with_data)
+    assert stream.usage == next((part.usage for part in reversed(with_data) if part.usage), None)
+    assert (stream.error is not None) is bool(errors)
+    assert stream.first_error is bool(with_data and with_data[0].kind in ("error", "named"))
+    if errors and stream.error is not None:
+        assert json.loads(stream.error) == json.loads(errors[0].data)
+
+
+ANSWER = b"".join(
+    [
+        b": waiting\n\n",
+        event(chunk({"role": "assistant", "content": ""}, usage=None)),
+        event(text("Grüße, 世界", usage=None)),
+        event(chunk({"tool_calls": [{"index": 0, "function": {"arguments": '{"a":"}\\n\\n'}}]}, usage=None)),
+        event(chunk(finish="tool_calls", usage=None)),
+        USAGE_ONLY,
+        DONE,
+    ]
+)
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize("drop_usage", [False, True])
+def test_every_single_and_double_cut_of_an_answer_changes_nothing(line_end: bytes, drop_usage: bool) -> None:
+    body = ANSWER.replace(b"\n", line_end)
+    expected = body.replace(
+        USAGE_ONLY.replace(b"\n", line_end), b"" if drop_usage else USAGE_ONLY.replace(b"\n", line_end)
+    )
+    uncut, passed = passed_through(body, drop_usage=drop_usage)
+    assert b"".join(passed) == expected
+    assert uncut.complete and uncut.usage == TOLD
+    for cut in range(len(body) + 1):
+        for second in (cut, cut + 2):
+            stream, passed = passed_through(body, cut, min(second, len(body)), drop_usage=drop_usage)
+            assert b"".join(passed) == expected
+            assert facts(stream) == facts(uncut)
+
+
+# What passes, and when
+
+
+def test_data_that_ends_at_a_border_and_tells_only_text_is_passed_on_as_the_same_object() -> None:
+    stream = EventStream(drop_usage=True)
+    for data in (event(text("a", usage=None, error=None)), event(text("a")) + event(text("b")), event(text("usage"))):
+        assert stream.feed(data) is data
+    assert stream.events == 4
+
+
+def test_an_event_waits_for_its_last_byte_and_takes_no_part_of_the_next_along() -> None:
+    stream = EventStream(drop_usage=False)
+    first, second = event(text("a")), event(text("b"))
+    assert stream.feed(first[:-1]) == b""
+    assert stream.feed(first[-1:] + second[:9]) == first
+    assert stream.feed(second[9:]) == second
+
+
+def test_half_of_a_line_end_is_not_taken_for_a_border() -> None:
+    stream = EventStream(drop_usage=False)
+    data = event(text("a")).replace(b"\n", b"\r\n")
+    assert stream.feed(data[:-1]) == b""
+    assert stream.feed(data[-1:]) == data
+
+
+def test_an_unfinished_event_is_never_passed_on() -> None:
+    stream, passed = passed_through(event(text("a")) + event(text("b"))[:-1])
+    assert b"".join(passed) == event(text("a"))
+    assert stream.events == 1
+
+
+def test_an_event_past_the_bound_passes_in_pieces_up_to_its_border() -> None:
+    stream = EventStream(drop_usage=False, longest_event=100)
+    long = event(text("x" * 300))
+    assert stream.feed(long[:200]) == long[:200]
+    assert not stream.at_border
+    assert stream.feed(long[200:-1]) == long[200:-2], "a line end may be half of the border"
+    assert stream.feed(long[-1:] + DONE) == long[-2:] + DONE
+    assert stream.at_border and stream.done and stream.events == 2
+
+
+def test_a_megabyte_in_small_pieces_costs_time_in_proportion() -> None:
+    stream = EventStream(drop_usage=False)
+    long = event(text("x" * 500_000))
+    passed = [stream.feed(long[at : at + 5]) for at in range(0, len(long), 5)]
+    assert b"".join(passed) == long
+
+
+def test_comments_are_passed_on_at_once_and_are_not_a_first_event() -> None:
+    stream = EventStream(drop_usage=False)
+    assert stream.feed(b"\xef\xbb\xbf: waiting\n\n: waiting\n\nretry: 5\n\n") != b""
+    assert not stream.started and stream.events == 0
+    stream.feed(event(text("a")))
+    assert stream.started and stream.events == 1
+
+
+def test_a_byte_order_mark_does_not_hide_the_first_event() -> None:
+    assert read(b"\xef\xbb\xbf" + event({"error": {"message": "no"}})).first_error
+
+
+# What a stream tells
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param({"choices": [], "usage": COUNTED}, id="with empty choices"),
+        pytest.param(chunk(finish="stop", usage=COUNTED), id="beside the finish"),
+        pytest.param(chunk(finish="stop", x_groq={"id": "r", "usage": {**COUNTED, "queue_time": 0.1}}), id="in x_groq"),
+        pytest.param(text("a", usage=COUNTED), id="beside text"),
+    ],
+)
+def test_usage_is_found_wherever_it_stands(told: dict[str, Any]) -> None:
+    spaced = f"data:{json.dumps(told, separators=(' , ', ' : '))}\n\n".encode()
+    lines = "".join(f"data: {line}\n" for line in json.dumps(told, indent=2).splitlines()).encode() + b"\n"
+    for framed in (event(told), spaced, lines):
+        assert read(framed).usage == TOLD
+
+
+def test_the_last_usage_counts_and_null_does_not_take_it_back() -> None:
+    first, last = {"prompt_tokens": 7, "completion_tokens": 1}, COUNTED
+    stream = read(event(text("a", usage=first)), event(text("b", usage=last)), event(text("c", usage=None)))
+    assert stream.usage == TOLD
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [{}, [], 5, "7", {"prompt_tokens": -1, "completion_tokens": 1}, {"prompt_tokens": 1.5, "completion_tokens": 1},
+     {"prompt_tokens": "1", "completion_tokens": 1}, {"prompt_tokens": True, "completion_tokens": 1},
+     {"prompt_tokens": 1}, {"prompt_tokens": 1, "completion_tokens": 1 << 60}],
+)  # fmt: skip
+def test_usage_that_is_not_two_counts_is_not_believed(counts: object) -> None:
+    assert read(event(text("a", usage=counts))).usage is None
+
+
+def test_only_the_usage_chunk_that_was_asked_for_by_the_gateway_is_dropped() -> None:
+    kept = [
+        event({"choices": [], "prompt_filter_results": []}),
+        event({"choices": [], "usage": None}),
+        event(text("a", usage=COUNTED)),
+        event({"choices": [], "usage": COUNTED, "error": {"message": "no"}}),
+    ]
+    stream, passed = passed_through(b"".join([*kept, USAGE_ONLY, DONE]), drop_usage=True)
+    assert b"".join(passed) == b"".join([*kept, DONE])
+    assert stream.usage == TOLD and stream.events == 5
+
+
+@pytest.mark.parametrize(
+    ("failing", "data"),
+    [
+        (event({"error": {"message": "no"}}), b'{"error":{"message":"no"}}'),
+        (event({"error": "no"}), b'{"error":"no"}'),
+        (event("it broke", "error"), b"it broke"),
+        (event(chunk(error={"code": 400})), None),
+    ],
+)
+def test_an_error_is_seen_and_is_first_only_when_no_event_came_before(failing: bytes, data: bytes | None) -> None:
+    stream = read(b": waiting\n\n", failing)
+    assert stream.first_error and stream.error == (data or failing.removeprefix(b"data: ").strip())
+    later = read(event(text("a")), failing)
+    assert later.error == stream.error and not later.first_error
+    assert not later.complete
+
+
+def test_words_in_the_text_tell_nothing() -> None:
+    words = [
+        '"error":{"message":"no"}',
+        '"usage":{"prompt_tokens":1}',
+        '"finish_reason":"stop"',
+        "[DONE]",
+        "error",
+        "usage",
+    ]
+    stream = read(*(event(text(word)) for word in words), event({"choices": [], "note": "usage"}))
+    assert stream.error is None and stream.usage is None
+    assert not stream.finished and not stream.done
+
+
+def test_an_event_that_is_not_json_passes_and_tells_nothing() -> None:
+    stream = read(event('{"usage":{"prompt_tokens":1,'), event('"usage"'), event("[" * 5000 + '"error"'))
+    assert stream.events == 3 and stream.usage is None and stream.error is None
+
+
+@pytest.mark.parametrize("finish", [None, ""])
+def test_neither_null_nor_an_empty_string_is_a_finish(finish: str | None) -> None:
+    assert not read(event(chunk(finish=finish))).finished
+
+
+# Whether it is complete
+
+
+@pytest.mark.parametrize(
+    ("body", "complete"),
+    [
+        (event(chunk(finish="stop")) + DONE, True),
+        (event(text("a")) + DONE, True),
+        (event(text("a")) + b"data: [DONE]", True),
+        (event(chunk(finish="stop")), True),
+        (event(chunk(finish="stop")) + b": bye\n\n", True),
+        (event(chunk(finish="stop")) + b": bye", True),
+        (event(chunk(finish="stop")) + b"\n\n\n", True),
+        (event(chunk(finish="stop")) + b"da", False),
+        (event(chunk(finish="stop")) + USAGE_ONLY[:-1], False),
+        (event(text("a")), False),
+        (b"", False),
+    ],
+)
+def test_complete_is_done_or_finished_with_an_end_that_cuts_no_event(body: bytes, complete: bool) -> None:
+    assert passed_through(body)[0].complete is complete
+
+
+def test_a_finish_alone_is_not_complete_before_the_end() -> None:
+    stream = EventStream(drop_usage=False)
+    stream.feed(event(chunk(finish="stop")))
+    assert not stream.complete
+    stream.close()
+    assert stream.complete
+
+
+# As providers send it: their order and fields, with text of our own
+
+
+def test_openai_sends_the_role_first_pads_each_chunk_and_ends_with_usage_alone() -> None:
+    body = [
+        event(chunk({"role": "assistant", "content": "", "refusal": None}, usage=None, obfuscation="ab")),
+        event(text("Hi", usage=None, obfuscation="abcdefgh")),
+        event(chunk(finish="stop", usage=None, obfuscation="a")),
+        event(
+            {
+                "choices": [],
+                "usage": {**COUNTED, "completion_tokens_details": {"reasoning_tokens": 3}},
+                "obfuscation": "",
+            }
+        ),
+        DONE,
+    ]
+    stream, passed = passed_through(b"".join(body), drop_usage=True)
+    assert b"".join(passed) == b"".join([*body[:3], DONE])
+    assert stream.usage == TOLD and stream.complete
+
+
+def test_groq_tells_usage_in_a_field_of_its_own_and_names_its_error_events() -> None:
+    first = event(chunk({"role": "assistant", "content": ""}, x_groq={"id": "req_1"}))
+    stream = read(first, event(text("Hi")), event(chunk(finish="stop", x_groq={"id": "req_1", "usage": COUNTED})), DONE)
+    assert stream.usage == TOLD and stream.complete
+    failed = read(first, event({"error": {"message": "tool call validation failed", "status_code": 400}}, "error"))
+    assert failed.error is not None and not failed.first_error and not failed.complete
+
+
+def test_deepseek_and_huggingface_tell_null_all_along_and_usage_beside_the_finish() -> None:
+    body = [event(chunk({"content": None, "reasoning_content": word}, usage=None)) for word in ("so", " it", " is")]
+    stream = read(*body, event(chunk({"content": ""}, finish="stop", usage=COUNTED)), DONE, drop_usage=True)
+    assert stream.usage == TOLD and stream.complete and stream.events == 5
+
+
+def test_openrouter_comments_first_then_may_fail_beside_choices() -> None:
+    failing = chunk({"content": ""}, error={"code": 400, "message": "limit reached"}, usage=COUNTED)
+    stream = read(*[b": PROCESSING\n\n"] * 3, event(text("a")), event(chunk(finish="length")), event(failing), DONE)
+    assert stream.error is not None and not stream.first_error
+    assert stream.usage == TOLD and stream.events == 4
+
+
+def test_snowflake_never_finishes_and_zai_leaves_the_finish_out_until_it_has_one() -> None:
+    unfinished = {"choices": [{"delta": {"content": "4"}, "index": 0, "logprobs": {"content": None}}]}
+    snowflake = read(event(unfinished), USAGE_ONLY, DONE)
+    assert snowflake.complete and not snowflake.finished
+    zai = read(event(unfinished), event(chunk({"content": ""}, finish="stop", usage=COUNTED)))
+    assert zai.complete and zai.usage == TOLD and not zai.done
+
+
+# How much output there was, where nobody tells
+
+
+def test_nothing_delivered_is_estimated_at_nothing() -> None:
+    assert (
+        read(b": waiting\n\n", event({"error": {"message": "no"}}), USAGE_ONLY, DONE).estimated_completion_tokens() == 0
+    )
+
+
+def test_a_token_in_each_event_is_estimated_as_one_each() -> None:
+    words = [" the", " quick", " fox", " é", ".", " jumps"] * 40
+    assert read(*(event(text(word)) for word in words), DONE).estimated_completion_tokens() == 240
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_many_tokens_in_each_event_are_estimated_from_the_bytes_of_text(twice: bool) -> None:
+    sentence = "All of these forty bytes are in a chunk."
+    whole = chunk({"role": "assistant", "content": sentence})
+    if twice:
+        whole["choices"][0]["text"] = sentence
+    assert read(*[event(whole)] * 50).estimated_completion_tokens() == 50 * len(sentence) // 4
+
+
+def test_one_event_too_long_to_be_looked_into_is_estimated_from_all_its_bytes() -> None:
+    long = event(text("x" * 1000))
+    stream, _ = passed_through(long, 100, 500, longest=50)
+    assert stream.estimated_completion_tokens() == -(-len(long) // 4)
+
+
+def test_a_dropped_chunk_is_no_output() -> None:
+    assert re.search(rb'"choices":\[\]', USAGE_ONLY)
+    assert read(USAGE_ONLY, drop_usage=True).estimated_completion_tokens() == 0
