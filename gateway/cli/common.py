@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from contextlib import asynccontextmanager
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import typer
@@ -19,6 +19,8 @@ from gateway.config import Config, find, load
 from gateway.store.store import Store
 
 Result = TypeVar("Result")
+
+LONGEST_LINE: Final = 10_000
 
 ConfigOption = Annotated[
     Path | None,
@@ -109,8 +111,8 @@ def print_fields(fields: Mapping[str, object]) -> None:
 
 
 def console() -> Console:
-    """Standard output; markup in values is never interpreted."""
-    return Console(markup=False, highlight=False, soft_wrap=True)
+    """Standard output; markup in values is never interpreted, and no value is cut: ids are there to be copied."""
+    return Console(markup=False, highlight=False, soft_wrap=True, width=LONGEST_LINE)
 
 
 def refuse(text: str) -> typer.Exit:
