@@ -1,0 +1,112 @@
+"""`gateway trace`: one request's story in words."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from gateway.cli.common import ConfigOption, JsonOption, print_json
+from gateway.cli.usage import find
+from gateway.exchange import Outcome
+from gateway.record import Record
+
+NEVER_ARRIVED: Final = (
+    "never arrived: the log has no request with this id. Compare it with the x-request-id of the answer; an answer without "
+    "one did not come from this gateway."
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(trace)
+
+
+def trace(
+    request_id: Annotated[str, typer.Argument(metavar="ID", help="The `x-request-id` of the answer.")],
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell what became of one request. Exit code 1 when it never arrived.
+
+    Example: `gateway trace 01a1fccb-1807-7197-9f1b-61a58aba6c92`
+    """
+    record = find(config, request_id)
+    verdict = NEVER_ARRIVED if record is None else story(record)
+    if as_json:
+        print_json({"id": request_id, "verdict": verdict, "record": record})
+    else:
+        typer.echo(f"{request_id}\n{verdict}" if record is None else f"{_heading(record)}\n{verdict}")
+    if record is None:
+        raise typer.Exit(1)
+
+
+def story(record: Record) -> str:
+    """What happened, from arrival to charge, in one sentence."""
+    if record.outcome is None:
+        return "arrived, still under way"
+    parts = [*_way_in(record), *_attempts(record), *_end(record), _charge(record)]
+    return ", ".join(part for part in parts if part)
+
+
+def _heading(record: Record) -> str:
+    who = ", ".join(
+        f"{name} {value}" for name, value in (("account", record.account), ("model", record.model)) if value
+    )
+    return f"{record.id}  {record.arrived_at}  {record.operation}{f'  {who}' if who else ''}"
+
+
+def _way_in(record: Record) -> list[str]:
+    if record.outcome is Outcome.REFUSED:
+        by = f" by {record.refused_by}" if record.refused_by else ""
+        return [f"arrived and refused{by}: {_words(record.error_code)} ({record.status})"]
+    return [] if record.attempts else ["arrived"]
+
+
+def _attempts(record: Record) -> list[str]:
+    told = [
+        f"sent to channel {tried.channel}"
+        if not tried.error or (tried is record.attempts[-1] and record.first_byte_ms is not None)
+        else f"tried channel {tried.channel}: {_failure(tried.error, tried.status)}"
+        for tried in record.attempts
+    ]
+    if record.first_byte_ms is not None and record.attempts:
+        told.append(f"first byte after {record.first_byte_ms} ms")
+    return told
+
+
+def _end(record: Record) -> list[str]:
+    events = f"after {record.events} event{'' if record.events == 1 else 's'}"
+    began = record.first_byte_ms is not None
+    ends = {
+        Outcome.REFUSED: "",
+        Outcome.COMPLETED: f"completed {events} and {record.duration_ms} ms"
+        if record.events
+        else f"answered {record.status}",
+        Outcome.CALLER_GONE: f"cut by the caller {events}" if began else "cut by the caller before the first byte",
+        Outcome.UPSTREAM_FAILED: f"no channel answered: {_failure(record.error_code, record.status)}",
+        Outcome.UPSTREAM_TRUNCATED: f"broken off by the upstream {events}",
+        Outcome.UPSTREAM_STALLED: f"cut {events} because the upstream fell silent (longest gap {record.longest_gap_ms} ms)",
+        Outcome.UPSTREAM_ERROR_IN_STREAM: f"ended by an error of the upstream {events}",
+        Outcome.STOPPED: f"stopped by the gateway {events} and {record.duration_ms} ms: {_words(record.error_code)}",
+        Outcome.GATEWAY_CRASHED: "never ended: the gateway's process died with it, and its hold ended by its lease",
+        Outcome.INTERNAL_ERROR: f"failed by a fault of the gateway ({record.status})",
+    }
+    return [ends[record.outcome]] if record.outcome else []
+
+
+def _charge(record: Record) -> str:
+    if record.outcome is Outcome.GATEWAY_CRASHED:
+        return ""
+    if not record.charge_micros:
+        return "charged nothing"
+    source = " (estimated)" if record.usage_source == "estimated" else ""
+    return f"charged {record.charge_micros} micros{source}"
+
+
+def _failure(code: str, status: int) -> str:
+    return f"{_words(code)} ({status})" if status else _words(code)
+
+
+def _words(code: str) -> str:
+    return code.replace("_", " ") or "no reason recorded"

@@ -1,0 +1,225 @@
+"""`gateway usage`: what the usage log tells, for people and for scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import UTC, date, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+
+from gateway import reports
+from gateway.cli.common import (
+    ConfigOption,
+    JsonOption,
+    amount,
+    configuration,
+    print_fields,
+    print_json,
+    print_table,
+    refuse,
+    store_of,
+)
+from gateway.config import Config
+from gateway.exchange import Outcome
+from gateway.record import Record
+from gateway.rows import GROUPS, SUMS
+
+SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+POLL_S: Final = 0.5
+
+usage = typer.Typer(no_args_is_help=True, help="The usage log: whether a request arrived, how it ended, what it cost.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(usage, name="usage")
+
+
+def _moment(text: str) -> int:
+    """Milliseconds since 1970."""
+    match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
+    if match:
+        return max(0, round((time.time() - int(match[1]) * SECONDS[match[2]]) * 1000))
+    return round(datetime.combine(date.fromisoformat(_day(text)), datetime.min.time(), UTC).timestamp() * 1000)
+
+
+def _day(text: str) -> str:
+    with suppress(ValueError):
+        return date.fromisoformat(text).isoformat()
+    raise typer.BadParameter(f"`{text}` is no time; write 30m, 12h, 7d, or a day like 2026-11-21 (UTC)")
+
+
+def _groups(text: str) -> list[str]:
+    names = ["token_id" if name == "token" else name for name in text.split(",")]
+    if unknown := [name for name in names if name not in GROUPS]:
+        raise typer.BadParameter(f"`{unknown[0]}` is none of account, token, model, channel, day")
+    return list(dict.fromkeys(names))
+
+
+AccountOption = Annotated[str | None, typer.Option(metavar="ID", help="Only this account's requests.")]
+OutcomeOption = Annotated[Outcome | None, typer.Option(help="Only requests that ended so.")]
+SinceOption = Annotated[
+    int | None, typer.Option(parser=_moment, metavar="TIME", help="Back to then: 30m, 12h, 7d, or a day (UTC).")
+]
+DayOption = Annotated[str | None, typer.Option(parser=_day, metavar="DAY", help="Such as 2026-11-21 (UTC), included.")]
+
+
+@usage.command("list")
+def list_(
+    account: AccountOption = None,
+    since: SinceOption = None,
+    outcome: OutcomeOption = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List requests, the newest first.
+
+    Example: `gateway usage list --account alice --since 1h --outcome caller_gone`
+    """
+    found = reports.select(_folder(config), account=account, outcome=outcome, since_ms=since, newest_first=True)
+    _print(islice(found, limit), as_json, empty="No such request. Is `--since` far enough back?")
+
+
+@usage.command()
+def show(
+    request_id: Annotated[str, typer.Argument(metavar="ID", help="The `x-request-id` of the answer.")],
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one request's record with every field.
+
+    Example: `gateway usage show 01a1fccb-1807-7197-9f1b-61a58aba6c92 --json`
+    """
+    record = find(config, request_id)
+    if record is None:
+        raise refuse(f"there is no request {request_id} in the log")
+    if as_json:
+        print_json(record)
+        return
+    print_fields({name: _plain(value) for name, value in msgspec.to_builtins(record).items()})
+
+
+@usage.command()
+def tail(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Follow: print each request when it has ended, until Ctrl-C.
+
+    Example: `gateway usage tail --json | jq 'select(.outcome != "completed")'`
+    """
+    following = reports.Tail(_folder(config))
+    with suppress(KeyboardInterrupt):
+        while True:
+            for record in following.poll():
+                if as_json:
+                    print_json(record)
+                else:
+                    print("  ".join(_cells(record)))
+            sys.stdout.flush()
+            time.sleep(POLL_S)
+
+
+@usage.command()
+def summary(
+    by: Annotated[str, typer.Option(metavar="NAMES", help="Some of account,token,model,channel,day.")] = "day",
+    first: Annotated[
+        str | None, typer.Option("--from", parser=_day, metavar="DAY", help="The first day (UTC).")
+    ] = None,
+    last: Annotated[str | None, typer.Option("--to", parser=_day, metavar="DAY", help="The last day (UTC).")] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Add up requests, tokens and charges.
+
+    Example: `gateway usage summary --by account,model,day --from 2026-11-01 --to 2026-11-30`
+    """
+    groups = _groups(by)
+    totals = reports.summary(_folder(config), groups, since=first, until=last)
+    if as_json:
+        for total in totals:
+            print_json(total)
+        return
+    print_table(
+        [*groups, *(name.removesuffix("_micros") for name in SUMS)],
+        [
+            [
+                amount(value) if name == "charge_micros" else value if value != "" else "-"
+                for name, value in total.items()
+            ]
+            for total in totals
+        ],
+        empty="No request has ended in that time.",
+    )
+
+
+@usage.command()
+def export(
+    account: AccountOption = None,
+    outcome: OutcomeOption = None,
+    since: SinceOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Print all records as JSON lines, the oldest first.
+
+    Example: `gateway usage export --since 30d > usage.jsonl`
+    """
+    for record in reports.select(_folder(config), account=account, outcome=outcome, since_ms=since):
+        print_json(record)
+
+
+def find(config: Path | None, request_id: str) -> Record | None:
+    """The record of a request: from the files, else from what is on its way there."""
+    settings = configuration(config)
+    record = reports.find(settings.data_path / "usage", request_id)
+    return record if record is not None and record.outcome else asyncio.run(_find_anywhere(settings, request_id))
+
+
+async def _find_anywhere(settings: Config, request_id: str) -> Record | None:
+    async with store_of(settings) as store:
+        return await store.usage.find(request_id)
+
+
+def _folder(config: Path | None) -> Path:
+    return configuration(config).data_path / "usage"
+
+
+COLUMNS: Final = ("arrived", "id", "account", "model", "channel", "outcome", "status", "tokens", "charge", "ms")
+
+
+def _cells(record: Record) -> list[str]:
+    tokens = f"{record.prompt_tokens}+{record.completion_tokens}" if record.usage_source != "none" else ""
+    cells = (
+        record.arrived_at,
+        record.id,
+        record.account,
+        record.model,
+        record.channel,
+        record.outcome or "under way",
+        record.status or "",
+        tokens,
+        amount(record.charge_micros),
+        record.duration_ms,
+    )
+    return [str(cell) or "-" for cell in cells]
+
+
+def _print(records: Iterable[Record], as_json: bool, *, empty: str) -> None:
+    if as_json:
+        for record in records:
+            print_json(record)
+        return
+    print_table(COLUMNS, map(_cells, records), empty=empty)
+
+
+def _plain(value: object) -> str:
+    if value is None or value == "":
+        return "-"
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
