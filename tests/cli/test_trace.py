@@ -1,0 +1,135 @@
+"""A request's story, for each way in which it can end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.cli.trace import story
+from gateway.exchange import Outcome
+from gateway.record import Tried
+from gateway.rows import Rows
+from tests.cli.test_usage import rows, run
+from tests.records import arrival, end
+
+__all__ = ["rows"]
+
+NOTHING_SENT: dict[str, Any] = {
+    "attempts": [],
+    "channel": "",
+    "first_byte_ms": None,
+    "events": 0,
+    "charge_micros": 0,
+    "usage_source": "none",
+}
+BEFORE_THE_FIRST_BYTE: dict[str, Any] = {"first_byte_ms": None, "events": 0}
+
+STORIES: list[tuple[dict[str, Any], str]] = [
+    ({}, "sent to channel openai, first byte after 312 ms, completed after 43 events and 2300 ms, charged 123 micros"),
+    (
+        {"outcome": Outcome.CALLER_GONE, "events": 41, "usage_source": "estimated"},
+        "sent to channel openai, first byte after 312 ms, cut by the caller after 41 events, charged 123 micros (estimated)",
+    ),
+    (
+        {"outcome": Outcome.CALLER_GONE, **BEFORE_THE_FIRST_BYTE, "charge_micros": 7, "usage_source": "estimated"},
+        "sent to channel openai, cut by the caller before the first byte, charged 7 micros (estimated)",
+    ),
+    (
+        {"outcome": Outcome.CALLER_GONE, **NOTHING_SENT},
+        "arrived, cut by the caller before the first byte, charged nothing",
+    ),
+    (
+        {
+            "outcome": Outcome.REFUSED,
+            **NOTHING_SENT,
+            "refused_by": "auth",
+            "error_code": "token_expired",
+            "status": 401,
+        },
+        "arrived and refused by auth: token expired (401), charged nothing",
+    ),
+    (
+        {"outcome": Outcome.REFUSED, **NOTHING_SENT, "error_code": "unknown_path", "status": 404},
+        "arrived and refused: unknown path (404), charged nothing",
+    ),
+    (
+        {
+            "attempts": [
+                Tried("a", 429, "upstream_rate_limited"),
+                Tried("b", 0, "upstream_unreachable"),
+                Tried("openai", 200),
+            ]
+        },
+        "tried channel a: upstream rate limited (429), tried channel b: upstream unreachable, sent to channel openai, "
+        "first byte after 312 ms, completed after 43 events and 2300 ms, charged 123 micros",
+    ),
+    (
+        {
+            "outcome": Outcome.UPSTREAM_FAILED,
+            **NOTHING_SENT,
+            "attempts": [Tried("a", 500, "upstream_error")],
+            "error_code": "upstream_error",
+            "status": 502,
+        },
+        "tried channel a: upstream error (500), no channel answered: upstream error (502), charged nothing",
+    ),
+    (
+        {"outcome": Outcome.UPSTREAM_TRUNCATED, "events": 1, "attempts": [Tried("openai", 200, "upstream_truncated")]},
+        "sent to channel openai, first byte after 312 ms, broken off by the upstream after 1 event, charged 123 micros",
+    ),
+    (
+        {"outcome": Outcome.UPSTREAM_STALLED, "longest_gap_ms": 60_000},
+        "sent to channel openai, first byte after 312 ms, cut after 43 events because the upstream fell silent "
+        "(longest gap 60000 ms), charged 123 micros",
+    ),
+    (
+        {"outcome": Outcome.UPSTREAM_ERROR_IN_STREAM},
+        "sent to channel openai, first byte after 312 ms, ended by an error of the upstream after 43 events, charged 123 micros",
+    ),
+    (
+        {"outcome": Outcome.STOPPED, "error_code": "upstream_timeout"},
+        "sent to channel openai, first byte after 312 ms, stopped by the gateway after 43 events and 2300 ms: "
+        "upstream timeout, charged 123 micros",
+    ),
+    (
+        {"outcome": Outcome.GATEWAY_CRASHED, **NOTHING_SENT},
+        "arrived, never ended: the gateway's process died with it, and its hold ended by its lease",
+    ),
+    (
+        {"outcome": Outcome.INTERNAL_ERROR, **NOTHING_SENT, "status": 500},
+        "arrived, failed by a fault of the gateway (500), charged nothing",
+    ),
+    ({**NOTHING_SENT, "model": ""}, "arrived, answered 200, charged nothing"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), STORIES)
+def test_an_end_reads_as_a_sentence(changes: dict[str, Any], words: str) -> None:
+    assert story(end(arrival(), **changes)) == words
+
+
+def test_every_outcome_has_a_story() -> None:
+    assert {changes.get("outcome", Outcome.COMPLETED) for changes, _ in STORIES} == set(Outcome)
+
+
+def test_a_request_without_an_end_is_under_way() -> None:
+    assert story(arrival()) == "arrived, still under way"
+
+
+def test_trace_names_the_request_and_tells_its_story(rows: Rows) -> None:
+    record = end(arrival())
+    rows.write([record])
+    heading, verdict = run("trace", record.id).splitlines()
+    assert heading == f"{record.id}  {record.arrived_at}  chat.completions  account demo, model gpt-4o-mini"
+    assert verdict == story(record)
+    told = msgspec.json.decode(run("trace", record.id, "--json"))
+    assert told == {"id": record.id, "verdict": story(record), "record": msgspec.to_builtins(record)}
+
+
+def test_a_request_that_never_arrived_is_said_not_to_have(rows: Rows, tmp_path: Path) -> None:
+    for missing in (arrival().id, "chatcmpl-123"):
+        assert "never arrived" in run("trace", missing, code=1)
+        assert msgspec.json.decode(run("trace", missing, "--json", code=1))["record"] is None

@@ -1,0 +1,169 @@
+"""The commands tell what the files have, to people and to scripts, and what is only on its way there too."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from gateway.cli import trace, usage
+from gateway.exchange import Outcome
+from gateway.record import Record, decode
+from gateway.rows import Rows
+from gateway.store.client import Client
+from gateway.store.usage import UsageLog
+from tests.records import arrival, end, id_at
+
+DAY_MS = 86_400_000
+
+app = typer.Typer()
+usage.register(app)
+trace.register(app)
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str) -> Rows:
+    """The writer of the files that the commands read."""
+    file = tmp_path / "gateway.yaml"
+    file.write_text(f"redis: {store_url}\ndata: {tmp_path}\n")
+    monkeypatch.setenv("GATEWAY_CONFIG", str(file))
+    return Rows(tmp_path / "usage")
+
+
+def run(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def records(output: str) -> list[Record]:
+    return [decode(line) for line in output.splitlines()]
+
+
+def days_ago(days: float) -> Record:
+    return arrival(id_at(round(time.time() * 1000 - days * DAY_MS)))
+
+
+def test_list_shows_the_newest_first_with_whole_ids(rows: Rows) -> None:
+    old, new = end(days_ago(2)), end(days_ago(1), account="other")
+    rows.write([old, new])
+    header, first, second = run("usage", "list").splitlines()
+    assert header.split()[:3] == ["arrived", "id", "account"]
+    assert first.split()[1:3] == [new.id, "other"]
+    assert second.split()[1:3] == [old.id, "demo"]
+
+
+def test_list_says_so_where_there_is_nothing(rows: Rows) -> None:
+    assert "No such request" in run("usage", "list")
+    assert run("usage", "list", "--json") == ""
+
+
+def test_list_chooses_by_account_time_outcome_and_number(rows: Rows) -> None:
+    old, new, cut = end(days_ago(2)), end(days_ago(0.5)), end(days_ago(0.25), outcome=Outcome.CALLER_GONE)
+    other = end(days_ago(0.1), account="other")
+    rows.write([old, new, cut, other])
+    mine = ("usage", "list", "--json", "--account", "demo")
+    assert records(run(*mine)) == [cut, new, old]
+    assert records(run(*mine, "--since", "1d")) == [cut, new]
+    assert records(run(*mine, "--since", old.arrived_at[:10])) == [cut, new, old]
+    assert records(run(*mine, "--outcome", "caller_gone")) == [cut]
+    assert records(run(*mine, "--limit", "1")) == [cut]
+
+
+def test_a_time_that_cannot_be_read_is_a_misuse_that_shows_how_to_write_it(rows: Rows) -> None:
+    for text in ("5x", "yesterday", "2026-13-01", "-1h", ""):
+        assert "30m, 12h, 7d" in " ".join(run("usage", "list", "--since", text, code=2).split())
+
+
+def test_show_prints_every_field(rows: Rows) -> None:
+    record = end(arrival())
+    rows.write([record])
+    assert records(run("usage", "show", record.id, "--json")) == [record]
+    shown = dict(line.split(maxsplit=1) for line in run("usage", "show", record.id).splitlines())
+    assert shown.keys() == set(msgspec.to_builtins(record))
+    assert shown["charge_micros"].strip() == "123"
+    assert msgspec.json.decode(shown["price"]) == record.price
+
+
+async def test_show_finds_what_is_still_in_the_stream(rows: Rows, client: Client) -> None:
+    log = UsageLog(client, rows.folder)
+    opened = arrival()
+    await log.submit_arrival(opened)
+    shown = await asyncio.to_thread(run, "usage", "show", opened.id, "--json")
+    assert records(shown) == [opened]
+
+
+def test_show_of_what_never_arrived_is_refused(rows: Rows) -> None:
+    missing = arrival().id
+    assert missing in run("usage", "show", missing, code=1)
+
+
+def test_summary_adds_up_by_what_was_asked(rows: Rows) -> None:
+    one, other, free = end(arrival()), end(arrival()), end(arrival(), model="", charge_micros=0)
+    rows.write([one, other, free])
+    day = one.arrived_at[:10]
+    by_model = run("usage", "summary", "--by", "account,model", "--json").splitlines()
+    assert msgspec.json.decode(by_model[1]) == {
+        "account": "demo",
+        "model": "gpt-4o-mini",
+        "requests": 2,
+        "completed": 2,
+        "prompt_tokens": 22,
+        "completion_tokens": 82,
+        "charge_micros": 246,
+    }
+    header, *lines = run("usage", "summary", "--by", "day,token").splitlines()
+    assert header.split() == [
+        "day",
+        "token_id",
+        "requests",
+        "completed",
+        "prompt_tokens",
+        "completion_tokens",
+        "charge",
+    ]
+    assert [line.split() for line in lines] == [[day, "demo-k3f9x2ab", "3", "3", "33", "123", "0.000246"]]
+
+
+def test_summary_of_a_time_has_its_first_and_last_day(rows: Rows) -> None:
+    asked = [days_ago(days) for days in (3, 2, 1, 0)]
+    rows.write(map(end, asked))
+    first, last = asked[1].arrived_at[:10], asked[2].arrived_at[:10]
+    told = run("usage", "summary", "--from", first, "--to", last, "--json").splitlines()
+    assert [msgspec.json.decode(line)["day"] for line in told] == [first, last]
+
+
+def test_summary_refuses_what_is_not_kept(rows: Rows) -> None:
+    assert "nope" in run("usage", "summary", "--by", "day,nope", code=2)
+
+
+def test_export_prints_all_the_oldest_first(rows: Rows) -> None:
+    written = [end(days_ago(days)) for days in range(70, 0, -1)]
+    rows.write(written)
+    assert records(run("usage", "export")) == written
+
+
+async def test_tail_prints_each_request_when_it_has_ended(rows: Rows) -> None:
+    command = "from gateway.cli import main; main()"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", command, "usage", "tail", "--json"), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    line = asyncio.create_task(process.stdout.readline())
+    written = []
+    while not line.done():
+        written.append(end(arrival()))
+        rows.write([written[-1], arrival()])
+        await asyncio.wait([line], timeout=0.1)
+    assert decode(line.result()) in written
+    process.send_signal(signal.SIGINT)
+    rest, _ = await asyncio.wait_for(process.communicate(), 10)
+    assert all(record in written for record in records(rest.decode()))
+    assert process.returncode == 0
