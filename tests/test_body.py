@@ -1,0 +1,297 @@
+"""What is checked before anything is spent, and what the upstream is sent of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.body import MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE, Body, BodyRules, check
+from gateway.errors import Refused
+
+RULES = BodyRules()
+BASE = b'"model":"m","messages":[{"role":"user","content":"hi"}],"stream":true'
+
+
+def with_field(field: str | bytes) -> bytes:
+    return b"{" + BASE + b"," + (field.encode() if isinstance(field, str) else field) + b"}"
+
+
+def body(**fields: Any) -> bytes:
+    given_fields = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, **fields}
+    return json.dumps({name: value for name, value in given_fields.items() if value is not ...}).encode()
+
+
+def checked(raw: bytes, rules: BodyRules = RULES) -> Body:
+    return check(raw, rules)
+
+
+def refused(raw: bytes, rules: BodyRules = RULES) -> Refused:
+    with pytest.raises(Refused) as caught:
+        check(raw, rules)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def sent(raw: bytes, model: str = "m", *, ask_usage: bool = False, rules: BodyRules = RULES) -> bytes:
+    return check(raw, rules).upstream(model, ask_usage=ask_usage)
+
+
+# What is understood
+
+
+def test_the_known_fields_are_read() -> None:
+    raw = body(max_tokens=50, n=2, stream_options={"include_usage": True}, temperature=0.5)
+    understood = checked(raw)
+    assert (understood.model, understood.stream, understood.max_tokens, understood.n) == ("m", True, 50, 2)
+    assert understood.asked_usage and understood.size == len(raw) and understood.messages == 1
+
+
+def test_what_is_left_out_or_null_is_not_given() -> None:
+    for raw in (body(), body(max_tokens=None, n=None, stream_options=None, temperature=None)):
+        understood = checked(raw)
+        assert (understood.max_tokens, understood.n, understood.asked_usage) == (None, 1, False)
+
+
+def test_either_name_of_the_ceiling_counts_and_both_when_they_agree() -> None:
+    assert checked(body(max_completion_tokens=9)).max_tokens == 9
+    assert checked(body(max_completion_tokens=9, max_tokens=9)).max_tokens == 9
+
+
+def test_the_prompt_is_bounded_by_its_bytes_and_estimated_at_four_bytes_a_token() -> None:
+    messages = b'[{"role":"user","content":"\\u4f60\\u597d"}, {"role":"user"}]'
+    raw = b'{"model":"m","stream":true,"messages": ' + messages + b' ,"tools":[]}'
+    understood = checked(raw)
+    assert understood.prompt_tokens_bound == len(raw) + 2 * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
+    assert understood.prompt_tokens_estimate == -(-len(messages) // 4)
+
+
+# What the upstream is sent
+
+
+def test_every_value_goes_on_byte_for_byte() -> None:
+    values = [
+        b'{ "a" : [ 1.0e+2 , -0.0 , 1E400 ] }',
+        b'"\\u00e9\\/\xc3\xa9"',
+        b"123456789012345678901234567890",
+        b"null",
+    ]
+    raw = with_field(b",".join(b'"f%d" :\n %s ' % (number, value) for number, value in enumerate(values)))
+    for number, value in enumerate(values):
+        assert b'"f%d":%s' % (number, value) in sent(raw)
+
+
+def test_nothing_is_added_where_nothing_is_to_be_changed() -> None:
+    assert sent(b"{" + BASE + b"}") == b"{" + BASE + b"}"
+
+
+def test_the_model_is_named_as_the_channel_names_it() -> None:
+    assert json.loads(sent(body(), 'other/"model"'))["model"] == 'other/"model"'
+
+
+@pytest.mark.parametrize("options", [..., None, {}, {"include_usage": False}, {"include_usage": None}])
+def test_usage_is_asked_for_where_the_caller_did_not(options: object) -> None:
+    raw = body(stream_options=options)
+    assert json.loads(sent(raw, ask_usage=True))["stream_options"] == {"include_usage": True}
+    assert json.loads(sent(raw)).get("stream_options", ...) == options
+
+
+def test_other_stream_options_are_kept_byte_for_byte() -> None:
+    raw = with_field('"stream_options":{"x": 1.0 ,"include_usage":false,"y":[ 2 ]}')
+    assert b'"stream_options":{"x":1.0,"include_usage":true,"y":[ 2 ]}' in sent(raw, ask_usage=True)
+
+
+def test_a_key_given_twice_is_sent_once_as_it_was_checked() -> None:
+    raw = with_field('"mod\\u0065l":"last","max_tokens":5,"max\\u005ftokens":6')
+    understood, upstream = checked(raw), sent(raw, "last")
+    assert (understood.model, understood.max_tokens) == ("last", 6)
+    assert upstream.count(b"model") == upstream.count(b"max_tokens") == 1
+    assert json.loads(upstream)["model"] == "last" and json.loads(upstream)["max_tokens"] == 6
+
+
+def test_usage_asked_for_twice_is_sent_once_as_it_was_checked() -> None:
+    raw = with_field('"stream_options":{"include_usage":false,"include_\\u0075sage":true}')
+    assert checked(raw).asked_usage
+    assert b'"stream_options":{"include_usage":true}' in sent(raw)
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=8).filter(lambda name: name not in {"n", "model", "stream"}),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+            lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+        ),
+        max_size=6,
+    ),
+    st.booleans(),
+)
+def test_whatever_else_a_caller_writes_means_the_same_upstream(fields: dict[str, Any], ascii_only: bool) -> None:
+    whole = {**fields, **json.loads(body())}
+    raw = json.dumps(whole, ensure_ascii=ascii_only).encode()
+    assert json.loads(sent(raw, "m2", ask_usage=True)) == {
+        **whole,
+        "model": "m2",
+        "stream_options": {"include_usage": True},
+    }
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("given_value", ["false", "null", '"true"', "1", "0", "[true]", "{}", ...])
+def test_stream_must_be_true_and_the_message_shows_the_line_to_add(given_value: Any) -> None:
+    raw = body(stream=... if given_value is ... else json.loads(given_value))
+    error = refused(raw)
+    assert (error.code, error.param) == ("stream_required", "stream")
+    assert '"stream": true' in error.message
+
+
+def test_an_operator_may_let_whole_answers_through_and_they_are_not_asked_for_stream_options() -> None:
+    rules = BodyRules(allow_non_streaming=True)
+    for value in (..., None, False):
+        understood = checked(body(stream=value), rules)
+        assert not understood.stream
+        assert b"stream_options" not in understood.upstream("m", ask_usage=True)
+    assert checked(body(), rules).stream
+    assert refused(body(stream="no"), rules).param == "stream"
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("model", ["", None, 5, ["m"], "m" * 257, "a\nb", "a\x00", "a\x7f", "a\u202eb", ...]),
+        ("messages", [[], None, {}, "hi", [1], [[]], [{}], [{"role": 5}], [{"role": None}], [{"role": "u"}, "x"], ...]),
+        ("temperature", [True, "0.5", [], {}]),
+        ("max_tokens", [-1, 0, 5.0, 1.5, 10**18, "5", True, [], 1_000_001]),
+        ("max_completion_tokens", [-1, 0, 5.0, 1.5, 10**18, "5", True, [], 1_000_001]),
+        ("n", [-1, 0, 1.0, 17, 10**6, "1", True]),
+        ("stream_options", [[], True, "include_usage", 1]),
+    ],
+)
+def test_a_field_of_the_wrong_kind_is_refused_by_its_name(field: str, values: list[object]) -> None:
+    for value in values:
+        error = refused(body(**{field: value}))
+        assert (error.code, error.param) == ("invalid_request", field), value
+        assert f"'{field}'" in error.message
+
+
+@pytest.mark.parametrize("number", ["1e18", "1E3", "-0", "9" * 5000, "1" + "0" * 400 + ".5"])
+def test_a_ceiling_is_a_plain_whole_number(number: str) -> None:
+    assert refused(with_field(f'"max_tokens":{number}')).param == "max_tokens"
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "9" * 400])
+def test_a_temperature_that_no_float_holds_is_refused(number: str) -> None:
+    assert refused(with_field(f'"temperature":{number}')).param == "temperature"
+
+
+def test_the_largest_values_that_are_allowed_pass() -> None:
+    assert checked(body(max_tokens=1_000_000, n=16, model="é" * 256, temperature=-2)).n == 16
+
+
+def test_ceilings_that_differ_are_refused() -> None:
+    error = refused(body(max_tokens=5, max_completion_tokens=6))
+    assert (error.code, error.param) == ("invalid_request", "max_tokens")
+
+
+def test_include_usage_is_a_boolean() -> None:
+    assert refused(body(stream_options={"include_usage": 1})).param == "stream_options.include_usage"
+
+
+@pytest.mark.parametrize("raw", [b"[]", b"5", b'"model"', b"null", b"[" * 100_000])
+def test_a_body_that_is_no_object_is_refused(raw: bytes) -> None:
+    assert refused(raw).code == "invalid_request"
+
+
+# What is JSON and what is not, at any depth of a value that nobody reads
+
+VALID = [
+    "[]", "[ ]", " [1 , 2]\t\r\n", "{}", '{"":0}', '{"a":{"a":[{"a":null}]}}', "-0", "-1", "0", "10.5e-3", "1E+2",
+    "0.1", "1e999", "123123e100000", "-" + "9" * 400, '""', '"\\""', '"\\\\\\/\\b\\f\\n\\r\\t"', '"\\u0000"', '"\\uD834\\uDD1E"',
+    '"\\u2028\\uFFFF"', '"\x7f"', '"\u2028"', '"é中🎈"', '"\uffff"', "true", "false", "null", '[[[],{}],"]"]', '"[{"',
+    '{"a":1,"a":2}', '"// no comment"',
+]  # fmt: skip
+INVALID = [
+    "", ",", "[", "]", "{", "}", "[1,]", "[,1]", "[1,,2]", "[1 2]", "[1:2]", '{"a"}', '{"a":}', '{"a":1,}', '{,"a":1}',
+    "{1:1}", "{a:1}", "{'a':1}", '{"a" 1}', '{"a"::1}', '{"a":1 "b":2}', "+1", "-", "01", "-01", "1.", ".5", "1e", "1e+",
+    "1.e1", "0x1", "1_000", "1a", "--1", "1 000", "NaN", "-NaN", "Infinity", "-Infinity", "nan", "True", "tru", "nul", "None",
+    "undefined", "'a'",
+    '"', '"a', '"\n"', '"\t"', '"\x00"', '"\x1f"', '"\\x41"', '"\\"', '"\\u"', '"\\u12"', '"\\u123g"', '"\\U0041"',
+    '"\\ud800"', '"\\udc00"', '"\\ud800\\ud800"', '"\\ud800x"', '"\\udd1e\\ud834"', "// c\n1", "/* c */1", "1//c", "#", "\ufeff1",
+    "\x0b1", "\xa01", "[1}", '{"a":1]', "[1]]", '{"a":1}}', "1;", "[\x00]", "<a>", "\\u0031", "*",
+]  # fmt: skip
+PLACES = [
+    b'{"x":%s,' + BASE + b"}",
+    b"{" + BASE + b',"x":%s}',
+    b"{" + BASE + b',"x":[[{"y":[0,%s]}]]}',
+    b'{"model":"m","stream":true,"messages":[{"role":"user","content":%s}]}',
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_json_passes(place: bytes) -> None:
+    for text in VALID:
+        raw = place % text.encode()
+        assert json.loads(sent(raw)) == json.loads(raw), text
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_what_is_not_json_is_refused_wherever_it_stands(place: bytes) -> None:
+    for text in INVALID:
+        assert refused(place % text.encode()).code == "invalid_json", text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"\xff", b"\x80", b"\xc0\xaf", b"\xc3", b"\xe0\x80\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xf8\x88\x80\x80", b"\xe9"],
+)  # fmt: skip
+def test_what_is_not_utf_8_is_refused_in_values_and_in_keys(text: bytes) -> None:
+    for field in (b'"x":"%s"', b'"x":{"%s":1}', b'"%s":1', b'"x":[{"y":"a%s"}]'):
+        error = refused(with_field(field % text))
+        assert error.code == "invalid_json" and "UTF-8" in error.message
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_other_encodings_and_byte_order_marks_are_refused(encoding: str) -> None:
+    assert refused(body().decode().encode(encoding)).code == "invalid_json"
+
+
+@pytest.mark.parametrize("after", [b"x", b"{}", b",", b"\x00", b"]"])
+def test_nothing_but_space_may_follow(after: bytes) -> None:
+    assert refused(body() + after).code == "invalid_json"
+    assert checked(b" \r\n\t" + body() + b" \r\n").model == "m"
+
+
+# How deep it may be nested
+
+
+@pytest.mark.parametrize(("opened", "closed"), [(b"[", b"]"), (b'{"a":', b"}"), (b'[{"]}":"\\\\\\"]",\n"b":', b"} ]")])
+def test_a_hundred_levels_pass_and_one_more_does_not(opened: bytes, closed: bytes) -> None:
+    levels = opened.count(b"[") + opened.count(b"{")
+    for field, within in ((b'"x":%s', 1), (b'"messages":[{"role":"user","y":%s}]', 3)):
+        fitting = (RULES.max_depth - within) // levels
+        rest = b"[" * (RULES.max_depth - within - fitting * levels)
+        value = rest + opened * fitting + b"0" + closed * fitting + b"]" * len(rest)
+        assert checked(with_field(field % value)).model == "m"
+        error = refused(with_field(field % (b"[" + value + b"]")))
+        assert error.code == "invalid_request" and "100 levels" in error.message
+
+
+def test_many_brackets_side_by_side_or_in_text_are_not_deep() -> None:
+    brackets = "[{" * 300
+    tools = [{"function": {"parameters": {"a": [], "b": brackets, "c\\": '"' + brackets, "d": "\\"}}}] * 200
+    assert checked(body(tools=tools, messages=[{"role": "user", "content": brackets}] * 200)).messages == 200
+
+
+@pytest.mark.parametrize("opened", [b"[", b'{"a":', b'[{"a":'])
+@pytest.mark.parametrize("field", ["x", "messages", "model", "n", "stream_options", "temperature"])
+def test_a_depth_bomb_is_refused_at_once(opened: bytes, field: str) -> None:
+    start = time.monotonic()
+    error = refused(with_field(b'"%s":' % field.encode() + opened * 100_000))
+    assert error.code in ("invalid_request", "invalid_json")
+    assert time.monotonic() - start < 1, "a bomb takes milliseconds; this allows for a busy machine"
