@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -22,6 +23,8 @@ class Step(msgspec.Struct, frozen=True):
     name: str
     plugin: Plugin
     on_error: Literal["refuse", "ignore"] = "refuse"
+    wrong: Callable[[str], Misconfigured] = Misconfigured
+    """Makes the error about this step; one that came from a file names its place there."""
 
     def defines(self, moment: str) -> bool:
         """Whether the plugin does anything at `moment`."""
@@ -45,22 +48,19 @@ class Chain:
         self.on_chunk = tuple(_guarded(step, step.plugin.on_chunk) for step in self.steps if step.defines("on_chunk"))
 
     async def start(self, services: Services) -> None:
-        """Start every plugin; when one refuses, stop those that had started and raise `Misconfigured`."""
+        """Start every plugin; when one fails, stop those that had started. A `ValueError` becomes `Misconfigured`."""
         for index, step in enumerate(self.steps):
             try:
                 await step.plugin.start(services.named(step.name))
-            except ValueError as error:
-                for started in reversed(self.steps[:index]):
-                    await started.plugin.stop()
-                raise Misconfigured(f"plugin `{step.name}`: {error}") from None
+            except BaseException as error:
+                await _stop(self.steps[:index])
+                if isinstance(error, ValueError):
+                    raise step.wrong(f"'{step.name}' does not start: {error}") from None
+                raise
 
     async def stop(self) -> None:
         """Stop every plugin, the last first."""
-        for step in reversed(self.steps):
-            try:
-                await step.plugin.stop()
-            except Exception:
-                log.exception("plugin_failed", plugin=step.name, moment="stop")
+        await _stop(self.steps)
 
     async def request(self, exchange: Exchange, entered: list[Step]) -> Reply | None:
         """The way in. `entered` grows by every plugin whose turn came, also by the one that refused."""
@@ -87,7 +87,9 @@ class Chain:
         for step in reversed(entered):
             try:
                 await step.plugin.on_end(exchange)
-            except Exception:
+            except (Exception, asyncio.CancelledError):
+                if _cancelled_from_outside():
+                    raise
                 log.exception("plugin_failed", plugin=step.name, moment="on_end", request_id=exchange.id)
 
     def __repr__(self) -> str:
@@ -103,21 +105,36 @@ def warnings(steps: Sequence[Step]) -> list[str]:
     return []
 
 
+async def _stop(steps: Sequence[Step]) -> None:
+    for step in reversed(steps):
+        try:
+            await step.plugin.stop()
+        except Exception:
+            log.exception("plugin_failed", plugin=step.name, moment="stop")
+
+
+def _cancelled_from_outside() -> bool:
+    """Whether this task itself is being cancelled; a future that a plugin waited for may be, too."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 def _check_order(steps: Sequence[Step]) -> None:
     provided: set[type] = set()
     for index, step in enumerate(steps):
         for fact in step.plugin.requires:
             if fact not in provided:
-                raise Misconfigured(_cure(step.name, fact, steps[index + 1 :]))
+                raise step.wrong(_cure(step.name, fact, steps[index + 1 :]))
         if step.on_error == "ignore":
             needed = {fact for other in steps[index + 1 :] for fact in other.plugin.requires} | {Route}
             for fact in needed.intersection(step.plugin.provides):
-                raise Misconfigured(
+                raise step.wrong(
                     f"'{step.name}' provides {fact.__name__}, which is needed: remove its `on_error: ignore`"
                 )
         provided.update(step.plugin.provides)
     if Route not in provided:
-        raise Misconfigured("nothing in the chain provides Route: add `- use: model-routing` as the last plugin")
+        wrong = steps[-1].wrong if steps else Misconfigured
+        raise wrong("nothing in the chain provides Route: add `- use: model-routing` as the last plugin")
 
 
 def _cure(name: str, fact: type, below: Sequence[Step]) -> str:

@@ -2,6 +2,7 @@
 
 What is accepted: plain YAML without anchors, aliases, tags or duplicate keys, up to 1 MiB. `${NAME}` in a
 string is taken from the environment. Settings and their defaults are documented in config/gateway.yaml.
+What may hold a credential is in no `repr`.
 """
 
 from __future__ import annotations
@@ -11,77 +12,92 @@ import re
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
 from gateway import document
-from gateway.document import Document
+from gateway.conversion import convert
+from gateway.document import Document, Place
 from gateway.errors import Misconfigured
-
-Section = TypeVar("Section")
 
 ACCOUNT_ID: Final = re.compile(r"[a-z0-9]{3,32}")
 
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+SecondsOrNone = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+Bytes = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 
-class Timers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of the file. Its `repr` shows nothing of the settings that `hidden` names."""
+
+    hidden: ClassVar[frozenset[str]] = frozenset()
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [(name, "..." if name in self.hidden else getattr(self, name)) for name in self.__struct_fields__]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+
+class Timers(Section, frozen=True):
     """Seconds that one channel may take. Each is a clock of its own."""
 
-    connect: float = 5
-    first_byte: float = 60
-    idle: float = 60
-    total: float = 600
-    write_stall: float = 60
+    connect: Seconds = 5
+    first_byte: Seconds = 60
+    idle: Seconds = 60
+    total: Seconds = 600
+    write_stall: Seconds = 60
 
 
-class Channel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Channel(Section, frozen=True):
     """An upstream that speaks the OpenAI dialect."""
+
+    hidden = frozenset({"api_key"})
 
     base_url: str
     api_key: str = ""
     ask_usage: bool = True
     timers: Timers = Timers()
     on_caller_gone: Literal["cancel", "drain"] = "cancel"
-    drain_limit: float = 30
-    max_response_bytes: int = 64 * 1024 * 1024
+    drain_limit: SecondsOrNone = 30
+    max_response_bytes: Bytes = 64 * 1024 * 1024
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", self.base_url):
-            raise ValueError("base_url must be like https://host/v1, without credentials or a query")
+        if not (re.fullmatch(r"https?://[!-~]+", self.base_url) and _is_base(self.base_url)):
+            raise ValueError("base_url must be like https://host/v1, without credentials, a query or an operation")
+        if not re.fullmatch(r"[!-~]*", self.api_key):
+            raise ValueError("api_key must be visible ASCII: look for a space or a line end at its end")
 
 
-class Serving(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Serving(Section, frozen=True):
     """One channel of a model: smaller `priority` is tried first; inside one priority `weight` decides."""
 
     use: str
     model: str = ""
-    weight: int = 1
+    weight: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     priority: int = 0
 
-    def __post_init__(self) -> None:
-        if self.weight < 1:
-            raise ValueError("weight must be 1 or more")
 
-
-class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Model(Section, frozen=True):
     """What callers may name. Prices are currency units per million tokens."""
 
     channels: list[str | Serving]
     input: Decimal | None = None
     output: Decimal | None = None
     free: bool = False
-    max_output_tokens: int = 4096
+    max_output_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 4096
 
     def __post_init__(self) -> None:
-        priced = self.input is not None and self.output is not None
-        if self.free == priced or (self.free and (self.input is not None or self.output is not None)):
-            raise ValueError("give `input` and `output` prices per million tokens, or say `free: true`")
-        if any(price is not None and not 0 <= price <= 1_000_000 for price in (self.input, self.output)):
-            raise ValueError("prices must be from 0 to 1000000")
+        prices = [price for price in (self.input, self.output) if price is not None]
+        if len(prices) != (0 if self.free else 2):
+            raise ValueError("give `input` and `output` prices per million tokens, or `free: true` without them")
+        if not all(_is_amount(price, 1_000_000) for price in prices):
+            raise ValueError("prices must be from 0 to 1000000, with at most six decimals")
         if not self.channels:
             raise ValueError("channels must name at least one channel")
-        if not 1 <= self.max_output_tokens <= 10_000_000:
-            raise ValueError("max_output_tokens must be from 1 to 10000000")
 
     @property
     def servings(self) -> tuple[Serving, ...]:
@@ -89,7 +105,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(Serving(use=item) if isinstance(item, str) else item for item in self.channels)
 
 
-class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Group(Section, frozen=True):
     """A user group: which models (names or patterns with `*`), at what price ratio; `enabled: false` shuts it
     out.
     """
@@ -99,12 +115,14 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     enabled: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.ratio <= 1000:
-            raise ValueError("ratio must be from 0 to 1000")
+        if not _is_amount(self.ratio, 1000):
+            raise ValueError("ratio must be from 0 to 1000, with at most six decimals")
 
 
-class PluginEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"with_": "with"}):
+class PluginEntry(Section, frozen=True, rename={"with_": "with"}):
     """One line of the chain."""
+
+    hidden = frozenset({"with_"})
 
     use: str
     with_: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -118,53 +136,57 @@ class PluginEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
         return self.name or self.use
 
 
-class Port(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Port(Section, frozen=True):
     """Limits of the public port. Sizes in bytes, times in seconds."""
 
-    max_head: int = 64 * 1024
-    max_body: int = 32 * 1024 * 1024
-    head_timeout: float = 15
-    body_timeout: float = 60
-    idle_timeout: float = 75
+    max_head: Bytes = 64 * 1024
+    max_body: Bytes = 32 * 1024 * 1024
+    head_timeout: Seconds = 15
+    body_timeout: Seconds = 60
+    idle_timeout: Seconds = 75
     allow_non_streaming: bool = False
-    drain: float = 30
+    drain: SecondsOrNone = 30
 
 
-class StoreSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StoreSettings(Section, frozen=True):
     """How the store is spoken to. Times in seconds."""
 
-    timeout: float = 0.5
-    connect_for: float = 10
-    connections: int = 4
+    timeout: Seconds = 0.5
+    connect_for: SecondsOrNone = 10
+    connections: Count = 4
     accept_loss: bool = False
 
 
-class UsageSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class UsageSettings(Section, frozen=True):
     """How long usage records are kept, in whole months besides the current one."""
 
-    retention_months: int = 13
-
-    def __post_init__(self) -> None:
-        if self.retention_months < 1:
-            raise ValueError("retention_months must be 1 or more")
+    retention_months: Count = 13
 
 
-class Demo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Demo(Section, frozen=True):
     """What `make serve` adds: a demo upstream, and an account with a token and a first credit."""
 
     upstream: str = "127.0.0.1:8089"
     account: str = "demo"
     credit: Decimal = Decimal(5)
 
+    def __post_init__(self) -> None:
+        if not ACCOUNT_ID.fullmatch(self.account):
+            raise ValueError("account must be 3 to 32 of a-z and 0-9")
+        if not _is_amount(self.credit, 1_000_000):
+            raise ValueError("credit must be from 0 to 1000000, with at most six decimals")
 
-class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+
+class Config(Section, frozen=True):
     """The whole file."""
+
+    hidden = frozenset({"redis"})
 
     listen: str = "127.0.0.1:8080"
     admin: str = "127.0.0.1:9090"
     redis: str = "embedded"
     data: str = "./data"
-    workers: int = 1
+    workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
     port: Port = Port()
     store: StoreSettings = StoreSettings()
     usage: UsageSettings = UsageSettings()
@@ -180,7 +202,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Path(self.data).expanduser()
 
 
-SECTIONS: Final[Mapping[str, type[msgspec.Struct]]] = {"channels": Channel, "models": Model, "groups": Group}
+SECTIONS: Final[Mapping[str, type[Section]]] = {"channels": Channel, "models": Model, "groups": Group}
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -192,48 +214,21 @@ class Loaded(msgspec.Struct, frozen=True):
 
 def load(path: Path, environment: Mapping[str, str] | None = None) -> Loaded:
     """Read, resolve and check a file. Raises `Misconfigured`."""
-    parsed = document.read(path, os.environ if environment is None else environment)
-    if not isinstance(parsed.data, dict):
-        raise parsed.wrong((), "the file must be a mapping; begin with config/gateway.yaml")
-    data: dict[str, Any] = dict(parsed.data)
+    data, parsed = document.read(path, os.environ if environment is None else environment)
+    if not isinstance(data, dict):
+        raise parsed.wrong((), "the file must be a mapping of settings; begin with config/gateway.yaml")
     for section, kind in SECTIONS.items():
         entries = data.get(section, {})
         if not isinstance(entries, dict):
-            raise parsed.wrong((section,), f"`{section}` must be a mapping of names")
+            raise parsed.wrong((section,), "must be a mapping of names to settings")
         data[section] = {name: convert(parsed, (section, name), value, kind) for name, value in entries.items()}
     entries = data.get("plugins", [])
     if not isinstance(entries, list):
-        raise parsed.wrong(("plugins",), "`plugins` must be a list, each item beginning with `- use:`")
+        raise parsed.wrong(("plugins",), "must be a list, each item beginning with `- use:`")
     data["plugins"] = [convert(parsed, ("plugins", index), item, PluginEntry) for index, item in enumerate(entries)]
     config = convert(parsed, (), data, Config)
     _check_references(config, parsed)
     return Loaded(config, parsed)
-
-
-def convert(parsed: Document, place: tuple[str | int, ...], value: object, kind: type[Section]) -> Section:
-    """`value` as `kind`; an error names the exact line and key. Raises `Misconfigured`."""
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        text, inner = document.split_path(str(error))
-        known = ""
-        if text.startswith("Object contains unknown field"):
-            unknown = re.findall(r"`(.*)`", text)
-            inner = (*inner, *unknown)
-            at = _struct_at(kind, inner[:-1])
-            if at is not None:
-                known = "; known here: " + ", ".join(sorted(field.encode_name for field in msgspec.structs.fields(at)))
-            text = f"unknown setting `{unknown[0] if unknown else ''}`"
-        raise parsed.wrong((*place, *inner), text + known) from None
-
-
-def _struct_at(kind: Any, path: tuple[str | int, ...]) -> type[msgspec.Struct] | None:
-    for step in path:
-        if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-            return None
-        kind = next((field.type for field in msgspec.structs.fields(kind) if field.encode_name == step), None)
-        kind = next((arm for arm in getattr(kind, "__args__", ()) if isinstance(arm, type)), kind)
-    return kind if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else None
 
 
 def _check_references(config: Config, parsed: Document) -> None:
@@ -252,21 +247,37 @@ def _check_references(config: Config, parsed: Document) -> None:
                 ("plugins", index), f"the name `{entry.label}` is taken; give this one a `name:` of its own"
             )
         labels.add(entry.label)
-    if config.demo is not None and not ACCOUNT_ID.fullmatch(config.demo.account):
-        raise parsed.wrong(("demo", "account"), "an account id is 3 to 32 of a-z and 0-9")
-    for key in ("listen", "admin"):
+    addresses: dict[Place, str] = {("listen",): config.listen, ("admin",): config.admin}
+    if config.demo is not None:
+        addresses["demo", "upstream"] = config.demo.upstream
+        if not config.models:
+            raise parsed.wrong(("demo",), "a demo needs a model to talk to; add one under `models:`")
+    for place, address in addresses.items():
         try:
-            host_port(getattr(config, key))
-        except ValueError:
-            raise parsed.wrong((key,), f"`{key}` must be HOST:PORT, as in 127.0.0.1:8080") from None
+            host_port(address)
+        except ValueError as error:
+            raise parsed.wrong(place, str(error)) from None
 
 
 def host_port(address: str) -> tuple[str, int]:
     """`127.0.0.1:8080` or `[::1]:8080` in its parts. Raises `ValueError`."""
-    host, separator, port = address.rpartition(":")
-    if not separator or not port.isdigit() or int(port) > 65535:
-        raise ValueError(address)
-    return host.strip("[]"), int(port)
+    match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):([0-9]{1,5})", address)
+    if match is None or int(match[2]) > 65535:
+        raise ValueError("must be HOST:PORT, as in 127.0.0.1:8080 or [::1]:8080")
+    return match[1].strip("[]"), int(match[2])
+
+
+def _is_base(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        sound = parts.hostname is not None and parts.port != 0
+    except ValueError:
+        return False
+    return sound and not set("@?#").intersection(url) and not parts.path.rstrip("/").endswith("/completions")
+
+
+def _is_amount(value: Decimal, most: int) -> bool:
+    return value.is_finite() and 0 <= value <= most and value == round(value, 6)
 
 
 def find(explicit: Path | None, environment: Mapping[str, str] | None = None) -> Path:

@@ -1,4 +1,8 @@
-"""A YAML document as plain data that remembers its lines. Strict: what could be read in two ways is an error."""
+"""A YAML document as plain data, and the lines it came from.
+
+1. What could be read in two ways is an error: `yes`, `0x10`, `1_000`, a key given twice, an alias, a tag.
+2. What came from the environment is never shown: an error names the variable in its place.
+"""
 
 from __future__ import annotations
 
@@ -7,75 +11,124 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import yaml
+from yaml.reader import Reader
 
 from gateway.errors import Misconfigured
 
 LARGEST: Final = 1024 * 1024
-VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+DEEPEST: Final = 32
+LONGEST_ERROR: Final = 1000
+SHORTEST_SECRET: Final = 4
+"""Shorter values of the environment are not hidden: hiding them would make every text unreadable."""
+
+VARIABLE: Final = re.compile(r"\$\{([^}]*)\}?")
+NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+INTEGER: Final = re.compile(r"[-+]?(0|[1-9][0-9]{0,14})")
+DECIMAL: Final = re.compile(r"(?=[^0-9]*([0-9]\.?){1,15}$)[-+]?[0-9]*\.[0-9]+")
+"""Up to fifteen digits: so many survive as a binary float."""
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Place = tuple[str | int, ...]
 
 
-class Document(msgspec.Struct, frozen=True):
-    """`data` is dicts, lists and scalars; `lines` the line (from 1) of every place in it."""
+class Document:
+    """Names the line of every place in a file. `lines` holds them, counted from 1."""
 
-    path: Path
-    data: Any
-    lines: dict[Place, int]
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines: dict[Place, int] = {}
+        self._variables: dict[str, str] = {}
 
     def wrong(self, place: Place, text: str) -> Misconfigured:
-        """The error for a place: `file:line: key: what is wrong`."""
+        """The error for a place, on one line: `file:line: key: what is wrong`."""
         at = place
         while at not in self.lines and at:
             at = at[:-1]
-        key = ".".join(str(step) for step in place)
-        return Misconfigured(f"{self.path}:{self.lines.get(at, 1)}: {key + ': ' if key else ''}{text}")
+        key = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place).lstrip(".")
+        return self.wrong_at(self.lines.get(at, 1), f"{key}: {text}" if key else text)
+
+    def wrong_at(self, line: int, text: str) -> Misconfigured:
+        """The error for a line."""
+        for value in sorted(self._variables, key=len, reverse=True):
+            text = text.replace(value, f"${{{self._variables[value]}}}")
+        printable = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text[:LONGEST_ERROR])
+        return Misconfigured(f"{self.path}:{line}: {printable}")
+
+    def resolve(self, place: Place, text: str, environment: Mapping[str, str]) -> str:
+        """`text` with its variables replaced. Raises `Misconfigured` for one that is not set."""
+
+        def value_of(match: re.Match[str]) -> str:
+            name = match[1]
+            if match[0][-1] != "}" or not NAME.fullmatch(name):
+                raise self.wrong(place, "write a variable as ${NAME}, of letters, digits and _")
+            if name not in environment:
+                raise self.wrong(place, f"the environment variable {name} is not set; export it or write a value")
+            value = environment[name]
+            if len(value) >= SHORTEST_SECRET:
+                self._variables[value] = name
+            return value
+
+        return VARIABLE.sub(value_of, text)
+
+    def __repr__(self) -> str:
+        return f"<Document {self.path}>"
 
 
-def read(path: Path, environment: Mapping[str, str]) -> Document:
-    """Parse a file. Raises `Misconfigured` with file, line and cure."""
+def read(path: Path, environment: Mapping[str, str]) -> tuple[Any, Document]:
+    """The data of a file, in dicts, lists and scalars, and its lines. Raises `Misconfigured` with file, line and cure."""
+    document = Document(path)
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(LARGEST + 1)
     except OSError as error:
         raise Misconfigured(f"{path}: {error.strerror}; name a readable file with --config") from None
     if len(raw) > LARGEST:
         raise Misconfigured(f"{path}: larger than 1 MiB; a configuration is a few kilobytes")
     try:
-        text = raw.decode("utf-8")
-        _refuse_shortcuts(path, text)
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise document.wrong_at(line, "not UTF-8; save the file as UTF-8") from None
+    if strange := Reader.NON_PRINTABLE.search(text):
+        line = text.count("\n", 0, strange.start()) + 1
+        raise document.wrong_at(line, f"the control character {strange[0]!r} is not allowed; remove it")
+    try:
+        _refuse_shortcuts(document, text)
         root = yaml.compose(text, Loader=_Loader)
-    except UnicodeDecodeError:
-        raise Misconfigured(f"{path}: not UTF-8; save the file as UTF-8") from None
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        raise Misconfigured(f"{path}:{mark.line + 1 if mark else 1}: {error.problem or 'not valid YAML'}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise Misconfigured(f"{path}: not valid YAML ({type(error).__name__})") from None
-    document = Document(path, None, {})
-    data = None if root is None else _plain(document, root, (), environment)
-    return Document(path, data, document.lines)
+        raise _malformed(document, text, error) from None
+    return None if root is None else _plain(document, root, (), environment), document
 
 
-def _refuse_shortcuts(path: Path, text: str) -> None:
+def _malformed(document: Document, text: str, error: yaml.MarkedYAMLError) -> Misconfigured:
+    mark = error.problem_mark
+    if mark is not None and text[mark.index : mark.index + 1] == "\t":
+        return document.wrong_at(mark.line + 1, "a tab cannot indent; use spaces")
+    line = mark.line + 1 if mark is not None else 1
+    return document.wrong_at(line, f"not valid YAML: {error.problem}; check quotes, colons and indentation there")
+
+
+def _refuse_shortcuts(document: Document, text: str) -> None:
+    depth = 0
     for event in yaml.parse(text, Loader=_Loader):
-        line = event.start_mark.line + 1 if event.start_mark else 1
+        line = event.start_mark.line + 1
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise Misconfigured(f"{path}:{line}: anchors and aliases are not allowed; write the value out")
+            raise document.wrong_at(line, "anchors and aliases are not allowed; write the value out")
         if tag := getattr(event, "tag", None):
-            raise Misconfigured(f"{path}:{line}: tags such as {tag} are not allowed; write plain values")
+            raise document.wrong_at(line, f"tags such as {tag} are not allowed; write plain values")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise document.wrong_at(line, f"nested deeper than {DEEPEST}; no setting is")
 
 
 def _plain(document: Document, node: yaml.Node, place: Place, environment: Mapping[str, str]) -> Any:
-    document.lines[place] = node.start_mark.line + 1
+    document.lines.setdefault(place, node.start_mark.line + 1)
     if isinstance(node, yaml.MappingNode):
         return _mapping(document, node, place, environment)
     if isinstance(node, yaml.SequenceNode):
         return [_plain(document, item, (*place, index), environment) for index, item in enumerate(node.value)]
-    assert isinstance(node, yaml.ScalarNode)  # noqa: S101 - the third and last kind of node
     return _scalar(document, node, place, environment)
 
 
@@ -84,43 +137,29 @@ def _mapping(
 ) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key_node, value_node in node.value:
-        key = key_node.value
         line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode) or key_node.tag.endswith((":null", ":merge")):
-            raise Misconfigured(f"{document.path}:{line}: every key must be plain text")
+            raise document.wrong_at(line, "every key must be plain text; quote it if it is meant")
+        key = key_node.value
         if key in result:
-            raise Misconfigured(f"{document.path}:{line}: the key `{key}` is given twice; keep one")
-        result[key] = _plain(document, value_node, (*place, key), environment)
+            raise document.wrong_at(line, f"the key `{key}` is given twice; keep one")
         document.lines[(*place, key)] = line
+        result[key] = _plain(document, value_node, (*place, key), environment)
     return result
 
 
-def _scalar(document: Document, node: yaml.ScalarNode, place: Place, environment: Mapping[str, str]) -> Any:
-    kind = node.tag.rpartition(":")[2]
+def _scalar(document: Document, node: yaml.Node, place: Place, environment: Mapping[str, str]) -> Any:
+    kind, text = node.tag.rpartition(":")[2], node.value
     if kind == "null":
         return None
+    if kind == "bool" and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if kind == "int" and INTEGER.fullmatch(text):
+        return int(text)
+    if kind == "float" and DECIMAL.fullmatch(text):
+        return float(text)
     if kind == "bool":
-        return node.value.lower() in ("true", "yes", "on")
-    if kind == "int" and re.fullmatch(r"[-+]?(0|[1-9][0-9]*)", node.value):
-        return int(node.value)
-    if kind == "float" and re.fullmatch(r"[-+]?[0-9]+\.[0-9]*|[-+]?\.[0-9]+", node.value):
-        return float(node.value)
+        raise document.wrong(place, f"write true or false, or put `{text}` in quotes if it is a name")
     if kind in ("int", "float"):
-        raise document.wrong(place, f"write the number plainly or in quotes, not as {node.value}")
-
-    def resolve(match: re.Match[str]) -> str:
-        name = match.group(1)
-        if name not in environment:
-            raise document.wrong(place, f"the environment variable {name} is not set; export it or write a value")
-        return environment[name]
-
-    return VARIABLE.sub(resolve, node.value)
-
-
-def split_path(message: str) -> tuple[str, Place]:
-    """msgspec's `text - at `$.a[0].b`` in its parts."""
-    text, _, path = message.partition(" - at `$")
-    steps: list[str | int] = []
-    for name, index in re.findall(r"\.([^.\[\]`]+)|\[(\d+)\]", path):
-        steps.append(name or int(index))
-    return text[:1].lower() + text[1:] if not text.startswith("Object contains") else text, tuple(steps)
+        raise document.wrong(place, f"write `{text}` in plain digits (at most 15), or in quotes if it is a name")
+    return document.resolve(place, text, environment)

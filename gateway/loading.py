@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 
 from gateway.chain import Chain, Step
-from gateway.config import Loaded, convert
-from gateway.errors import Misconfigured
+from gateway.config import Loaded
+from gateway.conversion import convert
 from gateway.plugin import Plugin
 
 ENTRY_POINTS = "gateway.plugins"
@@ -21,43 +22,43 @@ def installed() -> dict[str, EntryPoint]:
 
 def plugin_class(use: str) -> type[Plugin]:
     """The class that `use` names: an installed name or `package.module:Class`. Raises `ValueError` with the cure."""
-    if ":" not in use:
+    module_name, separator, class_name = use.partition(":")
+    if not separator:
         offered = installed()
         if use not in offered:
-            raise ValueError(
-                f"there is no plugin `{use}`; installed: {', '.join(sorted(offered))}; or name module:Class"
-            )
-        use = offered[use].value
-    module_name, _, class_name = use.partition(":")
+            known = ", ".join(sorted(offered)) or "none; install the package first"
+            raise ValueError(f"there is no plugin `{use}`; installed: {known}; or name module:Class")
+        module_name, class_name = offered[use].module, offered[use].attr
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ValueError(f"cannot import `{error.name}`: put it beside the YAML file or on PYTHONPATH") from None
-    except AttributeError:
-        raise ValueError(f"`{module_name}` has no `{class_name}`") from None
     except Exception as error:
         raise ValueError(f"importing `{module_name}` failed: {type(error).__name__}: {error}") from None
+    found = getattr(module, class_name, None)
+    if found is None:
+        raise ValueError(f"`{module_name}` has no `{class_name}`: name a class of it")
     if not (isinstance(found, type) and issubclass(found, Plugin)):
-        raise ValueError(f"`{use}` is not a gateway.Plugin")
+        raise ValueError(f"`{use}` is no plugin: derive it from gateway.Plugin")
     return found
 
 
 def build(loaded: Loaded, *, generation: int = 1) -> Chain:
     """The chain of a configuration. Raises `Misconfigured` with the place in the file."""
-    folder = str(loaded.document.path.resolve().parent)
+    document = loaded.document
+    folder = str(document.path.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)
     steps = []
     for index, entry in enumerate(loaded.config.plugins):
-        if not entry.enabled:
-            continue
-        try:
-            kind = plugin_class(entry.use)
-        except ValueError as error:
-            raise loaded.document.wrong(("plugins", index, "use"), str(error)) from None
-        plugin = convert(loaded.document, ("plugins", index, "with"), entry.with_, kind)
-        steps.append(Step(entry.label, plugin, entry.on_error))
-    try:
-        return Chain(steps, generation=generation)
-    except Misconfigured as error:
-        raise loaded.document.wrong(("plugins",), str(error)) from None
+        if entry.enabled:
+            place = ("plugins", index)
+            try:
+                kind = plugin_class(entry.use)
+            except ValueError as error:
+                raise document.wrong((*place, "use"), str(error)) from None
+            plugin = convert(document, (*place, "with"), entry.with_, kind)
+            steps.append(Step(entry.label, plugin, entry.on_error, partial(document.wrong, place)))
+    if not steps:
+        raise document.wrong(("plugins",), "no plugin is enabled; begin with the list in config/gateway.yaml")
+    return Chain(steps, generation=generation)

@@ -70,5 +70,6 @@ def test_the_example_above_auth_is_refused_with_the_documented_cure(tmp_path: Pa
     )
     with pytest.raises(config.Misconfigured) as refused:
         loading.build(with_chain(tmp_path, lines))
-    cure = str(refused.value).partition("plugins: ")[2]
+    cure = str(refused.value).partition("plugins[1]: ")[2]
+    assert cure
     assert cure in (ROOT / "plugins/README.md").read_text()

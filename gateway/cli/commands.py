@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
+from typer.core import TyperGroup
 
 from gateway.cli import account, check, fake_upstream, plugins, serve, token, trace, usage
+from gateway.errors import GatewayError, Misconfigured
 
 
-def register(app: typer.Typer) -> None:
-    """Add all commands to `app`, in the order in which `--help` shows them."""
+class Program(TyperGroup):
+    """What is a user's mistake is one line on standard error, never a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except GatewayError as error:
+            typer.echo(f"gateway: {error}", err=True)
+            raise typer.Exit(2 if isinstance(error, Misconfigured) else 1) from None
+
+
+def program() -> typer.Typer:
+    """The command line with all its commands, in the order in which `--help` shows them."""
+    app = typer.Typer(
+        name="gateway",
+        cls=Program,
+        help="A streaming chat-completion gateway. Try `gateway serve --config config/demo.yaml`.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
     for noun in (serve, check, plugins, account, token, usage, trace, fake_upstream):
         noun.register(app)
+    return app

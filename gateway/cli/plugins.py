@@ -1,14 +1,16 @@
-"""`gateway plugins`: what is installed, with settings, types, defaults, facts and the first lines of the docstrings."""
+"""`gateway plugins`: what is installed, with settings, types, defaults, facts and what its docstring says first."""
 
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import msgspec
 import typer
 
 from gateway import loading
 from gateway.cli.common import JsonOption, console, print_json
+from gateway.conversion import in_words
 from gateway.plugin import Plugin
 
 
@@ -23,6 +25,7 @@ def plugins(as_json: JsonOption = False) -> None:
     Example: `gateway plugins --json`
     """
     for name in sorted(loading.installed()):
+        described: dict[str, Any]
         try:
             described = describe(name, loading.plugin_class(name))
         except ValueError as error:
@@ -34,40 +37,32 @@ def plugins(as_json: JsonOption = False) -> None:
 
 
 def describe(name: str, kind: type[Plugin]) -> dict[str, object]:
-    """What an operator needs to know of a plugin."""
+    """What an operator needs to know of a plugin. A setting without a default must be given."""
+    about = (inspect.getdoc(kind) or "").partition("\n\n")[0]
     return {
         "name": name,
-        "about": (inspect.getdoc(kind) or "").partition("\n")[0],
+        "about": " ".join(about.split()),
         "needs": [fact.__name__ for fact in kind.requires],
         "provides": [fact.__name__ for fact in kind.provides],
         "settings": [
-            {"name": field.encode_name, "type": _type_name(field.type), "default": _default(field)}
+            {"name": field.encode_name, "type": in_words(field.type), **_default(field)}
             for field in msgspec.structs.fields(kind)
         ],
     }
 
 
-def _for_people(described: dict[str, object]) -> str:
+def _for_people(described: dict[str, Any]) -> str:
     lines = [f"{described['name']}: {described.get('about') or described.get('error')}"]
     for key in ("needs", "provides"):
-        names = described.get(key)
-        if isinstance(names, list) and names:
+        if names := described.get(key):
             lines.append(f"  {key} {', '.join(names)}")
-    settings = described.get("settings")
-    for setting in settings if isinstance(settings, list) else ():
-        lines.append(f"  {setting['name']}: {setting['type']} = {setting['default']}")
+    for setting in described.get("settings", ()):
+        default = msgspec.json.encode(setting["default"]).decode() if "default" in setting else "must be given"
+        lines.append(f"  {setting['name']}: {setting['type']} ({default})")
     return "\n".join(lines) + "\n"
 
 
-def _type_name(kind: object) -> str:
-    return (
-        kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__args__") else str(kind).replace("typing.", "")
-    )
-
-
-def _default(field: msgspec.structs.FieldInfo) -> str:
-    if field.default is not msgspec.NODEFAULT:
-        return "none" if field.default is None else str(field.default)
-    if field.default_factory is not msgspec.NODEFAULT:
-        return str(field.default_factory())
-    return "(required)"
+def _default(field: msgspec.structs.FieldInfo) -> dict[str, object]:
+    if field.required:
+        return {}
+    return {"default": field.default if field.default is not msgspec.NODEFAULT else field.default_factory()}
