@@ -10,8 +10,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from gateway.exchange import Exchange, Outcome
-from gateway.plugin import Plugin, Services
+from gateway import Exchange, Outcome, Plugin, Services
 from gateway.record import Record, Tried, arrival_ms, utc
 
 LONGEST_FOREIGN_NAME: Final = 128

@@ -12,8 +12,8 @@ from gateway.exchange import Outcome
 from gateway.record import Record
 
 NEVER_ARRIVED: Final = (
-    "never arrived: the log has no request with this id. Compare it with the x-request-id of the answer; an answer without "
-    "one did not come from this gateway."
+    "never arrived: the log has no request with this id. Compare it with the x-request-id of the answer, and the address with the "
+    "base address: only requests below /v1 are in the log."
 )
 
 

@@ -1,0 +1,140 @@
+"""Every exchange leaves one arrival and one end, and nothing in them that a caller made up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway import Attempt, Exchange, Outcome, Refused, Services, Usage
+from gateway.config import Channel, Config, Model
+from gateway.errors import StoreAway
+from gateway.record import Record, Tried, arrival_ms, decode, utc
+from gateway.store.client import Client
+from gateway.store.embedded import EmbeddedStore
+from gateway.store.usage import FIELD
+from gateway.testing import exchange, services, started
+from plugins.usage_logger import UsageLogger
+
+SETTINGS = Config(channels={"c": Channel("http://127.0.0.1:1/v1")}, models={"m": Model(channels=["c"], free=True)})
+
+
+@pytest.fixture
+async def given(tmp_path: Path, store_url: str, client: Client) -> AsyncIterator[Services]:
+    async with services(tmp_path, store_url, SETTINGS) as given:
+        yield given
+
+
+async def log_of(given: Services) -> list[Record]:
+    entries = await given.redis.call("XRANGE", given.store.usage.stream, "-", "+")
+    return [decode(fields[FIELD]) for _, fields in entries]
+
+
+async def run(given: Services, of: Exchange) -> Record:
+    """The end of an exchange whose only plugin is the logger."""
+    logger = await started(UsageLogger(), given)
+    await logger.on_request(of)
+    await of.settle_pending()
+    await logger.on_end(of)
+    opened, closed = await log_of(given)
+    assert (opened.id, closed.id) == (of.id, of.id)
+    return closed
+
+
+async def test_the_arrival_is_kept_before_an_upstream_may_be_called(given: Services) -> None:
+    logger, of = await started(UsageLogger(), given), exchange(method="GET", path="/v1/models")
+    await logger.on_request(of)
+    await of.settle_pending()
+    (opened,) = await log_of(given)
+    assert opened == Record(id=of.id, arrived_at=utc(arrival_ms(of.id)), operation="models")
+    assert abs(arrival_ms(of.id) - time.time() * 1000) < 60_000
+
+
+async def test_the_end_has_all_that_was_learned(given: Services) -> None:
+    of = exchange()
+    await of.body()
+    of.account, of.token_id, of.group, of.channel = "tester", "tester-abcdefgh", "default", "c"
+    of.attempts = [
+        Attempt("b", "x", 429, "upstream_rate_limited"),
+        Attempt("c", "m", 200, "", "req-1", Usage(11, 41, "estimated")),
+    ]
+    of.status, of.outcome = 200, Outcome.CALLER_GONE
+    of.charge_micros, of.price = 123, {"input": 1, "output": 2, "ratio": "1"}
+    of.first_byte, of.ended, of.longest_gap_s = of.started + 0.3121, of.started + 2.3, 0.0904
+    of.events, of.bytes, of.generation = 41, 9000, 7
+    assert await run(given, of) == Record(
+        id=of.id,
+        arrived_at=utc(arrival_ms(of.id)),
+        operation="chat.completions",
+        account="tester",
+        token_id="tester-abcdefgh",
+        group="default",
+        model="m",
+        channel="c",
+        upstream_request_id="req-1",
+        attempts=[Tried("b", 429, "upstream_rate_limited"), Tried("c", 200)],
+        status=200,
+        outcome=Outcome.CALLER_GONE,
+        prompt_tokens=11,
+        completion_tokens=41,
+        usage_source="estimated",
+        charge_micros=123,
+        price={"input": 1, "output": 2, "ratio": "1"},
+        first_byte_ms=312,
+        duration_ms=2300,
+        longest_gap_ms=90,
+        events=41,
+        bytes=9000,
+        config=7,
+    )
+
+
+async def test_a_refusal_is_kept_with_its_code_and_the_plugin_that_refused(given: Services) -> None:
+    of = exchange()
+    of.error, of.refused_by, of.status = Refused(401, "token_expired", "..."), "auth", 401
+    of.outcome = Outcome.REFUSED
+    closed = await run(given, of)
+    assert (closed.outcome, closed.refused_by, closed.error_code, closed.status) == (
+        Outcome.REFUSED, "auth", "token_expired", 401,
+    )  # fmt: skip
+
+
+async def test_nothing_that_the_caller_made_up_is_kept(given: Services) -> None:
+    canary = "sk-canary-0123456789"
+    of = exchange({"model": canary}, path=f"/v1/{canary}", method=canary, headers={"x-key": canary}, peer=canary)
+    await of.body()
+    await run(given, of)
+    entries = await given.redis.call("XRANGE", given.store.usage.stream, "-", "+")
+    assert b"canary" not in repr(entries).encode()
+
+
+async def test_what_an_upstream_made_up_is_kept_in_bounds(given: Services) -> None:
+    of = exchange()
+    of.attempts = [Attempt("c", "m", 200, upstream_request_id="x" * 10_000)]
+    of.error = Refused(400, "y" * 10_000, "...")
+    closed = await run(given, of)
+    assert (len(closed.upstream_request_id), len(closed.error_code)) == (128, 128)
+
+
+async def test_while_the_store_is_away_the_request_is_refused_and_the_spool_has_both(tmp_path: Path) -> None:
+    store = EmbeddedStore.start(tmp_path / "store")
+    store.stop()
+    async with services(tmp_path, store.url, SETTINGS) as given:
+        logger, of = await started(UsageLogger(), given), exchange()
+        await logger.on_request(of)
+        with pytest.raises(StoreAway):
+            await of.settle_pending()
+        of.status, of.outcome = 503, Outcome.REFUSED
+        await logger.on_end(of)
+        spooled = [decode(line) for file in given.store.usage.spool.files() for line in file.read_bytes().splitlines()]
+        assert [(record.id, record.outcome) for record in spooled] == [(of.id, None), (of.id, Outcome.REFUSED)]
+
+
+async def test_an_arrival_that_nobody_waited_for_is_not_left_behind(given: Services) -> None:
+    logger, of = await started(UsageLogger(), given), exchange()
+    await logger.on_request(of)
+    of.outcome = Outcome.REFUSED
+    await logger.on_end(of)
+    assert [record.outcome for record in await log_of(given)] == [None, Outcome.REFUSED]

@@ -1,0 +1,213 @@
+"""For each way a request can end: one arrival and one end, joined by the id that the caller holds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway import Outcome
+from gateway.fake_upstream import FakeUpstream
+from gateway.record import Record, decode
+from gateway.store.client import Client
+from gateway.store.usage import FIELD
+from gateway.testing import Running, running
+from tests.whole.conftest import configuration
+from tests.whole.raw import Answer, ask, chat, get
+
+TIMERS = ", timers: {connect: 1, first_byte: 0.2, idle: 0.2, total: 1}, max_response_bytes: 200000"
+
+
+@pytest.fixture
+async def hasty(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Running]:
+    """The gateway with short timers and a small ceiling."""
+    async with running(configuration(upstream.base_url, channel=TIMERS), tmp_path, store_url) as whole:
+        yield whole
+
+
+async def entries(gateway: Running) -> list[Record]:
+    await gateway.gateway.life.settled()
+    page = await gateway.store.client.call("XRANGE", gateway.store.usage.stream, "-", "+")
+    return [decode(fields[FIELD]) for _, fields in page]
+
+
+async def closed(gateway: Running, id: str) -> Record:  # noqa: A002
+    """The end of a request, after making sure that it has one arrival and one end."""
+    opened, ended = [record for record in await entries(gateway) if record.id == id]
+    assert (opened.outcome, opened.arrived_at) == (None, ended.arrived_at)
+    return ended
+
+
+async def charged(gateway: Running) -> int:
+    account = await gateway.store.accounts.get("tester")
+    assert account is not None
+    return 5_000_000 - account.balance_micros
+
+
+@pytest.mark.parametrize(
+    ("mode", "outcome", "code"),
+    [
+        ("words", Outcome.COMPLETED, ""),
+        ("no-done", Outcome.COMPLETED, ""),
+        ("401", Outcome.UPSTREAM_FAILED, "upstream_auth_failed"),
+        ("429", Outcome.UPSTREAM_FAILED, "upstream_rate_limited"),
+        ("500", Outcome.UPSTREAM_FAILED, "upstream_error"),
+        ("html", Outcome.UPSTREAM_FAILED, "upstream_error"),
+        ("empty", Outcome.UPSTREAM_FAILED, "upstream_error"),
+        ("first-error", Outcome.UPSTREAM_FAILED, "upstream_error"),
+        ("silent", Outcome.UPSTREAM_FAILED, "upstream_timeout"),
+        ("truncate", Outcome.UPSTREAM_TRUNCATED, "upstream_truncated"),
+        ("cut", Outcome.UPSTREAM_TRUNCATED, "upstream_truncated"),
+        ("stall", Outcome.UPSTREAM_STALLED, "upstream_timeout"),
+        ("error-event", Outcome.UPSTREAM_ERROR_IN_STREAM, None),
+        ("endless", Outcome.STOPPED, None),
+    ],
+)
+async def test_whatever_the_upstream_does_the_record_tells_it(
+    hasty: Running, upstream: FakeUpstream, mode: str, outcome: Outcome, code: str | None
+) -> None:
+    token = await hasty.token()
+    upstream.mode = mode
+    answer = await ask(hasty.port, chat(token))
+    record = await closed(hasty, answer.headers["x-request-id"])
+    assert record.outcome is outcome
+    if code is not None:
+        assert record.error_code == code
+    assert (record.account, record.group, record.model) == ("tester", "default", "words")
+    assert [tried.channel for tried in record.attempts] == ["fake"]
+    assert record.status == answer.status
+    assert record.charge_micros == await charged(hasty)
+    if record.usage_source != "none":
+        price = record.price
+        assert isinstance(price["input"], int)
+        assert isinstance(price["output"], int)
+        tokens = record.prompt_tokens * price["input"] + record.completion_tokens * price["output"]
+        # A stream that ran past its ceiling is charged no more than was held for it.
+        assert record.charge_micros == -(-tokens // 1_000_000) or (
+            mode == "endless" and record.charge_micros * 1_000_000 < tokens
+        )
+    assert (record.first_byte_ms is not None) == (answer.status == 200)
+    assert record.duration_ms >= (record.first_byte_ms or 0)
+    assert (record.events > 0) == (answer.status == 200)
+
+
+async def test_the_end_of_a_served_request_counts_what_the_caller_got(gateway: Running) -> None:
+    answer = await ask(gateway.port, chat(await gateway.token()))
+    record = await closed(gateway, answer.headers["x-request-id"])
+    assert record.usage_source == "upstream"
+    assert record.bytes == len(answer.body)
+    assert record.channel == "fake"
+
+
+async def refused_by(gateway: Running, request: bytes) -> tuple[Record, Answer]:
+    answer = await ask(gateway.port, request)
+    return await closed(gateway, answer.headers["x-request-id"]), answer
+
+
+async def test_a_refusal_of_every_plugin_is_in_the_log_with_its_name(gateway: Running) -> None:
+    token = await gateway.token()
+    poor = await gateway.token("poor", credit=1)
+    asked: list[tuple[bytes, str, str]] = [
+        (chat(None), "auth", "token_missing"),
+        (chat("sk-tester-abcdefgh-0000000000000000000000000000"), "auth", "token_invalid"),
+        (chat(poor), "quota", "insufficient_balance"),
+        (chat(token, b"{"), "rate-limit", "invalid_json"),
+        (get("/v1/v1/models", token), "", "unknown_path"),
+        (get("/v1/chat/completions", token), "", "method_not_allowed"),
+        (get("/v1/models/nope", token), "", "model_not_found"),
+    ]
+    for request, plugin, code in asked:
+        record, answer = await refused_by(gateway, request)
+        assert (record.outcome, record.status, record.charge_micros) == (Outcome.REFUSED, answer.status, 0)
+        assert (record.error_code, answer.error["code"]) == (code, code)
+        assert record.refused_by == plugin, code
+        assert record.attempts == []
+
+
+async def test_a_request_outside_v1_leaves_no_record(gateway: Running) -> None:
+    for path in ("/chat/completions", "/", "/healthz"):
+        await ask(gateway.port, get(path, None, "POST"))
+    assert await entries(gateway) == []
+
+
+async def test_what_is_answered_without_an_upstream_is_in_the_log(gateway: Running) -> None:
+    token = await gateway.token()
+    for path, operation in (("/v1/models", "models"), ("/v1/account", "account")):
+        answer = await ask(gateway.port, get(path, token))
+        record = await closed(gateway, answer.headers["x-request-id"])
+        assert (record.operation, record.outcome, record.account) == (operation, Outcome.COMPLETED, "tester")
+
+
+@pytest.mark.parametrize("mode", ["endless", "silent"])
+async def test_a_caller_that_leaves_is_in_the_log(gateway: Running, upstream: FakeUpstream, mode: str) -> None:
+    upstream.mode = mode
+    upstream.pace_s = 0.01
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(chat(await gateway.token()))
+    async with asyncio.timeout(10):
+        while not upstream.requests:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        writer.close()
+        while len(await entries(gateway)) < 2:
+            await asyncio.sleep(0.01)
+    opened, ended = await entries(gateway)
+    assert (opened.id, ended.outcome) == (ended.id, Outcome.CALLER_GONE)
+    assert (ended.first_byte_ms is not None, ended.events > 0) == (mode == "endless", mode == "endless")
+    assert ended.usage_source == "estimated"
+    assert ended.charge_micros == await charged(gateway) > 0
+
+
+async def told(gateway: Running, token: str, id: str) -> Any:  # noqa: A002
+    answer = await ask(gateway.port, get(f"/v1/requests/{id}", token))
+    return json.loads(answer.body) if answer.status == 200 else answer.error["code"]
+
+
+async def test_a_caller_can_prove_its_own_request_and_see_nobody_elses(gateway: Running) -> None:
+    token, other = await gateway.token(), await gateway.token("other")
+    answer = await ask(gateway.port, chat(token))
+    request_id = answer.headers["x-request-id"]
+    await gateway.gateway.life.settled()
+    record = await told(gateway, token, request_id)
+    assert (record["id"], record["outcome"], record["events"] > 0) == (request_id, "completed", True)
+    assert await told(gateway, other, request_id) == "request_not_found"
+    assert await told(gateway, token, "01a1fccb-1807-7197-9f1b-61a58aba6c92") == "request_not_found"
+
+
+def every_use(canary: str) -> list[bytes]:
+    """A token in all the places where somebody may put it."""
+    return [
+        chat(canary),
+        chat(canary[:-1]),
+        chat(f"{canary} "),
+        chat(canary, {"model": canary}),
+        chat(canary, {"messages": [{"role": canary, "content": canary}], "user": canary, canary: canary}),
+        chat(canary, canary.encode()),
+        chat(canary, headers={"traceparent": canary, "x-request-id": canary, "User-Agent": canary}),
+        chat(None, headers={"x-api-key": canary, "Cookie": canary}),
+        chat(canary, path=f"/v1/chat/completions?key={canary}"),
+        get(f"/v1/{canary}", canary),
+        get(f"/{canary}", canary),
+        get(f"/v1/models/{canary}", canary),
+        get(f"/v1/requests/{canary}", canary),
+        get("/v1/models", canary, canary.replace("-", "")),
+    ]
+
+
+@pytest.mark.parametrize(
+    "makes_secret", [lambda token: token, lambda token: f"{token[:-4]}AAAA"], ids=["right", "wrong"]
+)
+async def test_no_eight_characters_of_a_token_are_in_the_store_or_in_a_file(
+    gateway: Running, tmp_path: Path, makes_secret: Callable[[str], str]
+) -> None:
+    canary = makes_secret(await gateway.token())
+    for request in every_use(canary):
+        assert (await ask(gateway.port, request)).status != 500
+    kept = repr(await entries(gateway)).encode() + await asyncio.to_thread(contents, tmp_path)
+    secret = canary.rpartition("-")[2].encode()
+    assert len(secret) > 20
+    assert [secret[at : at + 8] for at in range(len(secret) - 7) if secret[at : at + 8] in kept] == []
