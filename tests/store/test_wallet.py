@@ -164,6 +164,15 @@ class TestSettle:
         assert await client.call("HEXISTS", KEY + "ended", old) == 0
         assert await client.call("ZCARD", KEY + "ended_at") == 1
 
+    async def test_an_end_is_remembered_while_any_clock_may_think_the_id_fresh(
+        self, client: Client, wallet: Wallet
+    ) -> None:
+        still_fresh = new_rid(DAY_S - 5)
+        await wallet.settle(ACCOUNT, still_fresh, 1)
+        ended_by_a_slow_clock = int((time.time() - DAY_S - 595) * 1000)
+        await client.call("ZADD", KEY + "ended_at", ended_by_a_slow_clock, still_fresh)
+        assert await wallet.settle(ACCOUNT, still_fresh, 1) == Settled(Settle.DONE, 1)
+
     async def test_every_movement_has_its_line(self, client: Client, wallet: Wallet) -> None:
         held, released, dead = new_rid(), new_rid(), new_rid()
         for rid in (held, released, dead):
