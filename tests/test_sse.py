@@ -210,6 +210,11 @@ def test_half_of_a_line_end_is_not_taken_for_a_border() -> None:
     assert stream.feed(data[-1:]) == data
 
 
+def test_events_framed_differently_in_one_piece_are_told_apart() -> None:
+    stream = read(event(text("a")).replace(b"\n", b"\r"), DONE)
+    assert stream.events == 2 and stream.done
+
+
 def test_an_unfinished_event_is_never_passed_on() -> None:
     stream, passed = passed_through(event(text("a")) + event(text("b"))[:-1])
     assert b"".join(passed) == event(text("a"))
