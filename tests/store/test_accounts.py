@@ -1,0 +1,117 @@
+"""Accounts are created once, changed field by field, and closed for good."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import StoreAway
+from gateway.facts import Limits
+from gateway.store.accounts import Account, AccountError, Accounts, Status
+from gateway.store.client import Client
+from gateway.store.wallet import Wallet
+
+
+@pytest.fixture
+def accounts(client: Client) -> Accounts:
+    return Accounts(client)
+
+
+async def test_a_new_account_is_active_and_has_no_money(accounts: Accounts) -> None:
+    created = await accounts.create("alice", group="trial", credit_line=5)
+    assert created == Account("alice", Status.ACTIVE, "trial", 0, 0, 0, 5, (), Limits())
+    assert await accounts.get("alice") == created
+
+
+async def test_an_id_is_taken_once_however_many_ask_at_once(accounts: Accounts) -> None:
+    results = await asyncio.gather(*(accounts.create("alice", f"group{n}") for n in range(20)), return_exceptions=True)
+    made = [result for result in results if isinstance(result, Account)]
+    assert len(made) == 1
+    assert all(isinstance(result, AccountError) for result in results if result not in made)
+    assert await accounts.get("alice") == made[0]
+
+
+@pytest.mark.parametrize("bad", ["", "ab", "a" * 33, "Alice", "al ice", "al{ce}", "al:ce", "alicé", "alice\n", "*"])
+async def test_a_bad_id_is_refused(accounts: Accounts, bad: str) -> None:
+    with pytest.raises(AccountError, match="3 to 32"):
+        await accounts.create(bad)
+    assert [account async for account in accounts.all()] == []
+
+
+async def test_an_account_that_nobody_made_is_none(accounts: Accounts) -> None:
+    assert await accounts.get("nobody") is None
+
+
+async def test_a_change_sets_what_is_given_and_leaves_the_rest(accounts: Accounts) -> None:
+    await accounts.create("alice", group="trial", credit_line=7)
+    assert (await accounts.change("alice", models=["a", "b-*"])).models == ("a", "b-*")
+    limits = Limits(requests_per_minute=5)
+    changed = await accounts.change("alice", group="default", limits=limits)
+    assert changed == Account("alice", Status.ACTIVE, "default", 0, 0, 0, 7, ("a", "b-*"), limits)
+    assert (await accounts.change("alice", models=[])).models == ()
+    assert (await accounts.change("alice", credit_line=0)).credit_line_micros == 0
+
+
+async def test_a_change_leaves_the_money_alone(accounts: Accounts, client: Client) -> None:
+    await accounts.create("alice")
+    await Wallet(client).credit("alice", "t1", 500)
+    await accounts.change("alice", group="trial", credit_line=9)
+    assert (await accounts.set_status("alice", Status.SUSPENDED)).balance_micros == 500
+    assert await Wallet(client).verify("alice") == []
+
+
+@pytest.mark.parametrize("credit_line", [-1, 2**53])
+async def test_a_credit_line_that_cannot_be_kept_exactly_is_refused(accounts: Accounts, credit_line: int) -> None:
+    await accounts.create("alice")
+    with pytest.raises(AccountError, match="credit line"):
+        await accounts.change("alice", credit_line=credit_line)
+
+
+@pytest.mark.parametrize("limits", [Limits(requests_per_minute=0), Limits(concurrent=-1), Limits(None, 10**9)])
+async def test_limits_out_of_range_are_refused(accounts: Accounts, limits: Limits) -> None:
+    await accounts.create("alice")
+    with pytest.raises(AccountError, match="must be from 1"):
+        await accounts.change("alice", limits=limits)
+
+
+async def test_a_suspended_account_is_resumed_and_a_closed_one_is_not(accounts: Accounts) -> None:
+    await accounts.create("alice")
+    assert (await accounts.set_status("alice", Status.SUSPENDED)).status is Status.SUSPENDED
+    assert (await accounts.set_status("alice", Status.ACTIVE)).status is Status.ACTIVE
+    assert (await accounts.set_status("alice", Status.CLOSED)).status is Status.CLOSED
+    for attempt in (accounts.set_status("alice", Status.ACTIVE), accounts.change("alice", group="trial")):
+        with pytest.raises(AccountError, match="closed for good"):
+            await attempt
+    with pytest.raises(AccountError, match="exists"):
+        await accounts.create("alice")
+
+
+async def test_what_is_asked_of_an_unknown_account_makes_none(accounts: Accounts) -> None:
+    for attempt in (
+        accounts.change("nobody", group="trial"),
+        accounts.change("nobody"),
+        accounts.set_status("nobody", Status.SUSPENDED),
+    ):
+        with pytest.raises(AccountError, match="no account `nobody`"):
+            await attempt
+    assert await accounts.get("nobody") is None
+
+
+async def test_all_accounts_are_told_each_once_and_nothing_else_is(accounts: Accounts, client: Client) -> None:
+    names = {f"account{n}" for n in range(1203)}
+    await asyncio.gather(*(accounts.create(name) for name in names))
+    await client.call("HSET", "gw:{alice}:tokens", "a", "b")
+    told = [account.id async for account in accounts.all()]
+    assert len(told) == len(names)
+    assert set(told) == names
+
+
+async def test_a_store_that_is_away_is_said_to_be(tmp_path: Path) -> None:
+    away = Client.connect(f"unix://{tmp_path}/nothing")
+    with pytest.raises(StoreAway):
+        [account async for account in Accounts(away).all()]
+    with pytest.raises(StoreAway):
+        await Accounts(away).get("alice")
+    await away.close()

@@ -1,0 +1,315 @@
+"""Limits are decided in one step, exactly, all or nothing; a slot is never lost and never taken twice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from fractions import Fraction
+from itertools import count
+from math import ceil
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.store.client import Client, Script
+from gateway.store.limits import LARGEST_RATE, Limited, Limits, Rate, Rules, Taken
+
+MINUTE_US = 60_000_000
+SLOTS = "gw:{alice}:limits:rate-limit:slots"
+
+
+class Asking:
+    """One account that asks under one scope."""
+
+    def __init__(self, client: Client, scope: str = "rate-limit") -> None:
+        self.limits = Limits(client)
+        self.scope = scope
+
+    async def take(self, rid: str, rules: Rules, tokens: int = 0, lease_ms: int = 60_000) -> Taken | Limited:
+        return await self.limits.take("alice", rid, scope=self.scope, rules=rules, tokens=tokens, lease_ms=lease_ms)
+
+    async def give_back(self, rid: str, tokens: int = 0) -> None:
+        await self.limits.give_back("alice", rid, scope=self.scope, tokens=tokens)
+
+
+@pytest.fixture
+def asking(client: Client) -> Asking:
+    return Asking(client)
+
+
+class VirtualSchedule:
+    """GCRA by its definition (ITU-T I.371): the theoretical arrival time moves on by an interval for each unit."""
+
+    def __init__(self, per_minute: int) -> None:
+        self.interval = Fraction(MINUTE_US, per_minute)
+        self.arrival = Fraction(0)
+
+    def wait_ms(self, now: int, units: int) -> int:
+        early = max(self.arrival, Fraction(now)) + units * self.interval - MINUTE_US - now
+        return ceil(Fraction(max(0, ceil(early)), 1000))
+
+    def add(self, now: int, units: int) -> None:
+        self.arrival = max(Fraction(now), max(self.arrival, Fraction(now)) + units * self.interval)
+
+    def level(self, now: int) -> Fraction:
+        return (max(self.arrival, Fraction(now)) - now) / self.interval * MINUTE_US
+
+
+class Model:
+    """The limits of one account, in exact fractions."""
+
+    def __init__(self, requests: int, tokens: int, concurrent: int, lease_ms: int) -> None:
+        self.requests = VirtualSchedule(requests)
+        self.tokens = VirtualSchedule(tokens)
+        self.concurrent = concurrent
+        self.lease_ms = lease_ms
+        self.slots: dict[str, int] = {}
+        self.taken: dict[str, int | None] = {}
+
+    def take(self, now: int, rid: str, tokens: int) -> list[object]:
+        who, wait_ms = self._decide(now, rid, tokens)
+        if not who and rid not in self.taken:
+            self.requests.add(now, 1)
+            self.tokens.add(now, tokens)
+            self.slots[rid] = now // 1000 + self.lease_ms
+            self.taken[rid] = tokens
+        return [who, wait_ms, self.requests.level(now), self.tokens.level(now)]
+
+    def give_back(self, now: int, rid: str, tokens: int) -> None:
+        self.slots.pop(rid, None)
+        estimate = self.taken.get(rid)
+        if estimate is not None:
+            self.tokens.add(now, tokens - estimate)
+        self.taken[rid] = None
+
+    def _decide(self, now: int, rid: str, tokens: int) -> tuple[bytes, int]:
+        if rid in self.taken:
+            return b"", 0
+        requests, rate = self.requests.wait_ms(now, 1), self.tokens.wait_ms(now, tokens)
+        if max(requests, rate) > 0:
+            return (b"requests", requests) if requests >= rate else (b"tokens", rate)
+        live = [rid for rid, expiry in self.slots.items() if expiry > now // 1000]
+        return (b"concurrent", 1000) if len(live) >= self.concurrent else (b"", 0)
+
+
+def at_a_given_time() -> Script:
+    """The script as it is, but told the time by its last argument."""
+    real = Script.load("limits")
+    asks = "local time = redis.call('TIME')\nlocal now = time[1] * 1000000 + time[2]\n"
+    assert real.text.count(asks) == 1
+    assert real.text.count("'TIME'") == 1
+    return Script("limits", real.text.replace(asks, "local now = tonumber(ARGV[#ARGV])\n"))
+
+
+steps = st.tuples(
+    st.sampled_from(["take", "take", "take", "give_back"]),
+    st.sampled_from([0, 1, 999, 1000, 12_345, 1_000_000]) | st.integers(0, 2 * MINUTE_US),
+    st.integers(0, 30),
+    st.integers(0, 2**27),
+)
+rates = st.integers(1, 50) | st.sampled_from([60, 997, LARGEST_RATE - 1, LARGEST_RATE])
+serial = count()
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rates, rates, st.integers(1, 4), st.integers(30_000, 90_000), st.lists(steps, min_size=10, max_size=40))
+async def test_every_decision_is_that_of_gcra_by_its_definition(
+    client: Client,
+    requests: int,
+    tokens: int,
+    concurrent: int,
+    lease_ms: int,
+    story: list[tuple[str, int, int, int]],
+) -> None:
+    script = at_a_given_time()
+    prefix = f"gw:{{model{next(serial)}}}:limits:"
+    model = Model(requests, tokens, concurrent, lease_ms)
+    now = 1_800_000_000_000_000
+    for what, later, number, wanted in story:
+        now += later
+        rid = f"r{number}"
+        units = wanted % (tokens + 1)
+        keys = [f"{prefix}requests", f"{prefix}tokens", f"{prefix}slots", f"{prefix}{rid}"]
+        if what == "take":
+            told = await client.run(script, keys, ["take", rid, units, lease_ms, requests, tokens, concurrent, now])
+            assert told == model.take(now, rid, units)
+        else:
+            await client.run(script, keys, ["give_back", rid, units, now])
+            model.give_back(now, rid, units)
+
+
+async def test_the_time_is_the_stores_and_the_wait_is_what_was_told(asking: Asking) -> None:
+    rules = Rules(tokens_per_minute=600_000)
+    assert isinstance(await asking.take("first", rules, 600_000), Taken)
+    limited = await asking.take("second", rules, 200)
+    assert isinstance(limited, Limited)
+    assert limited.kind == "tokens"
+    assert limited.retry_after_ms is not None
+    assert 1 <= limited.retry_after_ms <= 20
+    await asyncio.sleep(limited.retry_after_ms / 1000)
+    assert isinstance(await asking.take("second", rules, 200), Taken)
+
+
+async def test_of_a_hundred_at_once_exactly_as_many_as_there_are_slots_go_on(asking: Asking) -> None:
+    rules = Rules(concurrent=8)
+    answers = await asyncio.gather(*(asking.take(f"r{n}", rules) for n in range(100)))
+    taken = [n for n, answer in enumerate(answers) if isinstance(answer, Taken)]
+    assert len(taken) == 8
+    assert {answer.kind for answer in answers if isinstance(answer, Limited)} == {"concurrent"}
+    await asyncio.gather(*(asking.give_back(f"r{n}") for n in taken[:3]))
+    answers = await asyncio.gather(*(asking.take(f"s{n}", rules) for n in range(100)))
+    assert sum(isinstance(answer, Taken) for answer in answers) == 3
+
+
+async def test_of_a_hundred_at_once_exactly_as_many_as_a_minute_allows_go_on(asking: Asking) -> None:
+    answers = await asyncio.gather(*(asking.take(f"r{n}", Rules(requests_per_minute=7)) for n in range(100)))
+    assert sum(isinstance(answer, Taken) for answer in answers) == 7
+
+
+async def test_a_refused_request_takes_from_no_limit(asking: Asking) -> None:
+    rules = Rules(requests_per_minute=5, tokens_per_minute=1000, concurrent=1)
+    assert isinstance(await asking.take("holds", rules, 10), Taken)
+    for n in range(20):
+        refused = await asking.take(f"r{n}", rules, 10)
+        assert isinstance(refused, Limited)
+        assert refused.kind == "concurrent"
+        assert refused.retry_after_ms == 1000
+        assert refused.requests is not None
+        assert refused.requests.remaining == 4
+    await asking.give_back("holds", 10)
+    refused = await asking.take("large", rules, 1000)
+    assert isinstance(refused, Limited)
+    assert refused.kind == "tokens"
+    for n in range(4):
+        assert isinstance(await asking.take(f"s{n}", rules), Taken)
+        await asking.give_back(f"s{n}")
+    refused = await asking.take("one too many", rules)
+    assert isinstance(refused, Limited)
+    assert refused.kind == "requests"
+
+
+async def test_what_is_left_and_when_all_is_there_again_is_told(asking: Asking) -> None:
+    taken = await asking.take("r", Rules(requests_per_minute=60, tokens_per_minute=1000), 30)
+    assert taken == Taken(Rate(60, 59, 1000), Rate(1000, 970, 1800))
+    assert await asking.take("s", Rules(concurrent=5)) == Taken(None, None)
+
+
+async def test_tokens_above_a_whole_minutes_budget_are_not_told_to_wait(asking: Asking) -> None:
+    rules = Rules(requests_per_minute=1, tokens_per_minute=100)
+    assert await asking.take("large", rules, 101) == Limited("tokens", None)
+    assert isinstance(await asking.take("fits", rules, 100), Taken)
+
+
+async def test_the_same_request_takes_once_however_often_it_asks(asking: Asking) -> None:
+    rules = Rules(requests_per_minute=2, tokens_per_minute=10, concurrent=1)
+    answers = await asyncio.gather(*(asking.take("same", rules, 10) for _ in range(10)))
+    assert all(isinstance(answer, Taken) for answer in answers)
+    await asking.give_back("same", 0)
+    answer = await asking.take("another", rules, 10)
+    assert isinstance(answer, Taken)
+    assert answer.requests is not None
+    assert answer.requests.remaining == 0
+
+
+async def test_a_slot_is_given_back_once(asking: Asking, client: Client) -> None:
+    rules = Rules(tokens_per_minute=100, concurrent=2)
+    await asking.take("a", rules, 50)
+    await asking.take("b", rules, 50)
+    for _ in range(5):
+        await asking.give_back("a", 20)
+    assert await client.call("ZRANGE", SLOTS, 0, -1) == [b"b"]
+    assert isinstance(await asking.take("c", rules, 31), Limited)
+    assert isinstance(await asking.take("c", rules, 30), Taken)
+
+
+async def test_a_take_that_arrives_after_it_was_given_back_holds_nothing(asking: Asking, client: Client) -> None:
+    rules = Rules(requests_per_minute=1, tokens_per_minute=100, concurrent=1)
+    await asking.give_back("late")
+    await asking.take("late", rules, 100)
+    assert isinstance(await asking.take("next", rules, 100), Taken)
+    assert await client.call("ZRANGE", SLOTS, 0, -1) == [b"next"]
+
+
+async def test_more_tokens_than_estimated_are_waited_for(asking: Asking) -> None:
+    rules = Rules(tokens_per_minute=60_000)
+    await asking.take("a", rules, 0)
+    await asking.give_back("a", 120_000)
+    limited = await asking.take("b", rules, 0)
+    assert isinstance(limited, Limited)
+    assert limited.retry_after_ms is not None
+    assert 59_000 < limited.retry_after_ms <= 60_000
+
+
+async def test_a_slot_whose_lease_is_over_is_free(asking: Asking, client: Client) -> None:
+    rules = Rules(concurrent=1)
+    await asking.take("dead", rules)
+    assert isinstance(await asking.take("next", rules), Limited)
+    await client.call("ZADD", SLOTS, int(time.time() * 1000) - 1, "dead")
+    assert isinstance(await asking.take("next", rules), Taken)
+    await asking.give_back("dead")
+    assert isinstance(await asking.take("third", rules), Limited)
+
+
+async def test_two_scopes_do_not_mix(asking: Asking, client: Client) -> None:
+    rules = Rules(requests_per_minute=1, tokens_per_minute=10, concurrent=1)
+    other = Asking(client, "other")
+    assert isinstance(await asking.take("r", rules, 10), Taken)
+    assert isinstance(await other.take("r", rules, 10), Taken)
+    await other.give_back("r", 10)
+    assert isinstance(await asking.take("s", Rules(concurrent=1)), Limited)
+    assert isinstance(await other.take("s", Rules(concurrent=1)), Taken)
+
+
+async def test_another_accounts_limits_are_its_own(client: Client) -> None:
+    limits = Limits(client)
+    for account in ("alice", "bob"):
+        taken = await limits.take(account, "r", scope="s", rules=Rules(requests_per_minute=1), tokens=0, lease_ms=1000)
+        assert isinstance(taken, Taken)
+
+
+async def test_a_lower_limit_counts_what_was_taken_under_the_higher(asking: Asking) -> None:
+    for n in range(10):
+        await asking.take(f"r{n}", Rules(requests_per_minute=100))
+    assert isinstance(await asking.take("s", Rules(requests_per_minute=10)), Limited)
+    assert isinstance(await asking.take("s", Rules(requests_per_minute=100)), Taken)
+
+
+async def test_callers_that_give_up_take_nothing_that_is_not_given_back(asking: Asking, client: Client) -> None:
+    rules = Rules(concurrent=100)
+
+    async def left(rid: str, steps: int) -> None:
+        task = asyncio.create_task(asking.take(rid, rules))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        await asking.give_back(rid)
+
+    await asyncio.gather(*(left(f"r{n}", n % 20) for n in range(100)))
+    assert await client.call("ZCARD", SLOTS) == 0
+    answers = await asyncio.gather(*(asking.take(f"s{n}", rules) for n in range(101)))
+    assert sum(isinstance(answer, Taken) for answer in answers) == 100
+
+
+async def test_everything_that_is_kept_goes_by_itself(asking: Asking, client: Client) -> None:
+    rules = Rules(requests_per_minute=1, tokens_per_minute=10, concurrent=2)
+    await asking.take("a", rules, 5, lease_ms=70_000)
+    await asking.give_back("never taken")
+    keys = await client.call("KEYS", "*")
+    assert len(keys) == 5
+    for key in keys:
+        assert 0 < await client.call("PTTL", key) <= 120_000
+
+
+@pytest.mark.parametrize("number", [0, -1, LARGEST_RATE + 1])
+def test_rules_out_of_range_are_refused(number: int) -> None:
+    for name in ("requests_per_minute", "tokens_per_minute", "concurrent"):
+        with pytest.raises(ValueError, match=f"{name} must be from 1"):
+            Rules(**{name: number})
+
+
+async def test_the_script_is_sent_again_to_a_store_that_forgot_it(asking: Asking, client: Client) -> None:
+    assert isinstance(await asking.take("a", Rules(concurrent=1)), Taken)
+    await client.call("SCRIPT", "FLUSH")
+    assert isinstance(await asking.take("b", Rules(concurrent=1)), Limited)

@@ -1,0 +1,210 @@
+"""A token is shown once, known by its digest, and refused from the moment it is disabled, expired or deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from gateway.store.accounts import Accounts, Status
+from gateway.store.client import Client
+from gateway.store.seal import Seal
+from gateway.store.tokens import HOUR_S, TokenError, TokenRefused, Tokens, TokenStatus
+
+PEPPER = b"a pepper of some length"
+
+
+@pytest.fixture
+async def accounts(client: Client) -> Accounts:
+    accounts = Accounts(client)
+    await accounts.create("alice")
+    await accounts.create("bob")
+    return accounts
+
+
+@pytest.fixture
+def tokens(client: Client, accounts: Accounts) -> Tokens:
+    return Tokens(client, PEPPER)
+
+
+async def code_of(tokens: Tokens, text: str) -> str:
+    with pytest.raises(TokenRefused) as refused:
+        await tokens.authenticate(text)
+    assert refused.value.status == 401
+    assert text not in refused.value.message
+    return refused.value.code
+
+
+async def calls(client: Client) -> int:
+    """Commands that the store has been sent, but for this question."""
+    return int((await client.call("INFO", "stats"))["total_commands_processed"])
+
+
+async def test_a_token_tells_whose_it_is_and_what_it_may(tokens: Tokens, accounts: Accounts) -> None:
+    later = int(time.time()) + 60
+    created = await tokens.create(
+        "alice", name="laptop", expires_at=later, models=["a", "b-*"], addresses=["10.1.2.3/8", "::1"]
+    )
+    known = await tokens.authenticate(created.token)
+    assert known.account == await accounts.get("alice")
+    assert known.token == (await tokens.all_of("alice"))[0] == await tokens.get(created.id)
+    assert (known.token.id, known.token.name, known.token.expires_at) == (created.id, "laptop", later)
+    assert (known.token.models, known.token.addresses) == (("a", "b-*"), ("10.0.0.0/8", "::1/128"))
+    assert created.token.startswith(f"sk-{created.id}-")
+    assert abs(known.token.created_at - time.time()) < 5
+
+
+async def test_the_account_is_told_whatever_its_status(tokens: Tokens, accounts: Accounts) -> None:
+    created = await tokens.create("alice")
+    await accounts.set_status("alice", Status.CLOSED)
+    assert (await tokens.authenticate(created.token)).account.status is Status.CLOSED
+
+
+async def test_it_costs_two_reads_and_nothing_else(tokens: Tokens, client: Client) -> None:
+    created = await tokens.create("alice")
+    before = await calls(client)
+    await tokens.authenticate(created.token)
+    assert await calls(client) - before == 2 + 1
+
+
+async def test_what_never_was_a_token_is_refused_without_the_store(tokens: Tokens, tmp_path: Path) -> None:
+    created = await tokens.create("alice")
+    away = Client.connect(f"unix://{tmp_path}/nothing")
+    without_store = Tokens(away, PEPPER)
+    _, of_another_gateway = Seal(b"another pepper of some length").make("alice")
+    for text in ("sk-alice-", created.token[:-1], created.token + "a", created.token.upper(), of_another_gateway):
+        assert await code_of(without_store, text) == "token_invalid"
+    await away.close()
+
+
+async def test_unknown_and_wrong_and_malformed_get_one_answer(tokens: Tokens, client: Client) -> None:
+    right, other = await tokens.create("alice"), await tokens.create("alice")
+    short = right.id.removeprefix("alice-")
+    record = await client.call("HGET", "gw:{alice}:tokens", other.id.removeprefix("alice-"))
+    await client.call("HSET", "gw:{alice}:tokens", short, record)
+    _, of_nobody = Seal(PEPPER).make("nobody")
+    _, unknown = Seal(PEPPER).make("alice")
+    answers = set()
+    for text in (right.token, of_nobody, unknown, "malformed"):
+        with pytest.raises(TokenRefused) as refused:
+            await tokens.authenticate(text)
+        answers.add((refused.value.status, refused.value.code, refused.value.message, refused.value.token))
+    assert len(answers) == 1
+    assert (await tokens.authenticate(other.token)).token.id == other.id
+
+
+async def test_a_disabled_token_is_refused_until_it_is_enabled(tokens: Tokens) -> None:
+    created = await tokens.create("alice")
+    assert (await tokens.set_status(created.id, TokenStatus.DISABLED)).status is TokenStatus.DISABLED
+    assert await code_of(tokens, created.token) == "token_disabled"
+    await tokens.set_status(created.id, TokenStatus.ACTIVE)
+    assert (await tokens.authenticate(created.token)).token.id == created.id
+
+
+async def test_an_expired_token_is_refused_and_named(tokens: Tokens) -> None:
+    created = await tokens.create("alice", expires_at=int(time.time()))
+    with pytest.raises(TokenRefused) as refused:
+        await tokens.authenticate(created.token)
+    assert refused.value.code == "token_expired"
+    assert refused.value.token is not None
+    assert refused.value.token.id == created.id
+
+
+async def test_a_deleted_token_is_as_if_it_had_never_been(tokens: Tokens) -> None:
+    created, kept = await tokens.create("alice"), await tokens.create("alice")
+    assert (await tokens.delete(created.id)).id == created.id
+    assert await code_of(tokens, created.token) == "token_invalid"
+    assert [token.id for token in await tokens.all_of("alice")] == [kept.id]
+    with pytest.raises(TokenError, match="no token"):
+        await tokens.delete(created.id)
+
+
+async def test_a_change_that_races_with_a_deletion_never_brings_a_token_back(tokens: Tokens) -> None:
+    for _ in range(50):
+        created = await tokens.create("bob")
+        known = await tokens.authenticate(created.token)
+        results = await asyncio.gather(
+            tokens.set_status(created.id, TokenStatus.DISABLED),
+            tokens.touch(known),
+            tokens.delete(created.id),
+            tokens.set_status(created.id, TokenStatus.ACTIVE),
+            return_exceptions=True,
+        )
+        assert not isinstance(results[2], BaseException)
+        assert await tokens.all_of("bob") == []
+
+
+async def test_use_is_noted_once_an_hour(tokens: Tokens, client: Client) -> None:
+    created = await tokens.create("alice")
+    known = await tokens.authenticate(created.token)
+    assert known.token.last_used is None
+    await tokens.touch(known)
+    used = (await tokens.authenticate(created.token)).token.last_used
+    assert used is not None
+    assert used % HOUR_S == 0
+    assert 0 <= time.time() - used < HOUR_S + 5
+    before = await calls(client)
+    await tokens.touch(await tokens.authenticate(created.token))
+    assert await calls(client) - before == 2 + 1
+
+
+async def test_a_note_of_use_does_not_undo_what_came_before_it(tokens: Tokens) -> None:
+    created = await tokens.create("alice")
+    known = await tokens.authenticate(created.token)
+    await tokens.set_status(created.id, TokenStatus.DISABLED)
+    await tokens.touch(known)
+    assert (await tokens.get(created.id)).status is TokenStatus.DISABLED
+
+
+async def test_a_note_that_the_store_cannot_take_is_dropped(tokens: Tokens, tmp_path: Path) -> None:
+    known = await tokens.authenticate((await tokens.create("alice")).token)
+    away = Client.connect(f"unix://{tmp_path}/nothing")
+    await Tokens(away, PEPPER).touch(known)
+    await away.close()
+
+
+async def test_the_secret_is_kept_and_shown_nowhere(tokens: Tokens, client: Client) -> None:
+    created = await tokens.create("alice")
+    known = await tokens.authenticate(created.token)
+    secret = created.token.rpartition("-")[2]
+    kept = repr(await client.call("HGETALL", "gw:{alice}:tokens"))
+    for text in (kept, repr(created), repr(known), str(created), repr(known.token)):
+        assert all(secret[start : start + 8] not in text for start in range(len(secret) - 7))
+
+
+async def test_a_whole_token_given_for_its_id_is_not_repeated(tokens: Tokens) -> None:
+    created = await tokens.create("alice")
+    for attempt in (tokens.get, tokens.delete, lambda text: tokens.set_status(text, TokenStatus.DISABLED)):
+        with pytest.raises(TokenError) as refused:
+            await attempt(created.token)
+        assert created.token[-28:] not in str(refused.value)
+
+
+async def test_a_token_needs_an_open_account(tokens: Tokens, accounts: Accounts) -> None:
+    await accounts.set_status("bob", Status.CLOSED)
+    for account in ("bob", "nobody"):
+        with pytest.raises(TokenError, match="no open account"):
+            await tokens.create(account)
+        assert await tokens.all_of(account) == []
+
+
+async def test_an_address_that_is_none_is_refused(tokens: Tokens) -> None:
+    with pytest.raises(TokenError, match=r"`10\.0\.0\.0/33` is no address"):
+        await tokens.create("alice", addresses=["10.0.0.0/33"])
+
+
+async def test_a_caller_that_gives_up_leaves_nothing_to_the_next(tokens: Tokens) -> None:
+    alice, bob = await tokens.create("alice"), await tokens.create("bob")
+
+    async def left(text: str, steps: int) -> None:
+        task = asyncio.create_task(tokens.authenticate(text))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    await asyncio.gather(*(left(alice.token, steps) for steps in range(20)))
+    known = await asyncio.gather(*(tokens.authenticate(each.token) for each in (alice, bob) * 20))
+    assert [each.account.id for each in known] == ["alice", "bob"] * 20
