@@ -13,6 +13,7 @@ import pytest
 from gateway import Outcome
 from gateway.fake_upstream import FakeUpstream
 from gateway.record import Record, decode
+from gateway.sink import Sink
 from gateway.store.client import Client
 from gateway.store.usage import FIELD
 from gateway.testing import Running, running
@@ -198,6 +199,11 @@ def every_use(canary: str) -> list[bytes]:
     ]
 
 
+def contents(folder: Path) -> bytes:
+    """All that is in files below a folder."""
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
 @pytest.mark.parametrize(
     "makes_secret", [lambda token: token, lambda token: f"{token[:-4]}AAAA"], ids=["right", "wrong"]
 )
@@ -207,7 +213,12 @@ async def test_no_eight_characters_of_a_token_are_in_the_store_or_in_a_file(
     canary = makes_secret(await gateway.token())
     for request in every_use(canary):
         assert (await ask(gateway.port, request)).status != 500
-    kept = repr(await entries(gateway)).encode() + await asyncio.to_thread(contents, tmp_path)
+    kept = repr(await entries(gateway)).encode()
+    sink = Sink(gateway.store.usage, retention_months=1, crashed_after_s=60)
+    while await sink.step():
+        pass
+    kept += await asyncio.to_thread(contents, tmp_path)
+    assert b"unknown_path" in kept
     secret = canary.rpartition("-")[2].encode()
     assert len(secret) > 20
     assert [secret[at : at + 8] for at in range(len(secret) - 7) if secret[at : at + 8] in kept] == []
