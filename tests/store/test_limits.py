@@ -9,7 +9,7 @@ from itertools import count
 from math import ceil
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gateway.store.client import Client, Script
@@ -114,6 +114,8 @@ serial = count()
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rates, rates, st.integers(1, 4), st.integers(30_000, 90_000), st.lists(steps, min_size=10, max_size=40))
+@example(1, 1, 1, 30_000, [("take", 0, 0, 1), ("take", 0, 1, 1)])
+@example(60, 1, 1, 30_000, [("take", 0, 0, 0), ("take", 29_999_999, 1, 0), ("take", 1, 2, 0)])
 async def test_every_decision_is_that_of_gcra_by_its_definition(
     client: Client,
     requests: int,
