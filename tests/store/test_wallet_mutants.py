@@ -1,0 +1,58 @@
+"""The test of the model: scripts with one deliberate fault each, which it must catch."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from gateway.errors import GatewayError
+from gateway.store.wallet import script
+from tests.store.wallet_machine import REAL_CLOCK, WalletMachine
+
+MUTANTS = {
+    "ends are trimmed while the id is fresh": ("now - keep - 2 * skew", "now - skew"),
+    "a repeated hold is not recognised": ('return reply(hold.fingerprint == fingerprint and "HELD" or "CONFLICT")', ""),
+    "another request may use the hold": ("hold.fingerprint == fingerprint", "true"),
+    "a resolved request may be held again": ("if end_of(rid) then", "if false then"),
+    "any id may be held": ("math.abs(born - now) > skew", "false"),
+    "a resolved request may be settled again": ('past and past.kind ~= "expire"', "false"),
+    "an old request is charged": ("born < now - keep or born > now + skew", "false"),
+    "what expiry charged is charged again": ("past.charged - cost", "-cost"),
+    "an expiry is forgotten once it was late": ('"HSET", ended, rid, "1 late "', '"HGET", ended, rid .. "1 late "'),
+    "holds are not counted as taken": ("purse.balance - purse.held +", "purse.balance +"),
+    "the credit line is not counted": ("- purse.held + purse.credit_line", "- purse.held"),
+    "overdue holds stay": ("expire(now, 16)", ""),
+    "a hold is over a moment late": ('leases, "-inf", digits(now)', 'leases, "-inf", "(" .. digits(now)'),
+    "expiry charges nothing": ('finish(rid, hold, "expire", hold.floor, now)', 'finish(rid, hold, "expire", 0, now)'),
+    "a settlement does not give the hold back": ('"held", digits(-hold.amount)', '"held", "0"'),
+    "one hold too many": ("purse.holds >= most_holds", "purse.holds > most_holds"),
+    "a credit may be repeated": ('redis.call("HGET", credits, transaction)', "false"),
+    "zero is written as minus zero": ("number + 0", "number"),
+    "arguments are not checked": ("number < least or number > most", "false"),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTANTS.values(), ids=MUTANTS)
+def test_the_model_catches(store_url: str, mutation: tuple[str, str]) -> None:
+    class Mutant(WalletMachine):
+        url = store_url
+
+    Mutant.mutation = mutation
+    texts = [script(name).text for name in ("hold", "settle", "credit", "sweep")]
+    assert any(mutation[0] in text for text in texts), "the scripts changed: there is nothing to replace"
+    assert all(REAL_CLOCK in text for text in texts), "the scripts changed: the clock is not the test's"
+    with pytest.raises((AssertionError, GatewayError, ExceptionGroup)):
+        run_state_machine_as_test(
+            Mutant,
+            settings=settings(
+                max_examples=200,
+                stateful_step_count=40,
+                phases=[Phase.generate],
+                derandomize=True,
+                report_multiple_bugs=False,
+                database=None,
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )

@@ -1,0 +1,317 @@
+"""The wallet's protocol against a model that knows the truth, driven by random histories on the real store.
+
+The clocks are the test's: the scripts read the store's time from a key, and request ids carry a gateway's time. Any two
+clocks differ by `SKEW_MS` at most, as the wallet demands; a failover may change the store's clock within that, lose what
+was acknowledged since the last copy, and is followed by the repeats that every gateway then makes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gateway.errors import StoreError
+from gateway.store.client import Client, Script
+from gateway.store.journal import Settlement
+from gateway.store.wallet import KEYS, Credit, Hold, Settle, Wallet
+from tests.store.conftest import ACCOUNT, KEY, rid_at
+
+Reply = TypeVar("Reply")
+
+KEEP_MS, SKEW_MS, LEASE_MS = 1_000_000, 100_000, 50_000
+START_MS = 1_800_000_000_000
+MAX_HOLDS = 3
+CREDIT_LINE = 40
+OPENING = 100
+
+AMOUNTS = st.sampled_from((1, 30, 60, 0))
+FLOORS = st.sampled_from((0, 5, 20))
+RECENT = st.integers(0, 4)
+"""Which request a call is for, counted back from the newest: calls meet more often than by choosing from all."""
+
+GOOD_TERMS: dict[str, Any] = {"amount": 1, "floor": 0, "lease_ms": 1, "fingerprint": "a", "max_holds": 1}
+BAD_TERMS: tuple[dict[str, Any], ...] = (
+    {"amount": -1},
+    {"amount": 2**53},
+    {"lease_ms": 0},
+    {"fingerprint": "-"},
+    {"max_holds": 0},
+    {"cost": -1},
+    {"cost": 2**53},
+)
+
+REAL_CLOCK = """  local time = redis.call("TIME")
+  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+"""
+TEST_CLOCK = """  return tonumber(redis.call("GET", "clock"))
+"""
+
+
+@dataclass
+class Held:
+    amount: int
+    floor: int
+    fingerprint: str
+    expiry: int
+
+
+@dataclass
+class Truth:
+    """What really happened. Nothing is ever forgotten here, except by a failover."""
+
+    balance: int = 0
+    active: bool = True
+    holds: dict[str, Held] = field(default_factory=dict)
+    expired: dict[str, int] = field(default_factory=dict)
+    resolved: dict[str, int] = field(default_factory=dict)
+    stale: dict[str, int] = field(default_factory=dict)
+    credits: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def held(self) -> int:
+        return sum(hold.amount for hold in self.holds.values())
+
+    def expire(self, now: int) -> list[tuple[str, int]]:
+        over = sorted((hold.expiry, rid) for rid, hold in self.holds.items() if hold.expiry <= now)
+        for _, rid in over:
+            self.expired[rid] = self.holds.pop(rid).floor
+            self.balance -= self.expired[rid]
+        return [(rid, self.expired[rid]) for _, rid in over]
+
+
+class WalletMachine(RuleBasedStateMachine):
+    """One account, few requests, many calls. `mutation` replaces text in the scripts."""
+
+    url: str
+    mutation: tuple[str, str] = ("", "")
+
+    @initialize()
+    def open(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.true_ms = START_MS
+        self.error_ms = 0
+        self.truth = Truth(balance=OPENING, credits={"opening": OPENING})
+        self.copy: tuple[Truth, dict[str, bytes | None]] | None = None
+        self.since_copy: list[Settlement] = []
+        self.born: dict[str, int] = {}
+        self.run(self._open())
+        self._arrive(self.true_ms)
+
+    async def _open(self) -> None:
+        self.client = Client.connect(self.url)
+        await self.client.call("FLUSHALL")
+        await self.client.call("SET", "clock", self.now)
+        fields = ("status", "active", "balance", 0, "held", 0, "holds", 0, "credit_line", CREDIT_LINE)
+        await self.client.call("HSET", KEY + "account", *fields)
+        self.wallet = Wallet(self.client, keep_s=KEEP_MS / 1000, skew_s=SKEW_MS / 1000)
+        for name, script in self.wallet.scripts.items():
+            text = script.text.replace(REAL_CLOCK, TEST_CLOCK).replace(*self.mutation)
+            self.wallet.scripts[name] = Script(name, text)
+        await self.wallet.credit(ACCOUNT, "opening", OPENING)
+
+    def run(self, call: Coroutine[Any, Any, Reply]) -> Reply:
+        return self.loop.run_until_complete(call)
+
+    @property
+    def now(self) -> int:
+        """The store's time."""
+        return self.true_ms + self.error_ms
+
+    # What happens around the wallet
+
+    def _arrive(self, born: int) -> str:
+        rid = rid_at(born)
+        self.born[rid] = born
+        return rid
+
+    def _recent(self, back: int) -> str:
+        rids = list(self.born)
+        return rids[-1 - back % len(rids)]
+
+    @rule(off_ms=st.sampled_from((-KEEP_MS - 1, -KEEP_MS, -SKEW_MS - 1, SKEW_MS, SKEW_MS + 1)))
+    def a_request_with_a_strange_time_arrives(self, off_ms: int) -> None:
+        self._arrive(self.now + off_ms)
+
+    @rule(
+        error_ms=st.sampled_from((0, SKEW_MS)),
+        amounts=st.lists(AMOUNTS, min_size=1, max_size=MAX_HOLDS + 1),
+        floor=FLOORS,
+        again=st.sampled_from(("", "a", "b")),
+    )
+    def requests_arrive_and_are_held(self, error_ms: int, amounts: list[int], floor: int, again: str) -> None:
+        for amount in amounts:
+            rid = self._arrive(self.true_ms + error_ms)
+            self._hold(rid, amount, floor, "a")
+            if again:
+                self._hold(rid, amount, floor, again)
+
+    @rule(
+        passed_ms=st.sampled_from((LEASE_MS, 1, LEASE_MS - 1, SKEW_MS, KEEP_MS + 1, KEEP_MS + 3 * SKEW_MS)),
+        error_ms=st.sampled_from((None, None, None, 0, SKEW_MS)),
+    )
+    def time_passes_and_clocks_jump(self, passed_ms: int, error_ms: int | None) -> None:
+        self.error_ms = self.error_ms if error_ms is None else error_ms
+        self._pass(passed_ms)
+
+    def _pass(self, passed_ms: int) -> None:
+        self.true_ms += passed_ms
+        self.run(self.client.call("SET", "clock", self.now))
+
+    @rule(amount=AMOUNTS, floor=FLOORS)
+    def a_gateway_dies(self, amount: int, floor: int) -> None:
+        self._hold(self._arrive(self.true_ms), amount, floor, "a")
+        self._pass(LEASE_MS)
+        self.sweep()
+
+    @rule(active=st.sampled_from((True, True, False)))
+    def an_operator_changes_the_status(self, active: bool) -> None:
+        self.truth.active = active
+        self.run(self.client.call("HSET", KEY + "account", "status", "active" if active else "suspended"))
+
+    # The calls; the same request is met again and again, as after a lost reply
+
+    @rule(back=RECENT, amount=AMOUNTS, floor=FLOORS, fingerprint=st.sampled_from(("a", "a", "b")))
+    def hold(self, back: int, amount: int, floor: int, fingerprint: str) -> None:
+        self._hold(self._recent(back), amount, floor, fingerprint)
+
+    def _hold(self, rid: str, amount: int, floor: int, fingerprint: str) -> None:
+        expected = self._expected_of_hold(rid, amount, min(floor, amount), fingerprint)
+        terms: dict[str, Any] = {"lease_ms": LEASE_MS, "fingerprint": fingerprint, "max_holds": MAX_HOLDS}
+        reply = self.run(self.wallet.hold(ACCOUNT, rid, amount=amount, floor=floor, **terms))
+        assert reply.outcome in expected, (reply, expected)
+        assert (reply.balance, reply.held) == (self.truth.balance, self.truth.held)
+
+    def _expected_of_hold(self, rid: str, amount: int, floor: int, fingerprint: str) -> set[Hold]:
+        truth, strange = self.truth, abs(self.born[rid] - self.now) > SKEW_MS
+        truth.expire(self.now)
+        if rid in truth.holds:
+            return {Hold.HELD if truth.holds[rid].fingerprint == fingerprint else Hold.CONFLICT}
+        if rid in truth.expired or rid in truth.resolved:
+            return {Hold.DONE, Hold.SKEW} if strange else {Hold.DONE}
+        if strange:
+            return {Hold.SKEW}
+        if not truth.active:
+            return {Hold.INACTIVE}
+        if len(truth.holds) >= MAX_HOLDS:
+            return {Hold.BUSY}
+        if truth.balance - truth.held + CREDIT_LINE < amount:
+            return {Hold.FUNDS}
+        truth.holds[rid] = Held(amount, floor, fingerprint, self.now + LEASE_MS)
+        return {Hold.HELD}
+
+    @rule(back=RECENT, cost=AMOUNTS, calls=st.sampled_from((2, 1)))
+    def settle(self, back: int, cost: int, calls: int) -> None:
+        rid = self._recent(back)
+        for _ in range(calls):
+            self._resolve(Settlement(ACCOUNT, rid, cost), self.wallet.settle(ACCOUNT, rid, cost))
+
+    @rule(back=RECENT)
+    def release(self, back: int) -> None:
+        rid = self._recent(back)
+        self._resolve(Settlement(ACCOUNT, rid, kind="release"), self.wallet.release(ACCOUNT, rid))
+
+    def _resolve(self, settlement: Settlement, call: Coroutine[Any, Any, Any]) -> None:
+        settled = self.run(call)
+        expected = self._expected_of_settlement(settlement.rid, settlement.cost, settled.outcome)
+        assert (settled.outcome, settled.charged) == expected
+        self.since_copy.append(settlement)
+
+    def _expected_of_settlement(self, rid: str, cost: int, told: Settle) -> tuple[Settle, int]:
+        """Where the request is so old that its end may have been trimmed, `STALE` is as right as the full answer."""
+        truth, born = self.truth, self.born[rid]
+        old = born < self.now - KEEP_MS
+        if rid in truth.holds:
+            del truth.holds[rid]
+            truth.resolved[rid] = cost
+            truth.balance -= cost
+            return Settle.OK, cost
+        if rid in truth.resolved or rid in truth.expired:
+            if old and told is Settle.STALE:
+                truth.stale.setdefault(rid, cost)
+                return Settle.STALE, 0
+            if rid in truth.resolved:
+                return Settle.DONE, truth.resolved[rid]
+            truth.balance += truth.expired.pop(rid) - cost
+            truth.resolved[rid] = cost
+            return Settle.LATE, cost
+        if old or born > self.now + SKEW_MS:
+            truth.stale.setdefault(rid, cost)
+            return Settle.STALE, 0
+        truth.resolved[rid] = cost
+        truth.balance -= cost
+        return Settle.ORPHAN, cost
+
+    @rule(transaction=st.sampled_from("uvwxyz"), amount=st.sampled_from((50, 51, -20)))
+    def credit_or_adjust(self, transaction: str, amount: int) -> None:
+        known = self.truth.credits.get(transaction)
+        expected = Credit.OK if known is None else Credit.DONE if known == amount else Credit.CONFLICT
+        if known is None:
+            self.truth.credits[transaction] = amount
+            self.truth.balance += amount
+        reply = self.run(self.wallet.adjust(ACCOUNT, transaction, amount, "model"))
+        assert (reply.outcome, reply.balance) == (expected, self.truth.balance)
+
+    @rule()
+    def sweep(self) -> None:
+        assert self.run(self.wallet.sweep(ACCOUNT)) == self.truth.expire(self.now)
+
+    @rule(back=RECENT, bad=st.sampled_from(BAD_TERMS))
+    def a_bad_argument_is_refused(self, back: int, bad: dict[str, Any]) -> None:
+        rid = self._recent(back)
+        if "cost" in bad:
+            self._refused(self.wallet.settle(ACCOUNT, rid, bad["cost"]))
+        else:
+            self._refused(self.wallet.hold(ACCOUNT, rid, **(GOOD_TERMS | bad)))
+
+    def _refused(self, call: Coroutine[Any, Any, Any]) -> None:
+        try:
+            self.run(call)
+        except StoreError:
+            return
+        raise AssertionError("a bad argument was taken")
+
+    # A failover: a replica takes over that knows everything up to some moment
+
+    @rule()
+    def a_replica_copies(self) -> None:
+        copies = [self.run(self.client.call("DUMP", KEY + name)) for name in KEYS]
+        self.copy = (deepcopy(self.truth), dict(zip(KEYS, copies, strict=True)))
+        self.since_copy = []
+
+    @precondition(lambda self: self.copy is not None)
+    @rule()
+    def the_replica_takes_over(self) -> None:
+        assert self.copy is not None
+        truth, copies = self.copy
+        self.truth, self.copy = truth, None
+        self.run(self.client.call("DEL", *(KEY + name for name in KEYS)))
+        for name, copy in copies.items():
+            if copy is not None:
+                self.run(self.client.call("RESTORE", KEY + name, 0, copy))
+        for settlement in self.since_copy:
+            settled = self.run(self.wallet.deliver(settlement))
+            expected = self._expected_of_settlement(settlement.rid, settlement.cost, settled.outcome)
+            assert (settled.outcome, settled.charged) == expected
+
+    # What always holds
+
+    @invariant()
+    def the_account_is_as_the_truth_says(self) -> None:
+        fields = self.run(self.client.call("HMGET", KEY + "account", "balance", "held", "holds"))
+        assert [int(value) for value in fields] == [self.truth.balance, self.truth.held, len(self.truth.holds)]
+
+    def teardown(self) -> None:
+        try:
+            self.truth.expire(self.now)
+            assert self.run(self.wallet.verify(ACCOUNT)) == []
+            assert self.run(self.wallet.dead_letters(ACCOUNT)) == self.truth.stale
+            self.the_account_is_as_the_truth_says()
+        finally:
+            self.run(self.client.close())
+            self.loop.close()
