@@ -141,7 +141,6 @@ class Port(Section, frozen=True):
 
     max_head: Bytes = 64 * 1024
     max_body: Bytes = 32 * 1024 * 1024
-    head_timeout: Seconds = 15
     body_timeout: Seconds = 60
     idle_timeout: Seconds = 75
     allow_non_streaming: bool = False
@@ -183,7 +182,6 @@ class Config(Section, frozen=True):
     hidden = frozenset({"redis"})
 
     listen: str = "127.0.0.1:8080"
-    admin: str = "127.0.0.1:9090"
     redis: str = "embedded"
     data: str = "./data"
     workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
@@ -247,7 +245,7 @@ def _check_references(config: Config, parsed: Document) -> None:
                 ("plugins", index), f"the name `{entry.label}` is taken; give this one a `name:` of its own"
             )
         labels.add(entry.label)
-    addresses: dict[Place, str] = {("listen",): config.listen, ("admin",): config.admin}
+    addresses: dict[Place, str] = {("listen",): config.listen}
     if config.demo is not None:
         addresses["demo", "upstream"] = config.demo.upstream
         if not config.models:

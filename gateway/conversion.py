@@ -29,6 +29,8 @@ WORDS: Final[Mapping[str, str]] = {
 }
 """The names of types, in Python and in msgspec's errors, as operators read them."""
 
+GOT: Final[Mapping[str, str]] = {**WORDS, "float": "a fraction"}
+
 
 def convert(document: Document, place: Place, value: object, kind: type[Section]) -> Section:
     """`value`, which stands at `place`, as `kind`. Raises `Misconfigured`."""
@@ -47,8 +49,8 @@ def in_words(kind: Any) -> str:
     origin = get_origin(kind)
     if origin is Literal:
         return " or ".join(map(str, get_args(kind)))
-    if origin in (Union, UnionType):
-        return " or ".join(in_words(arm) for arm in get_args(kind))
+    if len(_arms(kind)) > 1:
+        return " or ".join(in_words(arm) for arm in _arms(kind))
     if hasattr(kind, "__metadata__"):
         return in_words(get_args(kind)[0])
     if origin in (list, tuple, set, frozenset) and get_args(kind):
@@ -71,7 +73,7 @@ def _explained(text: str, kind: Any) -> str:
         return f"must be {WORDS.get(bounded[1], bounded[1])} {bounded[2]} {bounded[3].removesuffix('.0')}"
     if wrong := re.fullmatch(r"Expected `(.*)`, got `(.*)`", text):
         expected, got = wrong[1].split(" | "), wrong[2]
-        told = f"must be {' or '.join(WORDS.get(name, name) for name in expected)}, not {WORDS.get(got, got)}"
+        told = f"must be {' or '.join(WORDS.get(name, name) for name in expected)}, not {GOT.get(got, got)}"
         return told + _cure(expected, got)
     return text
 
@@ -101,16 +103,21 @@ def _type_at(kind: Any, path: Place) -> Any:
     """The type of the setting that `path` leads to from `kind`; None where it leads nowhere."""
     if not path:
         return kind
-    arms = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    for arm in arms:
-        if path[0] in (fields := _fields(arm)):
-            return _type_at(fields[str(path[0])], path[1:])
-        if get_origin(arm) is list and isinstance(path[0], int):
-            return _type_at(get_args(arm)[0], path[1:])
-    return None
+    fields = _fields(kind)
+    if path[0] in fields:
+        return _type_at(fields[str(path[0])], path[1:])
+    items = [get_args(arm)[0] for arm in _arms(kind) if get_origin(arm) is list]
+    return _type_at(items[0], path[1:]) if items else None
+
+
+def _arms(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def _fields(kind: Any) -> dict[str, Any]:
-    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-        return {}
-    return {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+    return {
+        field.encode_name: field.type
+        for arm in _arms(kind)
+        if isinstance(arm, type) and issubclass(arm, msgspec.Struct)
+        for field in msgspec.structs.fields(arm)
+    }

@@ -107,17 +107,19 @@ def _malformed(document: Document, text: str, error: yaml.MarkedYAMLError) -> Mi
     if mark is not None and text[mark.index : mark.index + 1] == "\t":
         return document.wrong_at(mark.line + 1, "a tab cannot indent; use spaces")
     line = mark.line + 1 if mark is not None else 1
-    return document.wrong_at(line, f"not valid YAML: {error.problem}; check quotes, colons and indentation there")
+    what = " ".join(filter(None, (error.context, error.problem)))
+    return document.wrong_at(line, f"not valid YAML: {what}; check quotes, colons and indentation there")
 
 
 def _refuse_shortcuts(document: Document, text: str) -> None:
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
-        line = event.start_mark.line + 1
+        line = event.start_mark.line + 1 if event.start_mark else 1
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise document.wrong_at(line, "anchors and aliases are not allowed; write the value out")
         if tag := getattr(event, "tag", None):
-            raise document.wrong_at(line, f"tags such as {tag} are not allowed; write plain values")
+            shown = tag.replace("tag:yaml.org,2002:", "!!")
+            raise document.wrong_at(line, f"tags such as `{shown}` are not allowed; write plain values")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
             raise document.wrong_at(line, f"nested deeper than {DEEPEST}; no setting is")

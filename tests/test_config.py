@@ -1,0 +1,318 @@
+"""Every wrong setting is one line that names file, line, key and cure; what is right has the documented defaults."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from decimal import Decimal
+from io import StringIO
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from rich.console import Console
+
+from gateway import config as config_module
+from gateway import loading
+from gateway.config import (
+    SECTIONS,
+    Channel,
+    Config,
+    Demo,
+    Group,
+    Loaded,
+    Model,
+    PluginEntry,
+    Port,
+    Section,
+    Serving,
+    StoreSettings,
+    Timers,
+    UsageSettings,
+    find,
+    host_port,
+    load,
+    shipped,
+)
+from gateway.errors import Misconfigured
+
+CHANNEL = "channels: {up: {base_url: 'http://h/v1'}}\n"
+NUMBERED_FROM_0 = "plugins:\n  - use: usage-logger\n  - use: auth\n"
+PRICE = "give `input` and `output` prices per million tokens, or `free: true` without them"
+RANGE = "prices must be from 0 to 1000000, with at most six decimals"
+ADDRESS = "must be HOST:PORT, as in 127.0.0.1:8080 or [::1]:8080"
+BASE_URL = "base_url must be like https://host/v1, without credentials, a query or an operation"
+API_KEY = "api_key must be visible ASCII: look for a space or a line end at its end"
+INSTALLED = "auth, model-routing, quota, rate-limit, usage-logger"
+NO_MAPPING = "must be a mapping, not null; give it one, or remove the key"
+TOP = ", ".join(sorted(Config.__struct_fields__))
+
+WRONG = {
+    "": "1: the file must be a mapping of settings; begin with config/gateway.yaml",
+    "- use: auth": "1: the file must be a mapping of settings; begin with config/gateway.yaml",
+    # Unknown settings, at every level
+    "lissten: 127.0.0.1:1": f"1: lissten: unknown setting; known here: {TOP}",
+    "store:\n  time: 1": "2: store.time: unknown setting; known here: accept_loss, connect_for, connections, timeout",
+    "usage: {months: 1}": "1: usage.months: unknown setting; known here: retention_months",
+    "demo: {up: x}": "1: demo.up: unknown setting; known here: account, credit, upstream",
+    "channels:\n  a:\n    base_url: http://h\n    key: x": "4: channels.a.key: unknown setting; known here: "
+    "api_key, ask_usage, base_url, drain_limit, max_response_bytes, on_caller_gone, timers",
+    "channels:\n  a:\n    base_url: http://h\n    timers: {idel: 4}": "4: channels.a.timers.idel: unknown setting; "
+    "known here: connect, first_byte, idle, total, write_stall",
+    "models:\n  gpt-4.1: {price: 1}": "2: models.gpt-4.1.price: unknown setting; "
+    "known here: channels, free, input, max_output_tokens, output",
+    "models:\n  m:\n    free: true\n    channels:\n      - {use: up, prio: 1}": "5: models.m.channels[0].prio: "
+    "unknown setting; known here: model, priority, use, weight",
+    "groups:\n  g: {rate: 1}": "2: groups.g.rate: unknown setting; known here: enabled, models, ratio",
+    f"{NUMBERED_FROM_0}    witth: {{}}": "4: plugins[1].witth: unknown setting; "
+    "known here: enabled, name, on_error, use, with",
+    f"{NUMBERED_FROM_0}    with: {{wrong: 1}}": "4: plugins[1].with.wrong: unknown setting; "
+    "known here: wrong_tokens_per_minute",
+    # The wrong kind
+    "workers: many": "1: workers: must be a whole number, not text; write it plainly, without quotes",
+    "data: 5": "1: data: must be text, not a whole number; put it in quotes",
+    "port: big": "1: port: must be a mapping, not text",
+    "channels: [a]": "1: channels: must be a mapping of names to settings",
+    "channels: {a: http://h}": "1: channels.a: must be a mapping, not text",
+    "plugins: {use: auth}": "1: plugins: must be a list, each item beginning with `- use:`",
+    "groups: {g: {models: [4]}}": "1: groups.g.models[0]: must be text, not a whole number; put it in quotes",
+    "models: {m: {input: 2026-01-01, output: 1, channels: [a]}}": "1: models.m.input: must be a number, such as 0.15",
+    "models: {m: {input: 0,15, output: 1, channels: [a]}}": "1: models.m.15: unknown setting; "
+    "known here: channels, free, input, max_output_tokens, output",
+    # Sections that are there and empty
+    "port:": f"1: port: {NO_MAPPING}",
+    "channels:": "1: channels: must be a mapping of names to settings",
+    "models:\n  m:": f"2: models.m: {NO_MAPPING}",
+    "plugins:": "1: plugins: must be a list, each item beginning with `- use:`",
+    "plugins:\n  -": f"2: plugins[0]: {NO_MAPPING}",
+    "plugins:\n  - use: auth\n    with:": f"3: plugins[0].with: {NO_MAPPING}",
+    # Numbers that make no sense
+    "workers: 0": "1: workers: must be a whole number >= 1",
+    "workers: 1000": "1: workers: must be a whole number <= 256",
+    "port: {max_head: 0}": "1: port.max_head: must be a whole number >= 1",
+    "port: {max_body: -1}": "1: port.max_body: must be a whole number >= 1",
+    "port: {body_timeout: 0}": "1: port.body_timeout: must be a number > 0",
+    "port: {idle_timeout: 1000000}": "1: port.idle_timeout: must be a number <= 86400",
+    "port: {drain: -0.5}": "1: port.drain: must be a number >= 0",
+    "store: {timeout: 0}": "1: store.timeout: must be a number > 0",
+    "store: {connections: 0}": "1: store.connections: must be a whole number >= 1",
+    "usage: {retention_months: 0}": "1: usage.retention_months: must be a whole number >= 1",
+    "channels: {a: {base_url: http://h, timers: {idle: 0}}}": "1: channels.a.timers.idle: must be a number > 0",
+    "channels: {a: {base_url: http://h, max_response_bytes: 0}}": "1: channels.a.max_response_bytes: "
+    "must be a whole number >= 1",
+    f"{CHANNEL}models: {{m: {{free: true, channels: [{{use: up, weight: 0}}]}}}}": "2: models.m.channels[0].weight: "
+    "must be a whole number >= 1",
+    f"{CHANNEL}models: {{m: {{free: true, channels: [up], max_output_tokens: 0}}}}": "2: models.m.max_output_tokens: "
+    "must be a whole number >= 1",
+    "groups: {g: {ratio: -1}}": "1: groups.g: ratio must be from 0 to 1000, with at most six decimals",
+    "groups: {g: {ratio: 'sNaN'}}": "1: groups.g: ratio must be from 0 to 1000, with at most six decimals",
+    # Prices
+    f"{CHANNEL}models:\n  m: {{channels: [up]}}": f"3: models.m: {PRICE}",
+    f"{CHANNEL}models: {{m: {{input: 1, channels: [up]}}}}": f"2: models.m: {PRICE}",
+    f"{CHANNEL}models: {{m: {{free: true, input: 1, output: 1, channels: [up]}}}}": f"2: models.m: {PRICE}",
+    f"{CHANNEL}models: {{m: {{free: true, input: 0, channels: [up]}}}}": f"2: models.m: {PRICE}",
+    f"{CHANNEL}models: {{m: {{input: -1, output: 1, channels: [up]}}}}": f"2: models.m: {RANGE}",
+    f"{CHANNEL}models: {{m: {{input: 1, output: 1000001, channels: [up]}}}}": f"2: models.m: {RANGE}",
+    f"{CHANNEL}models: {{m: {{input: 0.0000001, output: 1, channels: [up]}}}}": f"2: models.m: {RANGE}",
+    f"{CHANNEL}models: {{m: {{input: 'NaN', output: 1, channels: [up]}}}}": f"2: models.m: {RANGE}",
+    f"{CHANNEL}models: {{m: {{input: 'Infinity', output: 1, channels: [up]}}}}": f"2: models.m: {RANGE}",
+    # Names that lead nowhere
+    f"{CHANNEL}models:\n  m:\n    free: true\n    channels:\n      - up\n      - down": "7: models.m.channels[1]: "
+    "there is no channel `down`; known: up",
+    "models: {m: {free: true, channels: [{use: down}]}}": "1: models.m.channels[0]: there is no channel `down`; "
+    "known: none yet",
+    f"{CHANNEL}models: {{m: {{free: true, channels: []}}}}": "2: models.m: channels must name at least one channel",
+    "demo: {}": "1: demo: a demo needs a model to talk to; add one under `models:`",
+    "\n\nredis: ${REDIS}": "3: redis: the environment variable REDIS is not set; export it or write a value",
+    # Addresses
+    "listen: 8080": "1: listen: must be text, not a whole number; put it in quotes",
+    "listen: localhost": f"1: listen: {ADDRESS}",
+    "listen: ':8080'": f"1: listen: {ADDRESS}",
+    "listen: 127.0.0.1:65536": f"1: listen: {ADDRESS}",
+    "listen: '::1:80'": f"1: listen: {ADDRESS}",
+    f"{CHANNEL}models: {{m: {{free: true, channels: [up]}}}}\ndemo: {{upstream: here}}": f"3: demo.upstream: {ADDRESS}",
+    "demo: {account: Demo}": "1: demo: account must be 3 to 32 of a-z and 0-9",
+    "demo: {credit: -1}": "1: demo: credit must be from 0 to 1000000, with at most six decimals",
+    **{
+        f"channels: {{a: {{base_url: '{url}'}}}}": f"1: channels.a: {BASE_URL}"
+        for url in (
+            *("h/v1", "ftp://h/v1", "https://user:pw@h/v1", "https://h/v1?x=1", "https://h/#v1", "https://h /v1"),
+            *("https://h:99999/v1", "https://h:0/v1", "https://h:x/v1", "https://[::1/v1", "https:///v1", "https://"),
+            *("https://h/v1/chat/completions", "https://h/v1/completions/", "https://h/v\u00e9"),
+        )
+    },
+    "channels: {a: {api_key: x}}": "1: channels.a: `base_url` is missing; add it",
+    'channels: {a: {base_url: http://h, api_key: "k\\r\\nHost: x"}}': f"1: channels.a: {API_KEY}",
+    'channels: {a: {base_url: http://h, api_key: "sk-1 "}}': f"1: channels.a: {API_KEY}",
+    # Choices
+    "channels: {a: {base_url: http://h, on_caller_gone: stay}}": "1: channels.a.on_caller_gone: must be cancel or drain",
+    "plugins: [{use: auth, on_error: fail}]": "1: plugins[0].on_error: must be refuse or ignore",
+    # The chain
+    "plugins:\n  - name: x": "2: plugins[0]: `use` is missing; add it",
+    "plugins:\n  - use: oauth": f"2: plugins[0].use: there is no plugin `oauth`; installed: {INSTALLED}; "
+    "or name module:Class",
+    f"{NUMBERED_FROM_0}  - use: auth": "4: plugins[2]: the name `auth` is taken; give this one a `name:` of its own",
+    "plugins:\n  - use: quota\n  - use: auth\n  - use: model-routing": "2: plugins[0]: 'quota' needs Caller, "
+    "which nothing above it provides: move 'auth' above 'quota'",
+    NUMBERED_FROM_0: "3: plugins[1]: nothing in the chain provides Route: add `- use: model-routing` as the last plugin",
+    "plugins:\n  - use: auth\n    on_error: ignore\n  - use: model-routing": "2: plugins[0]: 'auth' provides Caller, "
+    "which is needed: remove its `on_error: ignore`",
+    "plugins: []": "1: plugins: no plugin is enabled; begin with the list in config/gateway.yaml",
+}
+
+
+def loaded(tmp_path: Path, text: str, **environment: str) -> Loaded:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(text)
+    return load(file, environment)
+
+
+def refusal(tmp_path: Path, text: str, **environment: str) -> str:
+    with pytest.raises(Misconfigured) as refused:
+        loading.build(loaded(tmp_path, text, **environment))
+    shown = str(refused.value)
+    assert shown.startswith(f"{tmp_path}/gateway.yaml:")
+    return shown.removeprefix(f"{tmp_path}/gateway.yaml:")
+
+
+@pytest.mark.parametrize(("text", "error"), WRONG.items(), ids=[repr(text[-40:]) for text in WRONG])
+def test_a_wrong_setting_is_one_line_with_a_cure(tmp_path: Path, text: str, error: str) -> None:
+    assert refusal(tmp_path, text) == error
+
+
+SECRET = "sk-canary-0123456789"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "workers: ${SECRET}",
+        "port: ${SECRET}",
+        "listen: ${SECRET}",
+        "channels: {a: {base_url: '${SECRET}'}}",
+        "channels: {a: {base_url: 'http://h', api_key: '${SECRET} '}}",
+        "channels: {a: {base_url: 'http://h', on_caller_gone: '${SECRET}'}}",
+        "channels: {a: {base_url: 'http://h', timers: {idle: '${SECRET}'}}}",
+        "models: {m: {free: true, channels: ['${SECRET}']}}",
+        "models: {m: {input: '${SECRET}', output: 1, channels: []}}",
+        "plugins: [{use: '${SECRET}'}]",
+        "plugins: [{use: '${SECRET}:Class'}]",
+        "plugins: [{use: 'plugins.auth:${SECRET}'}]",
+        "plugins: [{use: auth, name: '${SECRET}'}, {use: quota, name: '${SECRET}'}]",
+        "plugins: [{use: auth, with: {wrong_tokens_per_minute: '${SECRET}'}}]",
+        "plugins: [{use: quota, name: '${SECRET}'}]",
+    ],
+)
+def test_what_came_from_the_environment_is_in_no_error(tmp_path: Path, text: str) -> None:
+    with pytest.raises(Misconfigured) as refused:
+        loading.build(loaded(tmp_path, text, SECRET=SECRET))
+    assert SECRET not in "".join(traceback.format_exception(refused.value))
+
+
+def test_what_may_hold_a_credential_is_in_no_repr(tmp_path: Path) -> None:
+    text = (
+        "redis: redis://:${SECRET}@h\nchannels: {a: {base_url: 'http://h', api_key: '${SECRET}'}}\n"
+        "plugins: [{use: auth, with: {x: '${SECRET}'}}]"
+    )
+    whole = loaded(tmp_path, text, SECRET=SECRET)
+    assert whole.config.channels["a"].api_key == SECRET
+    pretty = StringIO()
+    Console(file=pretty).print(whole.config)
+    for shown in (repr(whole), str(whole.config), f"{whole.config.channels}", pretty.getvalue()):
+        assert SECRET not in shown
+        assert "base_url='http://h'" in shown, "what is no secret is worth reading"
+
+
+def test_an_address_is_taken_apart() -> None:
+    assert host_port("127.0.0.1:8080") == ("127.0.0.1", 8080)
+    assert host_port("[::1]:0") == ("::1", 0)
+    assert host_port("gateway.internal:443") == ("gateway.internal", 443)
+
+
+def test_a_short_name_of_a_channel_is_its_long_form(tmp_path: Path) -> None:
+    text = f"{CHANNEL}models: {{m: {{free: true, channels: [up, {{use: up, model: x, priority: 2}}]}}}}"
+    assert loaded(tmp_path, text).config.models["m"].servings == (
+        Serving("up"),
+        Serving("up", model="x", weight=1, priority=2),
+    )
+
+
+def test_prices_are_exact(tmp_path: Path) -> None:
+    model = loaded(tmp_path, f"{CHANNEL}models: {{m: {{input: 0.15, output: 999999.999999, channels: [up]}}}}")
+    assert model.config.models["m"].input == Decimal("0.15")
+    assert model.config.models["m"].output == Decimal("999999.999999")
+
+
+def test_the_demo_is_accepted() -> None:
+    chain = loading.build(load(shipped("demo.yaml"), {}))
+    assert [step.name for step in chain.steps] == ["usage-logger", "auth", "rate-limit", "quota", "model-routing"]
+
+
+def test_the_file_is_the_given_one_or_the_named_or_the_one_here_or_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find(None, {}) == shipped("demo.yaml")
+    (tmp_path / "gateway.yaml").touch()
+    assert find(None, {}) == Path("gateway.yaml")
+    assert find(None, {"GATEWAY_CONFIG": "/etc/gateway.yaml"}) == Path("/etc/gateway.yaml")
+    assert find(Path("mine.yaml"), {"GATEWAY_CONFIG": "/etc/gateway.yaml"}) == Path("mine.yaml")
+
+
+def reference() -> Loaded:
+    return load(shipped("gateway.yaml"), {"OPENAI_API_KEY": SECRET})
+
+
+def test_the_reference_is_accepted_and_is_the_default_in_every_setting() -> None:
+    config = reference().config
+    loading.build(reference())
+    examples = {name: getattr(config, name) for name in (*SECTIONS, "plugins")}
+    assert msgspec.structs.replace(config, channels={}, models={}, groups={}, plugins=[]) == Config()
+    openai, local = examples["channels"].values()
+    assert msgspec.structs.replace(openai, api_key="") == Channel(openai.base_url)
+    assert local == Channel(local.base_url)
+    assert examples["groups"]["default"] == Group()
+    for step, entry in zip(loading.build(reference()).steps, examples["plugins"], strict=True):
+        assert entry == PluginEntry(entry.use, entry.with_, name=entry.name)
+        for field in msgspec.structs.fields(step.plugin):
+            if field.name in entry.with_:
+                assert getattr(step.plugin, field.name) == field.default, field.name
+
+
+PLACES: dict[type[Section], tuple[str, ...]] = {
+    Config: (),
+    Port: ("port",),
+    StoreSettings: ("store",),
+    UsageSettings: ("usage",),
+    Demo: ("demo",),
+    Channel: ("channels", "openai"),
+    Timers: ("channels", "openai", "timers"),
+    Model: ("models", "gpt-4o-mini"),
+    Group: ("groups", "default"),
+}
+
+
+def test_the_reference_names_every_setting() -> None:
+    document = yaml.safe_load(shipped("gateway.yaml").read_text().replace("# demo:", "demo:"))
+    for kind, place in PLACES.items():
+        section = document
+        for step in place:
+            section = section[step]
+        assert set(section) == set(kind.__struct_fields__) - ({"free"} if kind is Model else set()), place
+    free = document["models"]["llama-3"]
+    assert free["free"] is True
+    assert set(free["channels"][1]) == set(Serving.__struct_fields__)
+    assert set(document["plugins"][0]) | {"with"} == {"use", "with", "name", "enabled", "on_error"}
+    plugins = {step.name: set(step.plugin.__struct_fields__) for step in loading.build(reference()).steps}
+    assert {entry["use"]: set(entry.get("with", ())) for entry in document["plugins"]} == plugins
+    assert set(Section.__subclasses__()) == {*PLACES, Serving, PluginEntry}, "a section is not looked at here"
+
+
+def test_every_setting_is_obeyed_somewhere() -> None:
+    package = Path(config_module.__file__).parent
+    code = "\n".join(path.read_text() for path in package.rglob("*.py"))
+    kinds: list[type[Section]] = [*PLACES, Serving, PluginEntry]
+    for kind in kinds:
+        for name in kind.__struct_fields__:
+            assert re.search(rf"\.{name}\b", code), f"{kind.__name__}.{name}"
