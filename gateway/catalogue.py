@@ -6,6 +6,7 @@ a request is rounded up once, at its end; there are no floats.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from fractions import Fraction
@@ -18,6 +19,8 @@ from gateway.facts import Caller, Candidate
 
 MICROS = 1_000_000
 """Micros in one unit of the currency."""
+
+SPECIAL = re.compile(r"([?\[])")
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -94,5 +97,5 @@ class Catalogue:
 
 
 def matches(patterns: Sequence[str], name: str) -> bool:
-    """Whether `name` is one of `patterns`, which may hold `*`."""
-    return any(pattern == "*" or fnmatchcase(name, pattern) for pattern in patterns)
+    """Whether `name` is one of `patterns`, in which `*` stands for anything; no other character is special."""
+    return any(pattern == "*" or fnmatchcase(name, SPECIAL.sub(r"[\1]", pattern)) for pattern in patterns)
