@@ -1,0 +1,130 @@
+"""Workers, sink and store are killed at random under load: every id that a caller received is in the log, once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from gateway import Outcome, reports
+from gateway.config import Config, load
+from gateway.fake_upstream import FakeUpstream
+from gateway.sink import GROUP, Sink
+from gateway.store.embedded import EmbeddedStore
+from gateway.store.store import Store
+from tests.test_rows import rolled_up, summed
+from tests.whole.conftest import configuration
+from tests.whole.raw import ask, chat
+
+CALLERS = 6
+KILLS = 8
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the children of a process are read from /proc")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@asynccontextmanager
+async def serving(file: Path, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The whole program with two workers; its end is a good one."""
+    command = ("-c", "from gateway.cli import main; main()", "serve", "--config", str(file), "--workers", "2")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+    )
+    await until_listening(port)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        await asyncio.wait_for(process.wait(), 30)
+    assert process.returncode == 0
+
+
+async def until_listening(port: int) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            with suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                return
+            await asyncio.sleep(0.02)
+
+
+async def call(port: int, token: str, received: set[str], stop: asyncio.Event) -> None:
+    """Ask again and again, and note the id of every answer whose head came."""
+    while not stop.is_set():
+        with suppress(OSError, EOFError, asyncio.IncompleteReadError):
+            answer = await ask(port, chat(token))
+            received.add(answer.headers["x-request-id"])
+
+
+async def kill_at_random(process: asyncio.subprocess.Process, store: EmbeddedStore, folder: Path) -> EmbeddedStore:
+    chance = random.Random(7)
+    for turn in range(KILLS):
+        await asyncio.sleep(0.2 + chance.random() * 0.3)
+        if turn % 4 == 3:
+            os.kill(store.pid, signal.SIGKILL)
+            await asyncio.to_thread(store.stop)
+            await asyncio.sleep(chance.random() * 0.5)
+            store = await asyncio.to_thread(EmbeddedStore.start, folder)
+        else:
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()  # noqa: ASYNC240
+            with suppress(ProcessLookupError):
+                os.kill(int(chance.choice(children)), signal.SIGKILL)
+    return store
+
+
+async def test_every_id_that_a_caller_received_is_in_the_log_once(tmp_path: Path) -> None:
+    folder, port = tmp_path / "store", free_port()
+    store = EmbeddedStore.start(folder)
+    received: set[str] = set()
+    async with FakeUpstream(pace_s=0.005, key="channel-credential-4711") as upstream:
+        file = tmp_path / "gateway.yaml"
+        more = f"listen: 127.0.0.1:{port}\nredis: {store.url}\ndata: {tmp_path / 'data'}"
+        wide = configuration(upstream.base_url, more=more).replace(
+            "requests_per_minute: 1000", "requests_per_minute: 100000"
+        )
+        file.write_text(wide)
+        config = load(file).config
+        async with Store.open(config, store.url) as stores:
+            await stores.accounts.create("tester")
+            await stores.wallet.credit("tester", "opening", 5_000_000_000)
+            token = (await stores.tokens.create("tester")).token
+        async with serving(file, port) as process:
+            stop = asyncio.Event()
+            callers = [asyncio.create_task(call(port, token, received, stop)) for _ in range(CALLERS)]
+            store = await kill_at_random(process, store, folder)
+            before = len(received)
+            async with asyncio.timeout(20):
+                while len(received) < before + 50:
+                    await asyncio.sleep(0.05)
+            stop.set()
+            await asyncio.gather(*callers)
+    await look_at_the_log(config, store, received)
+    store.stop()
+
+
+async def look_at_the_log(config: Config, store: EmbeddedStore, received: set[str]) -> None:
+    async with Store.open(config, store.url) as stores:
+        usage = stores.usage
+        sink = Sink(usage, retention_months=13, crashed_after_s=0)
+        while await sink.step():
+            pass
+        ids = [row.id for row in reports.select(usage.folder)]
+        assert len(ids) == len(set(ids))
+        assert received <= set(ids)
+        assert {row.outcome for row in reports.select(usage.folder)} >= {Outcome.COMPLETED, Outcome.REFUSED}
+        assert rolled_up(usage.folder) == summed(usage.folder)
+        assert (await usage.length(), usage.spool.files()) == (0, [])
+        assert (await stores.client.call("XPENDING", usage.stream, GROUP))["pending"] == 0
