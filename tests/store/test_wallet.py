@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import StoreAway, StoreError
-from gateway.store.client import Client
+from gateway.store.client import Client, Script
 from gateway.store.wallet import Credit, Hold, Settle, Settled, Wallet
 from tests.store.conftest import (
     ACCOUNT,
@@ -268,6 +268,26 @@ async def test_a_flushed_script_cache_goes_unnoticed(client: Client, wallet: Wal
     await take(wallet, rid)
     await client.call("SCRIPT", "FLUSH")
     assert (await wallet.settle(ACCOUNT, rid, 1)).outcome is Settle.OK
+
+
+async def test_a_connection_cut_by_the_store_goes_unnoticed(client: Client, wallet: Wallet, store_url: str) -> None:
+    cutter = Client.connect(store_url)
+    await cutter.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    rid = new_rid()
+    assert (await take(wallet, rid)).outcome is Hold.HELD
+    await cutter.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    assert (await wallet.settle(ACCOUNT, rid, 1)).outcome is Settle.OK
+    await cutter.close()
+
+
+async def test_a_reply_that_belongs_to_another_request_counts_as_none(client: Client) -> None:
+    wallet = Wallet(client, patience_s=0.1)
+    wallet.scripts["hold"] = Script("hold", 'return {"another", "HELD", 1, 1, 1}')
+    wallet.scripts["settle"] = Script("settle", 'return {"another", "OK", 1}')
+    with pytest.raises(StoreAway):
+        await take(wallet, new_rid())
+    with pytest.raises(StoreAway):
+        await wallet.settle(ACCOUNT, new_rid(), 1)
 
 
 @pytest.mark.parametrize("amount", [5, 1])
