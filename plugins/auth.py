@@ -149,4 +149,4 @@ def _within(peer: str, networks: Sequence[str]) -> bool:
 def _neighbourhood(peer: str) -> str:
     """What one caller can change at will is taken off: all of an IPv6 /64 counts as one address."""
     address = _address(peer)
-    return str(ip_network((address, 64), strict=False)) if isinstance(address, IPv6Address) else str(address)
+    return address.packed[:8].hex() if isinstance(address, IPv6Address) else str(address)

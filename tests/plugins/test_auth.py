@@ -1,0 +1,237 @@
+"""Who has a right token comes in; everybody else is told what is wrong, at no cost to the store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from multidict import CIMultiDict
+
+from gateway import Caller, Exchange, Limits, Refused, Services
+from gateway.config import Config, Group
+from gateway.errors import StoreAway
+from gateway.store.accounts import Status
+from gateway.store.client import Client
+from gateway.store.pepper import pepper_of
+from gateway.store.seal import Seal
+from gateway.store.tokens import TokenStatus
+from gateway.testing import FixedClock, exchange, services, started
+from plugins.auth import MOST_ADDRESSES, Auth, WrongTokens
+
+SETTINGS = Config(groups={"default": Group(), "shut": Group(enabled=False)})
+
+
+@pytest.fixture
+async def given(store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Services]:
+    async with services(tmp_path, store_url, SETTINGS) as given:
+        await given.store.accounts.create("alice")
+        yield given
+
+
+@pytest.fixture
+async def auth(given: Services) -> Auth:
+    return await started(Auth(), given)
+
+
+def with_token(token: str, scheme: str = "Bearer", peer: str = "192.0.2.7") -> Exchange:
+    return exchange(headers={"Authorization": f"{scheme} {token}"}, peer=peer)
+
+
+async def refusal(auth: Auth, asked: Exchange) -> Refused:
+    with pytest.raises(Refused) as refused:
+        await auth.on_request(asked)
+    assert Caller not in asked
+    return refused.value
+
+
+async def code(auth: Auth, asked: Exchange) -> tuple[int, str]:
+    refused = await refusal(auth, asked)
+    return refused.status, refused.code
+
+
+async def test_a_right_token_tells_who_asks(given: Services, auth: Auth) -> None:
+    created = await given.store.tokens.create("alice", models=["a"], addresses=["192.0.2.0/24", "2001:db8::/32"])
+    await given.store.accounts.change("alice", models=["a", "b"], limits=Limits(concurrent=3))
+    for peer in ("192.0.2.7", "::ffff:192.0.2.7", "2001:db8::1"):
+        asked = with_token(created.token, peer=peer)
+        await auth.on_request(asked)
+        assert asked[Caller] == Caller(
+            account="alice",
+            token_id=created.id,
+            group="default",
+            account_models=("a", "b"),
+            token_models=("a",),
+            limits=Limits(concurrent=3),
+        )
+        assert (asked.account, asked.token_id, asked.group) == ("alice", created.id, "default")
+
+
+async def test_nothing_is_narrowed_where_nobody_narrowed_it(given: Services, auth: Auth) -> None:
+    asked = with_token((await given.store.tokens.create("alice")).token)
+    await auth.on_request(asked)
+    assert asked[Caller].account_models is None
+    assert asked[Caller].token_models is None
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "Bearer "])
+async def test_the_scheme_is_read_in_any_case(given: Services, auth: Auth, scheme: str) -> None:
+    asked = with_token((await given.store.tokens.create("alice")).token, scheme)
+    await auth.on_request(asked)
+    assert asked[Caller].account == "alice"
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"Authorization": ""}, {"Authorization": "Bearer"}, {"Authorization": "bearer  "}]
+)
+async def test_no_token_is_told_how_to_send_one(auth: Auth, headers: dict[str, str]) -> None:
+    refused = await refusal(auth, exchange(headers=headers))
+    assert (refused.status, refused.code) == (401, "token_missing")
+    assert "Authorization: Bearer" in refused.message
+
+
+async def test_unknown_wrong_and_malformed_tokens_get_one_answer(given: Services, auth: Auth, tmp_path: Path) -> None:
+    token = (await given.store.tokens.create("alice")).token
+    twice = exchange()
+    twice.request = msgspec.structs.replace(
+        twice.request,
+        headers=CIMultiDict([("authorization", f"Bearer {token}"), ("Authorization", f"Bearer {token}")]),
+    )
+    asked = [
+        twice,
+        with_token(token, "Basic"),
+        with_token(token, "Token"),
+        with_token(token + "\xff"),
+        with_token("\udcff" + token),
+        with_token(token + "x" * 600),
+        with_token(token[:-1]),
+        with_token(f"{token} {token}"),
+        exchange(headers={"Authorization": token}),
+        with_token(Seal(pepper_of(tmp_path)).make("alice")[1]),
+        with_token(Seal(pepper_of(tmp_path)).make("nobody")[1]),
+    ]
+    answers = [await refusal(auth, each) for each in asked]
+    assert {(each.status, each.code, each.message) for each in answers} == {(401, "token_invalid", answers[0].message)}
+    assert all(each.account == each.token_id == "" for each in asked)
+
+
+async def test_expired_disabled_and_deleted_tokens_are_told_apart_and_the_record_names_them(
+    given: Services, auth: Auth
+) -> None:
+    tokens = given.store.tokens
+    created = await tokens.create("alice")
+    expired = await tokens.create("alice", expires_at=int(time.time()))
+    await tokens.set_status(created.id, TokenStatus.DISABLED)
+    for each, what in ((created, "token_disabled"), (expired, "token_expired")):
+        asked = with_token(each.token)
+        assert await code(auth, asked) == (401, what)
+        assert (asked.account, asked.token_id) == ("alice", each.id)
+        await tokens.delete(each.id)
+        assert await code(auth, with_token(each.token)) == (401, "token_invalid")
+
+
+@pytest.mark.parametrize("status", [Status.SUSPENDED, Status.CLOSED])
+async def test_an_account_that_is_not_active_is_refused(given: Services, auth: Auth, status: Status) -> None:
+    created = await given.store.tokens.create("alice")
+    await given.store.accounts.set_status("alice", status)
+    refused = await refusal(auth, with_token(created.token))
+    assert (refused.status, refused.code) == (403, "account_inactive")
+    assert status in refused.message
+
+
+@pytest.mark.parametrize("group", ["shut", "unknown"])
+async def test_a_group_that_is_shut_out_or_unknown_is_refused(given: Services, auth: Auth, group: str) -> None:
+    created = await given.store.tokens.create("alice")
+    await given.store.accounts.change("alice", group=group)
+    assert await code(auth, with_token(created.token)) == (403, "group_forbidden")
+
+
+@pytest.mark.parametrize("peer", ["192.0.3.7", "2001:db9::1", "", "not an address", "::ffff:192.0.3.7"])
+async def test_a_token_is_refused_outside_its_addresses(given: Services, auth: Auth, peer: str) -> None:
+    created = await given.store.tokens.create("alice", addresses=["192.0.2.0/24", "2001:db8::/32"])
+    assert await code(auth, with_token(created.token, peer=peer)) == (403, "token_restricted")
+
+
+async def test_the_body_is_not_read(given: Services, auth: Auth) -> None:
+    created = await given.store.tokens.create("alice")
+    asked = exchange(b"no json at all", headers={"Authorization": f"Bearer {created.token}"})
+    await auth.on_request(asked)
+    assert asked[Caller].account == "alice"
+    assert asked.model == ""
+
+
+async def test_a_store_that_is_away_is_no_refusal(tmp_path: Path) -> None:
+    async with services(tmp_path, f"unix://{tmp_path}/nothing", SETTINGS) as given:
+        auth = await started(Auth(), given)
+        with pytest.raises(StoreAway):
+            await auth.on_request(with_token(Seal(pepper_of(tmp_path)).make("alice")[1]))
+        assert await code(auth, with_token("made-up")) == (401, "token_invalid")
+
+
+async def test_use_is_noted_at_the_end(given: Services, auth: Auth) -> None:
+    created = await given.store.tokens.create("alice")
+    asked = with_token(created.token)
+    await auth.on_request(asked)
+    assert (await given.store.tokens.get(created.id)).last_used is None
+    await auth.on_end(asked)
+    assert (await given.store.tokens.get(created.id)).last_used is not None
+
+
+async def test_the_end_of_a_refused_request_notes_nothing(auth: Auth) -> None:
+    asked = with_token("wrong")
+    await refusal(auth, asked)
+    await auth.on_end(asked)
+
+
+async def test_a_flood_of_made_up_tokens_costs_no_call_of_the_store(client: Client, auth: Auth) -> None:
+    before = (await client.call("INFO", "stats"))["total_commands_processed"]
+    for number in range(500):
+        await refusal(auth, with_token(f"sk-alice-abcdefgh-{number:028}"))
+    assert (await client.call("INFO", "stats"))["total_commands_processed"] == before + 1
+
+
+async def test_too_many_wrong_tokens_are_slowed_down_and_a_right_one_is_not(given: Services) -> None:
+    auth = await started(Auth(wrong_tokens_per_minute=3), given)
+    for _ in range(3):
+        assert await code(auth, with_token("wrong")) == (401, "token_invalid")
+    refused = await refusal(auth, with_token("wrong"))
+    assert (refused.status, refused.code, refused.should_retry) == (429, "rate_limited", False)
+    assert refused.retry_after_s == 20
+    assert "limit" in refused.message
+    assert await code(auth, with_token("wrong", peer="192.0.2.8")) == (401, "token_invalid")
+    await auth.on_request(with_token((await given.store.tokens.create("alice")).token))
+    assert isinstance(given.clock, FixedClock)
+    given.clock.move(20)
+    assert await code(auth, with_token("wrong")) == (401, "token_invalid")
+    assert await code(auth, with_token("wrong")) == (429, "rate_limited")
+
+
+async def test_missing_tokens_are_not_counted_as_wrong(given: Services) -> None:
+    auth = await started(Auth(wrong_tokens_per_minute=1), given)
+    for _ in range(5):
+        assert await code(auth, exchange()) == (401, "token_missing")
+
+
+def test_one_who_changes_the_address_within_a_network_of_his_own_counts_as_one() -> None:
+    wrong = WrongTokens(1, FixedClock())
+    wrong.count("2001:db8::1")
+    with pytest.raises(Refused):
+        wrong.count("2001:db8::2:3")
+    wrong.count("2001:db8:0:1::1")
+
+
+def test_what_is_remembered_of_addresses_is_bounded() -> None:
+    wrong = WrongTokens(1, FixedClock())
+    wrong.count("192.0.2.7")
+    for number in range(MOST_ADDRESSES):
+        wrong.count(f"2001:db8:{number % 65536:x}:{number // 65536:x}::1")
+    wrong.count("192.0.2.7")
+    with pytest.raises(Refused):
+        wrong.count("192.0.2.7")
+
+
+def test_a_setting_that_would_refuse_everybody_is_refused() -> None:
+    with pytest.raises(ValueError, match="wrong_tokens_per_minute"):
+        Auth(wrong_tokens_per_minute=0)

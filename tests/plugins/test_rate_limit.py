@@ -1,0 +1,263 @@
+"""What an account takes is bounded, and what it took is given back however the request ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway import Attempt, Caller, Exchange, Limits, Refused, Services, Usage
+from gateway.config import Channel, Config, StoreSettings, Timers
+from gateway.errors import StoreAway
+from gateway.store.client import Client
+from gateway.store.embedded import EmbeddedStore
+from gateway.testing import exchange, services, started
+from plugins import rate_limit
+from plugins.rate_limit import RateLimit
+
+SLOTS = "gw:{alice}:limits:test:slots"
+SETTINGS = Config(
+    channels={
+        "short": Channel("http://127.0.0.1:1/v1", timers=Timers(total=30)),
+        "long": Channel("http://127.0.0.1:2/v1", timers=Timers(total=100)),
+    },
+    store=StoreSettings(timeout=0.2),
+)
+
+
+@pytest.fixture
+async def given(store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Services]:
+    async with services(tmp_path, store_url, SETTINGS) as given:
+        yield given
+
+
+def asking(limits: Limits | None = None, path: str = "/v1/chat/completions", **body: object) -> Exchange:
+    asked = exchange(body, path=path, method="POST" if path.endswith("completions") else "GET")
+    asked[Caller] = Caller(account="alice", token_id="alice-x", group="default", limits=limits or Limits())
+    return asked
+
+
+async def refusal(plugin: RateLimit, asked: Exchange) -> Refused:
+    with pytest.raises(Refused) as refused:
+        await plugin.on_request(asked)
+    return refused.value
+
+
+async def test_what_is_left_is_told(given: Services) -> None:
+    plugin = await started(RateLimit(requests_per_minute=60, tokens_per_minute=1000), given)
+    asked = asking(max_tokens=100, n=2, messages=[{"role": "user", "content": "x" * 368}])
+    await plugin.on_request(asked)
+    assert asked.response_headers == {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "59",
+        "x-ratelimit-reset-requests": "1000ms",
+        "x-ratelimit-limit-tokens": "1000",
+        "x-ratelimit-remaining-tokens": "700",
+        "x-ratelimit-reset-tokens": "18000ms",
+    }
+    await plugin.stop()
+
+
+async def test_too_many_requests_a_minute_are_told_when_to_come_back(given: Services) -> None:
+    plugin = await started(RateLimit(requests_per_minute=2, concurrent=None), given)
+    for _ in range(2):
+        await plugin.on_request(asking())
+    asked = asking()
+    refused = await refusal(plugin, asked)
+    assert (refused.status, refused.code) == (429, "rate_limited")
+    assert "limit of 2 requests a minute" in refused.message
+    assert refused.retry_after_s is not None
+    assert 29 < refused.retry_after_s <= 30
+    assert asked.response_headers["x-ratelimit-remaining-requests"] == "0"
+    await plugin.stop()
+
+
+async def test_too_many_at_once_wait_for_one_to_end(given: Services, client: Client) -> None:
+    plugin = await started(RateLimit(concurrent=2), given)
+    first, second, third = asking(), asking(), asking()
+    await plugin.on_request(first)
+    await plugin.on_request(second)
+    refused = await refusal(plugin, third)
+    assert (refused.status, refused.code, refused.retry_after_s) == (429, "too_many_concurrent", 1)
+    assert "limit of 2 requests at once" in refused.message
+    await plugin.on_end(third)
+    assert (await refusal(plugin, asking())).code == "too_many_concurrent"
+    await plugin.on_end(first)
+    await plugin.on_request(asking())
+    await plugin.stop()
+
+
+async def test_a_slot_is_leased_for_the_longest_request_and_a_minute(given: Services, client: Client) -> None:
+    plugin = await started(RateLimit(), given)
+    asked = asking()
+    await plugin.on_request(asked)
+    expiry = int(await client.call("ZSCORE", SLOTS, asked.id))
+    assert abs(expiry - (time.time() + 160) * 1000) < 5000
+    await plugin.stop()
+
+
+async def test_the_tokens_that_were_used_take_the_place_of_the_estimate(given: Services) -> None:
+    plugin = await started(RateLimit(tokens_per_minute=1000), given)
+    asked = asking(max_tokens=800)
+    await plugin.on_request(asked)
+    refused = await refusal(plugin, asking(max_tokens=500))
+    assert (refused.status, refused.code) == (429, "rate_limited")
+    assert "limit of 1000 tokens a minute" in refused.message
+    asked.attempts.append(Attempt("short", "m", usage=Usage(100, 100, "upstream")))
+    await plugin.on_end(asked)
+    again = asking(max_tokens=500)
+    await plugin.on_request(again)
+    remaining = int(again.response_headers["x-ratelimit-remaining-tokens"])
+    assert 250 < remaining < 310
+    await plugin.stop()
+
+
+async def test_a_request_that_came_to_nothing_costs_no_tokens(given: Services) -> None:
+    plugin = await started(RateLimit(tokens_per_minute=1000), given)
+    for _ in range(5):
+        asked = asking(max_tokens=900)
+        await plugin.on_request(asked)
+        await plugin.on_end(asked)
+    await plugin.stop()
+
+
+async def test_a_request_larger_than_a_minutes_tokens_is_not_told_to_retry(given: Services) -> None:
+    plugin = await started(RateLimit(tokens_per_minute=100), given)
+    refused = await refusal(plugin, asking(max_tokens=100))
+    assert (refused.status, refused.code) == (429, "rate_limited")
+    assert refused.should_retry is False
+    assert refused.retry_after_s is None
+    assert "over the limit of 100" in refused.message
+    await plugin.stop()
+
+
+async def test_other_requests_only_count_as_requests(given: Services, client: Client) -> None:
+    plugin = await started(RateLimit(requests_per_minute=3, tokens_per_minute=1, concurrent=1), given)
+    for path in ("/v1/models", "/v1/account", "/v1/requests/r"):
+        asked = asking(path=path)
+        await plugin.on_request(asked)
+        assert not [name for name in asked.response_headers if name.endswith("tokens")]
+        await plugin.on_end(asked)
+    assert await client.call("EXISTS", SLOTS) == 0
+    assert (await refusal(plugin, asking(path="/v1/models"))).code == "rate_limited"
+    await plugin.stop()
+
+
+async def test_without_a_limit_of_tokens_the_body_is_not_read(given: Services) -> None:
+    plugin = await started(RateLimit(), given)
+    asked = asking()
+    await plugin.on_request(asked)
+    assert asked.model == ""
+    await plugin.stop()
+
+
+async def test_an_accounts_own_limits_replace_the_configured_ones(given: Services) -> None:
+    plugin = await started(RateLimit(requests_per_minute=1, concurrent=1), given)
+    own = Limits(requests_per_minute=100, concurrent=3)
+    for _ in range(3):
+        await plugin.on_request(asking(own))
+    refused = await refusal(plugin, asking(own))
+    assert refused.code == "too_many_concurrent"
+    assert "limit of 3" in refused.message
+    assert "limit of 1 requests a minute" in (await refusal(plugin, asking())).message
+    await plugin.stop()
+
+
+async def test_no_limits_at_all_let_everything_through(given: Services) -> None:
+    plugin = await started(RateLimit(requests_per_minute=None, concurrent=None), given)
+    for _ in range(100):
+        asked = asking()
+        await plugin.on_request(asked)
+        assert asked.response_headers == {}
+        await plugin.on_end(asked)
+    await plugin.stop()
+
+
+async def test_two_in_one_chain_count_apart_and_tell_the_tighter(given: Services) -> None:
+    plugins = [
+        await started(RateLimit(requests_per_minute=rate), given.named(name))
+        for name, rate in (("wide", 50), ("tight", 5), ("wider", 500))
+    ]
+    asked = asking()
+    for plugin in plugins:
+        await plugin.on_request(asked)
+    assert asked.response_headers["x-ratelimit-limit-requests"] == "5"
+    assert asked.response_headers["x-ratelimit-remaining-requests"] == "4"
+    for plugin in plugins:
+        await plugin.on_end(asked)
+        await plugin.stop()
+
+
+@pytest.mark.parametrize("setting", [{"requests_per_minute": 0}, {"tokens_per_minute": -1}, {"concurrent": 10**9}])
+def test_a_limit_out_of_range_is_refused(setting: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(setting))} must be from 1"):
+        RateLimit(**setting)
+
+
+@pytest.fixture
+def frozen(tmp_path: Path) -> Iterator[EmbeddedStore]:
+    """A server of the test's own, to be stopped and continued."""
+    store = EmbeddedStore.start(tmp_path / "own")
+    yield store
+    os.kill(store.pid, signal.SIGCONT)
+    store.stop()
+
+
+async def slots(store: EmbeddedStore) -> int:
+    client = Client.connect(store.url)
+    held = int(await client.call("ZCARD", SLOTS))
+    await client.close()
+    return held
+
+
+async def test_what_was_taken_while_the_store_did_not_answer_is_given_back(
+    frozen: EmbeddedStore, tmp_path: Path
+) -> None:
+    async with services(tmp_path / "data", frozen.url, SETTINGS) as given:
+        plugin = await started(RateLimit(concurrent=1), given)
+        warm = asking()
+        await plugin.on_request(warm)
+        await plugin.on_end(warm)
+        os.kill(frozen.pid, signal.SIGSTOP)
+        asked = asking()
+        with pytest.raises(StoreAway):
+            await plugin.on_request(asked)
+        os.kill(frozen.pid, signal.SIGCONT)
+        await plugin.on_end(asked)
+        await plugin.on_request(asking())
+        assert await slots(frozen) == 1
+        await plugin.stop()
+
+
+async def test_what_could_not_be_given_back_is_given_back_as_soon_as_the_store_is_there(
+    frozen: EmbeddedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rate_limit, "REPEAT_AFTER_S", 0.01)
+    async with services(tmp_path / "data", frozen.url, SETTINGS) as given:
+        plugin = await started(RateLimit(concurrent=1), given)
+        asked = asking()
+        await plugin.on_request(asked)
+        os.kill(frozen.pid, signal.SIGSTOP)
+        await plugin.on_end(asked)
+        os.kill(frozen.pid, signal.SIGCONT)
+        async with asyncio.timeout(5):
+            while await slots(frozen):
+                await asyncio.sleep(0.01)
+        await plugin.stop()
+
+
+async def test_what_is_owed_is_paid_at_the_stop(frozen: EmbeddedStore, tmp_path: Path) -> None:
+    async with services(tmp_path / "data", frozen.url, SETTINGS) as given:
+        plugin = await started(RateLimit(concurrent=1), given)
+        asked = asking()
+        await plugin.on_request(asked)
+        os.kill(frozen.pid, signal.SIGSTOP)
+        await plugin.on_end(asked)
+        os.kill(frozen.pid, signal.SIGCONT)
+        await plugin.stop()
+        assert await slots(frozen) == 0
