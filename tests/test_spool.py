@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,18 @@ async def test_a_disk_that_takes_nothing_is_told_to_all_who_wait_and_leaves_noth
     (tmp_path / "spool").unlink()
     await spool.append(b"again")
     assert lines(spool) == [b"again"]
+
+
+async def test_a_disk_that_is_full_half_way_leaves_nothing(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            await spool.append(b"x" * 2_000_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(spool.folder.iterdir()) == []
 
 
 async def test_a_caller_that_gives_up_does_not_take_the_lines_of_others_along(tmp_path: Path) -> None:

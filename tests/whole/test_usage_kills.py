@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -118,12 +119,14 @@ async def test_every_id_that_a_caller_received_is_in_the_log_once(tmp_path: Path
 async def look_at_the_log(config: Config, store: EmbeddedStore, received: set[str]) -> None:
     async with Store.open(config, store.url) as stores:
         usage = stores.usage
-        sink = Sink(usage, retention_months=13, crashed_after_s=0)
+        sink = Sink(usage, retention_months=13, crashed_after_s=600)
         while await sink.step():
             pass
+        sink.rows.close_crashed(round(time.time() * 1000))
         ids = [row.id for row in reports.select(usage.folder)]
         assert len(ids) == len(set(ids))
         assert received <= set(ids)
+        assert None not in {row.outcome for row in reports.select(usage.folder)}
         assert {row.outcome for row in reports.select(usage.folder)} >= {Outcome.COMPLETED, Outcome.REFUSED}
         assert rolled_up(usage.folder) == summed(usage.folder)
         assert (await usage.length(), usage.spool.files()) == (0, [])
