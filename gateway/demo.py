@@ -10,7 +10,7 @@ from typing import Final
 
 from gateway.catalogue import MICROS
 from gateway.config import Config, Demo, host_port
-from gateway.errors import Refused
+from gateway.errors import Misconfigured, Refused
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.store import Store
 
@@ -23,9 +23,14 @@ def upstream(settings: Demo) -> Callable[[Callable[[], None]], None]:
 
     async def serve(ready: Callable[[], None]) -> None:
         host, port = host_port(settings.upstream)
-        async with FakeUpstream(host=host, port=port):
-            ready()
-            await asyncio.Event().wait()
+        try:
+            async with FakeUpstream(host=host, port=port):
+                ready()
+                await asyncio.Event().wait()
+        except OSError as error:
+            raise Misconfigured(
+                f"cannot listen on {settings.upstream}: {error.strerror}; change `demo.upstream`"
+            ) from None
 
     return lambda ready: asyncio.run(serve(ready))
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import select
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import groupby
 from typing import Final
 
 import msgspec
@@ -30,7 +32,11 @@ from gateway.errors import GatewayError, Misconfigured
 log = structlog.get_logger("gateway.supervisor")
 
 LONGEST_BACK_OFF_S: Final = 10.0
+LONGEST_WAIT_S: Final = 0.2
+"""How long a signal or the death of a child may go unnoticed."""
+
 PR_SET_PDEATHSIG: Final = 1
+READY: Final = b"+"
 
 Ready = Callable[[], None]
 
@@ -41,30 +47,37 @@ Work = Callable[[Ready], None]
 class Child(msgspec.Struct):
     """A process that is kept alive. `failures` in a row make the next start wait longer."""
 
-    name: str
+    kind: str
     work: Work
+    number: int = 0
     pid: int = 0
     started: float = 0.0
     restart_at: float = 0.0
     failures: int = 0
 
+    @property
+    def name(self) -> str:
+        """What it is called in logs."""
+        return f"{self.kind} {self.number}" if self.number else self.kind
+
 
 class Supervisor:
-    """Starts children, starts them again when they die, and stops them in the reverse of their order."""
+    """Starts children, starts them again when they die, and stops them kind by kind, the last kind first."""
 
     def __init__(self) -> None:
         self.children: list[Child] = []
         self._stopping = False
 
-    def add(self, name: str, work: Work) -> None:
-        """Start a child and wait until it is ready. Raises `GatewayError` when it ends instead."""
-        child = Child(name, work)
+    def add(self, kind: str, work: Work, number: int = 0) -> None:
+        """Start a child and wait until it is ready. Raises the `GatewayError` that ended it instead."""
+        child = Child(kind, work, number)
         self.children.append(child)
-        if not self._start(child):
+        reason = self._start(child)
+        if reason is not None:
             _, status = os.waitpid(child.pid, 0)
             child.pid = 0
-            kind = Misconfigured if os.waitstatus_to_exitcode(status) == 2 else GatewayError
-            raise kind(f"the {name} did not start; its reason is above")
+            error = Misconfigured if os.waitstatus_to_exitcode(status) == 2 else GatewayError
+            raise error(reason or f"the {child.name} did not start; its reason is above")
 
     def watch(self) -> None:
         """Keep the children alive until SIGTERM or SIGINT."""
@@ -74,16 +87,20 @@ class Supervisor:
         while not self._stopping:
             self._reap()
             self._restart_due()
-            time.sleep(0.2)
+            time.sleep(LONGEST_WAIT_S)
 
     def stop(self, *, timeout_s: float) -> None:
-        """Stop all children, the last started first; what does not end in time is killed."""
-        for child in reversed(self.children):
-            if child.pid:
+        """Stop all children; what does not end in time is killed. Those of one kind stop side by side."""
+        for _, kind in groupby(reversed(self.children), key=lambda child: child.kind):
+            alive = [child for child in kind if child.pid]
+            for child in alive:
                 _signal(child.pid, signal.SIGTERM)
-                _wait(child, time.monotonic() + timeout_s)
+            deadline = time.monotonic() + timeout_s
+            for child in alive:
+                _wait(child, deadline)
 
-    def _start(self, child: Child) -> bool:
+    def _start(self, child: Child) -> str | None:
+        """None once the child is ready; else the reason that it gave, which may be empty."""
         reading, writing = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -92,10 +109,14 @@ class Supervisor:
         child.pid = os.fork()
         if child.pid == 0:
             os.close(reading)
-            _become(child, parent, lambda: _say_ready(writing))
+            _become(child, parent, writing)
         os.close(writing)
-        with os.fdopen(reading, "rb") as ready:
-            return ready.read(1) == b"1"
+        told = b""
+        with os.fdopen(reading, "rb") as answer:
+            while not told and not self._stopping:
+                if select.select([answer], [], [], LONGEST_WAIT_S)[0]:
+                    told = answer.read() or b"\n"
+        return None if told == READY else told.decode(errors="replace").strip()
 
     def _reap(self) -> None:
         for child in self.children:
@@ -110,7 +131,9 @@ class Supervisor:
     def _restart_due(self) -> None:
         for child in self.children:
             if not child.pid and time.monotonic() >= child.restart_at:
-                self._start(child)
+                reason = self._start(child)
+                if reason:
+                    log.error("child_did_not_start", child=child.name, reason=reason)
 
     def _stop(self, *_: object) -> None:
         self._stopping = True
@@ -140,9 +163,17 @@ def listeners(address: str, count: int) -> list[socket.socket]:
     return sockets
 
 
-def _become(child: Child, parent: int, ready: Callable[[], None]) -> None:
+def _become(child: Child, parent: int, writing: int) -> None:
     """The rest of the child's life; never returns."""
     code = 1
+    told = False
+
+    def ready() -> None:
+        nonlocal told
+        told = True
+        os.write(writing, READY)
+        os.close(writing)
+
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -155,18 +186,16 @@ def _become(child: Child, parent: int, ready: Callable[[], None]) -> None:
         child.work(ready)
         code = 0
     except GatewayError as error:
-        print(f"gateway: {error}", file=sys.stderr)
+        if told:
+            log.error("child_failed", child=child.name, reason=str(error))
+        else:
+            os.write(writing, str(error).encode())
         code = 2 if isinstance(error, Misconfigured) else 1
     except BaseException:
         log.exception("child_failed", child=child.name)
     finally:
         sys.stderr.flush()
         os._exit(code)
-
-
-def _say_ready(writing: int) -> None:
-    os.write(writing, b"1")
-    os.close(writing)
 
 
 def _signal(pid: int, number: int) -> None:

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from gateway.catalogue import MICROS
 from gateway.config import Config, find, load
+from gateway.errors import Misconfigured
 from gateway.store.store import Store
 
 Result = TypeVar("Result")
@@ -40,6 +41,16 @@ def configuration(path: Path | None) -> Config:
     return load(find(path)).config
 
 
+def data_folder(config: Config) -> Path:
+    """The configuration's `data`, made where it is missing. Raises `Misconfigured`."""
+    folder = config.data_path
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise Misconfigured(f"data: cannot make {folder}: {error.strerror}; change `data:`") from None
+    return folder
+
+
 @asynccontextmanager
 async def store_of(config: Config) -> AsyncIterator[Store]:
     """The configuration's store. An embedded one that is not running is started for the moment."""
@@ -48,7 +59,7 @@ async def store_of(config: Config) -> AsyncIterator[Store]:
     embedded = None
     url = config.redis
     if url == "embedded":
-        embedded = EmbeddedStore.start(config.data_path)
+        embedded = EmbeddedStore.start(data_folder(config))
         url = embedded.url
     try:
         async with Store.open(config, url) as store:

@@ -13,8 +13,8 @@ import typer
 
 from gateway import demo, loading, logs, sink, supervisor, worker
 from gateway.chain import warnings
-from gateway.cli.common import ConfigOption
-from gateway.config import Config, Loaded, find, load
+from gateway.cli.common import ConfigOption, data_folder
+from gateway.config import Config, Demo, Loaded, find, load
 from gateway.errors import StoreAway
 from gateway.store.client import Client
 from gateway.store.embedded import EmbeddedStore
@@ -43,11 +43,12 @@ def serve(
     logs.configure()
     loaded = load(find(config))
     settings = loaded.config
-    for warning in warnings(loading.build(loaded).steps):
+    chain = loading.build(loaded)
+    for warning in warnings(chain.steps):
         typer.echo(f"warning: {warning}", err=True)
-    settings.data_path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = data_folder(settings)
     listeners = supervisor.listeners(settings.listen, workers or settings.workers)
-    embedded = EmbeddedStore.start(settings.data_path) if settings.redis == "embedded" else None
+    embedded = EmbeddedStore.start(folder) if settings.redis == "embedded" else None
     url = embedded.url if embedded else settings.redis
     processes = supervisor.Supervisor()
     try:
@@ -56,8 +57,11 @@ def serve(
             processes.add("demo upstream", demo.upstream(settings.demo))
         processes.add("sink", _drain_usage(settings, url))
         for index in range(len(listeners)):
-            processes.add(f"worker {index + 1}", _work(loaded, url, listeners, index))
-        typer.echo(_announcement(settings, listeners[0], token, time.monotonic() - began))
+            processes.add("worker", _work(loaded, url, listeners, index), index + 1)
+        names = ", ".join(step.name for step in chain.steps)
+        typer.echo(f"{_address(listeners[0])} is served after {time.monotonic() - began:.2f} s, through {names}")
+        if settings.demo is not None and token is not None:
+            typer.echo(_welcome(settings, settings.demo, _address(listeners[0]), token))
         processes.watch()
     finally:
         processes.stop(timeout_s=settings.port.drain + SINK_STOP_S)
@@ -107,14 +111,16 @@ def _work(loaded: Loaded, url: str, listeners: list[socket.socket], index: int) 
     return work
 
 
-def _announcement(config: Config, listener: socket.socket, token: str | None, took_s: float) -> str:
+def _address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    base = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
-    lines = [f"listening on {base} after {took_s:.2f} s, with {', '.join(entry.label for entry in config.plugins)}"]
-    if token is not None:
-        message = {"role": "user", "content": "Tell me a story"}
-        body = msgspec.json.encode({"model": next(iter(config.models)), "stream": True, "messages": [message]}).decode()
-        lines += [
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+
+
+def _welcome(config: Config, shown: Demo, base: str, token: str) -> str:
+    message = {"role": "user", "content": "Tell me a story"}
+    body = msgspec.json.encode({"model": next(iter(config.models)), "stream": True, "messages": [message]}).decode()
+    return "\n".join(
+        [
             "",
             f"  base address  {base}",
             f"  token         {token}",
@@ -125,7 +131,7 @@ def _announcement(config: Config, listener: socket.socket, token: str | None, to
             f"    -H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' \\",
             f"    -d {shlex.quote(body)}",
             "",
-            "Then look at what was charged: gateway account show " + (config.demo.account if config.demo else ""),
+            f"Then look at what was charged: gateway account show {shown.account}",
             "Stop with Ctrl-C; balances are kept.",
         ]
-    return "\n".join(lines)
+    )
