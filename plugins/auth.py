@@ -118,9 +118,7 @@ def _credential(headers: Mapping[str, str]) -> str:
     else:
         values = [headers["Authorization"]] if "Authorization" in headers else []
     if not values or (len(values) == 1 and values[0].strip().lower() in ("", "bearer")):
-        raise Refused(
-            401, "token_missing", "No token was sent. Send one header: `Authorization: Bearer YOUR_TOKEN`."
-        )
+        raise Refused(401, "token_missing", "No token was sent. Send one header: `Authorization: Bearer YOUR_TOKEN`.")
     scheme, _, credential = values[0].partition(" ")
     sound = len(values) == 1 and len(values[0]) <= LONGEST_CREDENTIAL and values[0].isascii()
     if not sound or scheme.lower() != "bearer":

@@ -1,0 +1,149 @@
+"""The token commands show a token once, and only its id ever after."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from gateway.cli import account, token
+from gateway.errors import Refused
+from gateway.store.client import Client
+from gateway.store.pepper import pepper_of
+from gateway.store.tokens import TokenError, Tokens
+
+app = typer.Typer()
+account.register(app)
+token.register(app)
+
+
+@pytest.fixture(autouse=True)
+def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str, client: Client) -> None:
+    """A configuration on a store with one account."""
+    file = tmp_path / "gateway.yaml"
+    file.write_text(f"redis: {store_url}\ndata: {tmp_path}\ngroups: {{default: {{}}}}\n")
+    monkeypatch.setenv("GATEWAY_CONFIG", str(file))
+    assert CliRunner().invoke(app, ["account", "create", "alice"]).exit_code == 0
+
+
+@pytest.fixture
+def tried(tmp_path: Path, store_url: str) -> Any:
+    """Try a token as a caller would: the id it is known by, or the code of its refusal."""
+
+    async def attempt(text: str) -> str:
+        client = Client.connect(store_url)
+        try:
+            return (await Tokens(client, pepper_of(tmp_path)).authenticate(text)).token.id
+        except Refused as refused:
+            return refused.code
+        finally:
+            await client.close()
+
+    return lambda text: asyncio.run(attempt(text))
+
+
+def call(*arguments: str, answer: str = "") -> Any:
+    return CliRunner().invoke(app, ["token", *arguments], input=answer)
+
+
+def run(*arguments: str, answer: str = "") -> Any:
+    result = call(*arguments, answer=answer)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def told(*arguments: str) -> Any:
+    return json.loads(run(*arguments, "--json").stdout)
+
+
+def refused(*arguments: str) -> str:
+    """What a command raises; the command line prints it on one line and exits with 1."""
+    error = call(*arguments).exception
+    assert isinstance(error, TokenError)
+    return str(error)
+
+
+def test_a_new_token_works_and_is_shown_once(tried: Any) -> None:
+    created = told("create", "alice", "--name", "laptop")
+    assert tried(created["token"]) == created["id"]
+    assert created["id"].startswith("alice-")
+    for output in (run("list", "alice").output, run("list", "alice", "--json").output):
+        assert created["id"] in output
+        assert created["token"][-28:] not in output
+
+
+def test_people_get_the_token_on_a_line_of_its_own(tried: Any) -> None:
+    last = run("create", "alice").stdout.splitlines()[-1]
+    assert tried(last).startswith("alice-")
+
+
+def test_what_a_token_may_is_kept_and_listed() -> None:
+    created = told(
+        *("create", "alice", "--name", "ci", "--expires", "30d"),
+        *("--models", "a, b-*", "--addresses", "10.1.2.3/8,::1"),
+    )
+    assert abs(created["expires_at"] - time.time() - 30 * 86400) < 5
+    assert (created["models"], created["addresses"]) == (["a", "b-*"], ["10.0.0.0/8", "::1/128"])
+    [listed] = [json.loads(line) for line in run("list", "alice", "--json").stdout.splitlines()]
+    assert listed == {name: value for name, value in created.items() if name != "token"}
+    header, line = run("list", "alice").output.splitlines()
+    assert header.split()[:3] == ["id", "name", "status"]
+    assert line.split()[:3] == [created["id"], "ci", "active"]
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("45s", 45), ("90m", 5400), ("12h", 43200), ("2d", 172800)])
+def test_the_time_to_expiry_is_written_short(text: str, seconds: int) -> None:
+    assert abs(told("create", "alice", "--expires", text)["expires_at"] - time.time() - seconds) < 5
+
+
+@pytest.mark.parametrize("text", ["0d", "30", "d", "-1d", "1w", "1.5h", "soon"])
+def test_a_time_that_is_none_is_misuse(text: str) -> None:
+    result = call("create", "alice", f"--expires={text}")
+    assert result.exit_code == 2
+    assert "30d, 12h" in " ".join(result.output.split())
+    assert run("list", "alice", "--json").stdout == ""
+
+
+def test_a_token_is_disabled_and_enabled(tried: Any) -> None:
+    created = told("create", "alice")
+    assert told("disable", created["id"])["status"] == "disabled"
+    assert tried(created["token"]) == "token_disabled"
+    assert told("enable", created["id"])["status"] == "active"
+    assert tried(created["token"]) == created["id"]
+
+
+def test_deleting_asks_first(tried: Any) -> None:
+    created = told("create", "alice", "--name", "laptop")
+    for answer in ("n\n", ""):
+        result = call("delete", created["id"], answer=answer)
+        assert result.exit_code == 1
+        assert "laptop" in result.output
+    assert tried(created["token"]) == created["id"]
+    assert told("delete", created["id"], "--yes") == {"id": created["id"], "deleted": True}
+    assert tried(created["token"]) == "token_invalid"
+    assert "no token" in refused("delete", created["id"], "--yes")
+
+
+def test_what_is_wrong_is_said_without_repeating_a_token() -> None:
+    created = told("create", "alice")
+    for command in ("disable", "enable", "delete"):
+        assert created["token"][-28:] not in refused(command, created["token"])
+        assert "no token" in refused(command, "alice-00000000")
+    assert "no open account" in refused("create", "bob")
+    assert "no address or network" in refused("create", "alice", "--addresses", "10.0.0.0/33")
+
+
+def test_an_account_without_tokens_is_told_how_to_make_one() -> None:
+    assert "gateway token create alice" in run("list", "alice").output
+    assert run("list", "alice", "--json").output == ""
+
+
+@pytest.mark.parametrize("command", ["create", "list", "disable", "enable", "delete"])
+def test_help_teaches_by_example(command: str) -> None:
+    assert f"gateway token {command}" in " ".join(run(command, "--help").output.split())
