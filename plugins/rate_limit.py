@@ -107,9 +107,7 @@ class RateLimit(Plugin):
         requests = own.requests_per_minute or self.requests_per_minute
         if operation is not Operation.CHAT:
             return Rules(requests)
-        return Rules(
-            requests, own.tokens_per_minute or self.tokens_per_minute, own.concurrent or self.concurrent
-        )
+        return Rules(requests, own.tokens_per_minute or self.tokens_per_minute, own.concurrent or self.concurrent)
 
     async def _give_back(self, owed: Owed) -> None:
         await self._limits.give_back(owed.account, owed.rid, scope=self._scope, tokens=owed.tokens)

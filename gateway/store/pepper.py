@@ -49,7 +49,5 @@ def _make(path: Path) -> None:
 
 def _checked(pepper: bytes, place: str) -> bytes:
     if len(pepper) < SHORTEST:
-        raise Misconfigured(
-            f"{place}: a pepper of {len(pepper)} bytes is too short; use 16 random bytes or more"
-        )
+        raise Misconfigured(f"{place}: a pepper of {len(pepper)} bytes is too short; use 16 random bytes or more")
     return pepper

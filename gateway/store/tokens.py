@@ -123,9 +123,7 @@ class Tokens:
             raise invalid()
         token = kept.token
         if token.status is TokenStatus.DISABLED:
-            raise TokenRefused(
-                "token_disabled", "The token is disabled. Have it enabled, or use another.", token
-            )
+            raise TokenRefused("token_disabled", "The token is disabled. Have it enabled, or use another.", token)
         if token.expires_at is not None and token.expires_at <= time.time():
             raise TokenRefused("token_expired", "The token has expired. Ask for a new one.", token)
         return Known(token, account, record)
@@ -198,9 +196,7 @@ class Tokens:
             raise TokenError("a token's id is like ACCOUNT-1a2b3c4d: `gateway token list ACCOUNT` shows them")
         record: bytes | None = await self._client.call("HGET", _key(named[1]), named[2])
         if record is None:
-            raise TokenError(
-                f"there is no token `{token_id}`: `gateway token list {named[1]}` shows the account's"
-            )
+            raise TokenError(f"there is no token `{token_id}`: `gateway token list {named[1]}` shows the account's")
         return record
 
     async def _swap(self, token_id: str, read: bytes, kept: _Kept | None) -> bool:

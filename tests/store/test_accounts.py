@@ -100,12 +100,12 @@ async def test_what_is_asked_of_an_unknown_account_makes_none(accounts: Accounts
 
 
 async def test_all_accounts_are_told_each_once_and_nothing_else_is(accounts: Accounts, client: Client) -> None:
-    names = {f"account{n}" for n in range(1203)}
-    await asyncio.gather(*(accounts.create(name) for name in names))
+    names = [f"account{n}" for n in range(603)]
+    for start in range(0, len(names), 100):
+        await asyncio.gather(*map(accounts.create, names[start : start + 100]))
     await client.call("HSET", "gw:{alice}:tokens", "a", "b")
     told = [account.id async for account in accounts.all()]
-    assert len(told) == len(names)
-    assert set(told) == names
+    assert sorted(told) == sorted(names)
 
 
 async def test_a_store_that_is_away_is_said_to_be(tmp_path: Path) -> None:
