@@ -15,14 +15,17 @@ LONGEST_VALUE: Final = 2000
 def configure(*, json: bool | None = None) -> None:
     """Set up logging for this process; `json` defaults to whether standard error is no terminal."""
     as_json = not sys.stderr.isatty() if json is None else json
-    renderer: Any = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    plain = structlog.dev.plain_traceback  # the default shows local variables, and a token may be among them
+    renderer: Any = (
+        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(exception_formatter=plain)
+    )
     tracebacks: list[Any] = [structlog.processors.format_exc_info] if as_json else []
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *tracebacks,
-            _capped,
+            _tamed,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
@@ -32,10 +35,11 @@ def configure(*, json: bool | None = None) -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[_ToStructlog()], force=True)
 
 
-def _capped(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+def _tamed(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     for key, value in event.items():
-        if isinstance(value, str) and len(value) > LONGEST_VALUE and key != "exception":
-            event[key] = value[:LONGEST_VALUE] + "..."
+        if isinstance(value, str) and key != "exception":
+            short = value if len(value) <= LONGEST_VALUE else value[:LONGEST_VALUE] + "..."
+            event[key] = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in short)
     return event
 
 

@@ -158,9 +158,14 @@ def listeners(address: str, count: int) -> list[socket.socket]:
             listener.setblocking(False)
             sockets.append(listener)
     except OSError as error:
-        reason = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror
-        raise Misconfigured(f"cannot listen on {address}: {reason}; stop it or change `listen:`") from None
+        raise Misconfigured(f"{taken(address, error)}; stop it or change `listen:`") from None
     return sockets
+
+
+def taken(address: str, error: OSError) -> str:
+    """Why nothing can listen on `address`."""
+    reason = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror
+    return f"cannot listen on {address}: {reason}"
 
 
 def _become(child: Child, parent: int, writing: int) -> None:

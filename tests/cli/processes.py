@@ -1,0 +1,130 @@
+"""The command line as a process of its own, and what the kernel knows of its children."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+DEMO = """\
+listen: 127.0.0.1:{port}
+workers: {workers}
+demo: {{upstream: 127.0.0.1:{upstream}, credit: 5}}
+channels:
+  demo: {{base_url: http://127.0.0.1:{upstream}/v1}}
+models:
+  demo-words: {{input: 0.50, output: 1.50, channels: [demo]}}
+groups:
+  default: {{models: ["*"]}}
+plugins: [{{use: usage-logger}}, {{use: auth}}, {{use: rate-limit}}, {{use: quota}}, {{use: model-routing}}]
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def demo_in(folder: Path, *, workers: int = 1, port: int = 0, upstream: int = 0) -> Path:
+    """A demo's configuration, on free ports where none are given, its data in `folder`."""
+    file = folder / "demo.yaml"
+    filled = DEMO.format(port=port or free_port(), upstream=upstream or free_port(), workers=workers)
+    file.write_text(f"{filled}data: {folder}/data\n")
+    return file
+
+
+class Served:
+    """A running `gateway serve` and what it printed until it was ready."""
+
+    def __init__(self, process: asyncio.subprocess.Process, printed: str) -> None:
+        self.process = process
+        self.pid = process.pid
+        self.printed = printed
+        words = printed.split()
+        self.base_url = words[words.index("address") + 1]
+        self.token = words[words.index("token") + 1]
+        self.headers = {"Authorization": f"Bearer {self.token}"}
+
+    async def stop(self) -> int:
+        """The exit code after SIGTERM."""
+        self.process.send_signal(signal.SIGTERM)
+        return await asyncio.wait_for(self.process.wait(), 10)
+
+
+async def gateway(*arguments: str, cwd: Path) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of one command."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", *arguments),
+        cwd=cwd,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 20)
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+@asynccontextmanager
+async def serving(file: Path) -> AsyncIterator[Served]:
+    """`gateway serve`, ready; killed at the end where it still runs."""
+    with (file.parent / "serve.log").open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gateway", "serve", "--config", str(file)),
+            cwd=file.parent,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+        )
+    try:
+        assert process.stdout is not None
+        printed = await asyncio.wait_for(process.stdout.readuntil(b"balances are kept.\n"), 10)
+        yield Served(process, printed.decode())
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def children(pid: int) -> dict[int, str]:
+    """The processes below `pid` that are no zombies, with their command lines."""
+    parents, lines = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                parents[int(folder.name)] = int(parent)
+                lines[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return {child: lines[child] for child in found - {pid}}
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs, and is no zombie."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+async def gone(pids: set[int], within_s: float) -> bool:
+    """Whether all of these processes end in time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            for pid in pids:
+                while alive(pid):
+                    await asyncio.sleep(0.02)
+    return not any(alive(pid) for pid in pids)
+
+
+def worker_of(pid: int) -> int:
+    """The worker of a gateway with one: the child that was started last."""
+    return max(child for child, line in children(pid).items() if "gateway serve" in line)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)

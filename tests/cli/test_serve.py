@@ -1,0 +1,146 @@
+"""`gateway serve` as a process: what it prints, serves, survives and leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.cli.processes import Served, alive, children, demo_in, free_port, gateway, gone, kill, serving, worker_of
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are looked up in /proc")
+
+ASK = {"model": "demo-words", "stream": True, "messages": [{"role": "user", "content": "Tell me a story"}]}
+
+
+async def stream(served: Served) -> str:
+    url = f"{served.base_url}/chat/completions"
+    async with aiohttp.ClientSession(headers=served.headers) as client, client.post(url, json=ASK) as answer:
+        assert answer.status == 200, await answer.text()
+        return await answer.text()
+
+
+async def balance(file: Path) -> int:
+    code, out, err = await gateway("account", "show", "demo", "--json", "--config", str(file), cwd=file.parent)
+    assert code == 0, err
+    return int(json.loads(out)["balance_micros"])
+
+
+async def test_the_demo_prints_what_to_paste_and_streams(tmp_path: Path) -> None:
+    async with serving(demo_in(tmp_path)) as served:
+        assert f"curl -N {served.base_url}/chat/completions" in served.printed
+        assert f"Authorization: Bearer {served.token}" in served.printed
+        shell = served.printed[served.printed.index("curl") : served.printed.index("Then look")]
+        curl = await asyncio.create_subprocess_shell(shell, stdout=asyncio.subprocess.PIPE)
+        out, _ = await curl.communicate()
+        assert out.startswith(b"data: {")
+        assert out.endswith(b"data: [DONE]\n\n")
+
+
+async def test_it_listens_soon_after_its_start(tmp_path: Path) -> None:
+    began = time.monotonic()
+    async with serving(demo_in(tmp_path)):
+        assert time.monotonic() - began < 5, "1.5 s are promised for a machine that does nothing else"
+
+
+async def test_sigterm_ends_it_with_0_and_leaves_no_process(tmp_path: Path) -> None:
+    async with serving(demo_in(tmp_path, workers=2)) as served:
+        family = set(children(served.pid))
+        assert len(family) == 5, "the store, the demo's upstream, the sink, two workers"
+        assert await served.stop() == 0
+        assert not [pid for pid in family if alive(pid)]
+    assert "Traceback" not in (tmp_path / "serve.log").read_text()
+
+
+async def test_the_second_start_keeps_the_balance_and_the_token(tmp_path: Path) -> None:
+    file = demo_in(tmp_path)
+    async with serving(file) as first:
+        assert "[DONE]" in await stream(first)
+        assert await first.stop() == 0
+    left = await balance(file)
+    assert 0 < left < 5_000_000
+    async with serving(file) as second:
+        assert second.token == first.token
+        assert await balance(file) == left, "the running gateway's store is asked"
+        assert "[DONE]" in await stream(second)
+        assert await second.stop() == 0
+    assert await balance(file) < left
+
+
+async def test_an_open_stream_is_finished_before_the_end(tmp_path: Path) -> None:
+    async with serving(demo_in(tmp_path)) as served:
+        url = f"{served.base_url}/chat/completions"
+        async with aiohttp.ClientSession(headers=served.headers) as client, client.post(url, json=ASK) as answer:
+            await answer.content.readline()
+            ended = asyncio.create_task(served.stop())
+            assert (await answer.text()).endswith("data: [DONE]\n\n")
+        assert await ended == 0
+
+
+async def test_a_killed_worker_is_followed_by_another(tmp_path: Path) -> None:
+    async with serving(demo_in(tmp_path)) as served:
+        worker = worker_of(served.pid)
+        kill(worker)
+        began = time.monotonic()
+        assert "[DONE]" in await stream(served), "who connects meanwhile waits, and is served"
+        assert worker_of(served.pid) != worker
+        assert time.monotonic() - began < 5, "within a second, and a stream's length"
+        assert await served.stop() == 0
+
+
+async def test_a_killed_parent_takes_all_its_processes_with_it(tmp_path: Path) -> None:
+    file = demo_in(tmp_path)
+    async with serving(file) as served:
+        family = set(children(served.pid))
+        kill(served.pid)
+        assert await gone(family, within_s=5)
+    async with serving(file) as again:
+        assert "[DONE]" in await stream(again)
+
+
+async def refusal(file: Path) -> str:
+    code, out, err = await gateway("serve", "--config", str(file), cwd=file.parent)
+    assert code == 2, out + err
+    assert err.startswith("gateway: ")
+    assert err.count("\n") == 1, err
+    return err.removeprefix("gateway: ").rstrip()
+
+
+async def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = await refusal(demo_in(tmp_path, port=port))
+    assert said == f"cannot listen on 127.0.0.1:{port}: another program listens there; stop it or change `listen:`"
+
+
+async def test_a_taken_port_of_the_demos_upstream_is_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = await refusal(demo_in(tmp_path, upstream=port))
+    assert said == f"cannot listen on 127.0.0.1:{port}: another program listens there; change `demo.upstream`"
+
+
+async def test_a_data_folder_that_cannot_be_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "data").touch()
+    said = await refusal(demo_in(tmp_path))
+    assert said == f"data: cannot make {tmp_path}/data: File exists; change `data:`"
+
+
+async def test_a_store_that_cannot_be_reached_is_said_within_the_configured_time(tmp_path: Path) -> None:
+    file = demo_in(tmp_path)
+    file.write_text(
+        f"{file.read_text()}redis: redis://:sesame-0815@127.0.0.1:{free_port()}\nstore: {{connect_for: 0.5}}\n"
+    )
+    began = time.monotonic()
+    code, _, err = await gateway("serve", "--config", str(file), cwd=tmp_path)
+    assert (code, time.monotonic() - began < 5) == (1, True)
+    said = "gateway: the store did not answer within 0.5 s: is it running, and is `redis:` right?"
+    assert err.splitlines()[-1] == said
+    assert "Traceback" not in err
+    assert "sesame" not in err

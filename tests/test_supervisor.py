@@ -1,0 +1,147 @@
+"""Children are started, started again, and stopped; real processes, whose traces are lines in a file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import GatewayError, Misconfigured
+from gateway.supervisor import Ready, Supervisor, Work, listeners
+
+
+@pytest.fixture
+def supervisor() -> Iterator[Supervisor]:
+    """Whose children are gone at the end, and the signals as before."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+    before = [signal.getsignal(number) for number in numbers]
+    made = Supervisor()
+    yield made
+    made.stop(timeout_s=0)
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Where children leave a line."""
+    path = tmp_path / "trace"
+    path.touch()
+    return path
+
+
+def leave(trace: Path, line: object) -> None:
+    with trace.open("a") as file:
+        file.write(f"{line}\n")
+
+
+def waiting(trace: Path, line: str, *, stop_s: float = 0) -> Work:
+    """A child that is ready at once and leaves `line` when it was told to stop, after some time."""
+
+    def work(ready: Ready) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        ready()
+        signal.sigwait([signal.SIGTERM])
+        time.sleep(stop_s)
+        leave(trace, line)
+
+    return work
+
+
+def test_a_child_is_there_once_it_said_so(supervisor: Supervisor, trace: Path) -> None:
+    def work(ready: Ready) -> None:
+        leave(trace, "prepared")
+        ready()
+        signal.pause()
+
+    supervisor.add("child", work)
+    assert trace.read_text() == "prepared\n"
+
+
+def failing(error: Exception) -> Work:
+    def work(ready: Ready) -> None:
+        raise error
+
+    return work
+
+
+def test_what_a_child_cannot_start_for_is_the_parents_error(supervisor: Supervisor) -> None:
+    with pytest.raises(Misconfigured, match=r"^gateway.yaml:3: x: no such y$"):
+        supervisor.add("child", failing(Misconfigured("gateway.yaml:3: x: no such y")))
+    with pytest.raises(GatewayError, match=r"^away$") as away:
+        supervisor.add("child", failing(GatewayError("away")))
+    assert not isinstance(away.value, Misconfigured)
+
+
+def test_a_bug_in_a_child_is_logged_and_named(supervisor: Supervisor, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(GatewayError, match=r"^the worker 2 did not start; its reason is above$"):
+        supervisor.add("worker", failing(RuntimeError("a bug")), 2)
+    logged = capfd.readouterr().err
+    assert "a bug" in logged
+    assert "worker 2" in logged
+
+
+def test_a_child_that_dies_is_started_again_until_the_parent_is_told_to_stop(
+    supervisor: Supervisor, trace: Path
+) -> None:
+    def work(ready: Ready) -> None:
+        ready()
+        leave(trace, "started")
+        if trace.read_text().count("started") == 3:
+            os.kill(os.getppid(), signal.SIGTERM)
+            signal.pause()
+
+    supervisor.add("child", work)
+    began = time.monotonic()
+    supervisor.watch()
+    assert trace.read_text().count("started") == 3
+    assert time.monotonic() - began < 3, "the first waits are short"
+
+
+def test_the_last_kind_stops_first_and_those_of_one_kind_side_by_side(supervisor: Supervisor, trace: Path) -> None:
+    supervisor.add("sink", waiting(trace, "sink"))
+    for number in (1, 2, 3):
+        supervisor.add("worker", waiting(trace, "worker", stop_s=0.4), number)
+    began = time.monotonic()
+    supervisor.stop(timeout_s=5)
+    assert trace.read_text().split() == ["worker", "worker", "worker", "sink"]
+    assert time.monotonic() - began < 1.1
+
+
+def test_what_does_not_end_in_time_is_killed(supervisor: Supervisor, trace: Path) -> None:
+    supervisor.add("child", waiting(trace, "ended", stop_s=60))
+    began = time.monotonic()
+    supervisor.stop(timeout_s=0.2)
+    assert time.monotonic() - began < 2
+    assert trace.read_text() == ""
+
+
+def test_every_worker_has_a_listening_socket_of_its_own_on_one_port() -> None:
+    sockets = listeners("127.0.0.1:0", 3)
+    assert len({listener.getsockname() for listener in sockets}) == 1
+    assert len({listener.fileno() for listener in sockets}) == 3
+    with socket.create_connection(sockets[0].getsockname()):
+        pass
+    for listener in sockets:
+        listener.close()
+
+
+def test_a_port_that_another_gateway_has_is_refused_although_sockets_may_share_it() -> None:
+    (first,) = listeners("127.0.0.1:0", 1)
+    address = f"127.0.0.1:{first.getsockname()[1]}"
+    with pytest.raises(Misconfigured) as refused:
+        listeners(address, 1)
+    assert str(refused.value) == (
+        f"cannot listen on {address}: another program listens there; stop it or change `listen:`"
+    )
+    first.close()
+
+
+def test_an_address_that_is_not_of_this_machine_is_refused() -> None:
+    with pytest.raises(Misconfigured, match=r"^cannot listen on 192\.0\.2\.1:8080: .*; stop it or change `listen:`$"):
+        listeners("192.0.2.1:8080", 1)
