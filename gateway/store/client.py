@@ -23,15 +23,19 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     ClusterDownError,
-    ConnectionError as RedisConnectionError,
     MovedError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
     ResponseError,
-    TimeoutError as RedisTimeoutError,
     TryAgainError,
+)
+from redis.exceptions import (
+    ConnectionError as RedisConnectionError,
+)
+from redis.exceptions import (
+    TimeoutError as RedisTimeoutError,
 )
 from redis.maint_notifications import MaintNotificationsConfig
 
@@ -151,7 +155,7 @@ class Client:
             for command in commands:
                 pipeline.execute_command(*command)
             replies = await pipeline.execute(raise_on_error=False)
-        except (RedisError, OSError, asyncio.TimeoutError) as error:
+        except (TimeoutError, RedisError, OSError) as error:
             replies = [error] * len(futures)
         finally:
             batch.cancel_timer()

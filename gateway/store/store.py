@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from gateway.config import Config
+from gateway.errors import GatewayError
 from gateway.store.accounts import Accounts
 from gateway.store.client import Client
 from gateway.store.journal import Journal
@@ -32,6 +33,14 @@ class Store:
         self.journal = Journal(config.data_path / "journal")
         self.wallet = Wallet(client, settling=settling, journal=self.journal)
         self.usage = UsageLog(client, config.data_path / "usage")
+
+    async def answers(self) -> bool:
+        """Whether the store answers just now."""
+        try:
+            await self.client.call("PING")
+        except GatewayError:
+            return False
+        return True
 
     @classmethod
     @asynccontextmanager
