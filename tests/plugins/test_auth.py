@@ -83,6 +83,14 @@ async def test_the_scheme_is_read_in_any_case(given: Services, auth: Auth, schem
     assert asked[Caller].account == "alice"
 
 
+async def test_headers_may_be_a_plain_mapping(given: Services, auth: Auth) -> None:
+    asked = exchange()
+    token = (await given.store.tokens.create("alice")).token
+    asked.request = msgspec.structs.replace(asked.request, headers={"Authorization": f"Bearer {token}"})
+    await auth.on_request(asked)
+    assert asked[Caller].account == "alice"
+
+
 @pytest.mark.parametrize(
     "headers", [{}, {"Authorization": ""}, {"Authorization": "Bearer"}, {"Authorization": "bearer  "}]
 )

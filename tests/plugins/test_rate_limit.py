@@ -261,3 +261,21 @@ async def test_what_is_owed_is_paid_at_the_stop(frozen: EmbeddedStore, tmp_path:
         os.kill(frozen.pid, signal.SIGCONT)
         await plugin.stop()
         assert await slots(frozen) == 0
+
+
+async def test_a_debt_that_can_never_be_paid_does_not_keep_the_others_from_being(
+    frozen: EmbeddedStore, tmp_path: Path
+) -> None:
+    async with services(tmp_path / "data", frozen.url, SETTINGS) as given:
+        plugin = await started(RateLimit(concurrent=2), given)
+        broken, sound = asking(), asking()
+        broken[Caller] = Caller(account="broken", token_id="broken-x", group="default")
+        for asked in (broken, sound):
+            await plugin.on_request(asked)
+        await given.redis.call("SET", "gw:{broken}:limits:test:slots", "of another type")
+        os.kill(frozen.pid, signal.SIGSTOP)
+        for asked in (broken, sound):
+            await plugin.on_end(asked)
+        os.kill(frozen.pid, signal.SIGCONT)
+        await plugin.stop()
+        assert await slots(frozen) == 0
