@@ -1,0 +1,92 @@
+"""Every error has one shape on the wire, and its headers tell clients when and whether to come back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.errors import Misconfigured, Refused, StoreAway, StoreError, as_refused, headers_of, internal, render
+
+
+def test_an_error_is_rendered_with_all_five_fields() -> None:
+    refused = Refused(400, "invalid_request", "The field n must be 1.", param="n")
+    assert json.loads(render(refused, "the-id")) == {
+        "error": {
+            "message": "The field n must be 1.",
+            "type": "invalid_request_error",
+            "param": "n",
+            "code": "invalid_request",
+            "request_id": "the-id",
+        }
+    }
+    assert json.loads(render(Refused(404, "x", "y"), ""))["error"]["param"] is None
+
+
+@pytest.mark.parametrize(
+    ("status", "family"),
+    [
+        *((status, "invalid_request_error") for status in (400, 404, 405, 408, 413, 415, 418)),
+        *((401, "authentication_error"), (402, "insufficient_quota"), (403, "permission_error")),
+        *((429, "rate_limit_error"), (500, "service_error"), (503, "service_error")),
+        *((502, "upstream_error"), (504, "upstream_error")),
+    ],
+)
+def test_the_status_gives_the_family(status: int, family: str) -> None:
+    assert Refused(status, "code", "message").type == family
+    assert Refused(status, "code", "message", type="other_error").type == "other_error"
+
+
+def test_a_bug_tells_the_caller_only_the_request_id() -> None:
+    refused = as_refused(RuntimeError("token sk-canary in a message"))
+    body = json.loads(render(refused, "the-id"))["error"]
+    assert (refused.status, body["code"]) == (500, "internal_error")
+    assert body["message"] == "Internal error. Quote the request id the-id to the operator."
+    assert as_refused(StoreError("WRONGTYPE")).code == as_refused(Misconfigured("x")).code == internal().code
+
+
+def test_a_store_that_is_away_is_never_the_callers_fault() -> None:
+    refused = as_refused(StoreAway("timeout"))
+    assert (refused.status, refused.code) == (503, "service_unavailable")
+    assert "timeout" not in render(refused, "the-id").decode()
+    assert headers_of(refused) == {"Retry-After": "1", "retry-after-ms": "1000"}
+
+
+def test_what_is_refused_already_stays_as_it_is() -> None:
+    refused = Refused(403, "closed", "Come back later.")
+    assert as_refused(refused) is refused
+    assert repr(refused) == "Refused(403, 'closed', 'Come back later.')"
+
+
+def test_a_401_says_how_to_authenticate() -> None:
+    assert headers_of(Refused(401, "token_invalid", "No.")) == {"WWW-Authenticate": "Bearer"}
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "seconds", "milliseconds"),
+    [
+        (0, "1", "1"),
+        (0.2, "1", "200"),
+        (1, "1", "1000"),
+        (1.001, "2", "1001"),
+        (58.5, "59", "58500"),
+        (600, "59", "59000"),
+    ],
+)
+def test_the_wait_is_whole_seconds_from_1_to_59_and_exact_in_milliseconds(
+    wait_s: float, seconds: str, milliseconds: str
+) -> None:
+    refused = Refused(429, "rate_limited", "Wait.", retry_after_s=wait_s)
+    assert headers_of(refused) == {"Retry-After": seconds, "retry-after-ms": milliseconds}
+
+
+def test_own_headers_and_the_advice_to_retry_are_sent() -> None:
+    refused = Refused(405, "method_not_allowed", "Use POST.", should_retry=False, headers={"Allow": "POST"})
+    assert headers_of(refused) == {"Allow": "POST", "x-should-retry": "false"}
+    assert headers_of(Refused(409, "conflict", "Again.", should_retry=True)) == {"x-should-retry": "true"}
+    assert refused.extra_headers == {"Allow": "POST"}, "what was given is not changed"
+
+
+def test_a_message_cannot_break_out_of_its_json() -> None:
+    hostile = 'a"b\n\x00</script>\u2028'
+    assert json.loads(render(Refused(400, "x", hostile), hostile))["error"]["message"] == hostile

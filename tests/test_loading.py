@@ -1,0 +1,131 @@
+"""A plugin comes in by its installed name or from a file beside the YAML; what cannot be loaded says why in one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway import loading
+from gateway.chain import Chain
+from gateway.config import load
+from gateway.errors import Misconfigured
+from gateway.plugin import Plugin
+from gateway.testing import services
+from plugins.auth import Auth
+from plugins.quota import Quota
+
+CHAIN = "plugins:\n  - use: auth\n  - use: {use}\n    with: {settings}\n  - use: model-routing\n"
+
+GREETER = """
+from gateway import Caller, Plugin
+
+class Greeter(Plugin):
+    requires = (Caller,)
+    greeting: str
+    times: int = 1
+
+    def __post_init__(self):
+        if self.times > 3:
+            raise ValueError("times must be 3 or fewer,\\nnot " + str(self.times))
+
+    async def start(self, services):
+        if self.greeting == "sesame-open":
+            raise ValueError(f"the greeting {self.greeting} is taken")
+
+class Other:
+    pass
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder with plugins of an operator's own, forgotten by the interpreter at the end."""
+    (tmp_path / "greeter_0815.py").write_text(GREETER)
+    (tmp_path / "broken_0815.py").write_text("1 / 0\n")
+    (tmp_path / "lacking_0815.py").write_text("import numpy_0815\n")
+    (tmp_path / "asking_0815.py").write_text("import sys\nsys.nothing\n")
+    before = sys.path.copy()
+    yield tmp_path
+    sys.path[:] = before
+    for name in [name for name in sys.modules if name.endswith("_0815")]:
+        del sys.modules[name]
+
+
+def build(folder: Path, use: str, settings: str = "{}", **environment: str) -> Chain:
+    file = folder / "gateway.yaml"
+    file.write_text(CHAIN.format(use=use, settings=settings))
+    return loading.build(load(file, environment), generation=7)
+
+
+def refusal(folder: Path, use: str, settings: str = "{}", **environment: str) -> str:
+    with pytest.raises(Misconfigured) as refused:
+        build(folder, use, settings, **environment)
+    return str(refused.value).removeprefix(f"{folder}/gateway.yaml:")
+
+
+def test_the_shipped_plugins_come_in_by_their_installed_names() -> None:
+    assert set(loading.installed()) >= {"usage-logger", "auth", "rate-limit", "quota", "model-routing"}
+    assert loading.plugin_class("auth") is Auth
+    assert loading.plugin_class("plugins.quota:Quota") is Quota
+
+
+def test_a_plugin_in_a_file_beside_the_yaml_is_built_with_its_settings(folder: Path) -> None:
+    chain = build(folder, "greeter_0815:Greeter", "{greeting: '${HELLO}', times: 2}", HELLO="hello")
+    plugin = chain.steps[1].plugin
+    assert isinstance(plugin, Plugin)
+    assert (plugin.greeting, plugin.times) == ("hello", 2)  # type: ignore[attr-defined]
+    assert [step.name for step in chain.steps] == ["auth", "greeter_0815:Greeter", "model-routing"]
+    assert chain.generation == 7
+
+
+def test_a_disabled_plugin_is_not_even_imported(folder: Path) -> None:
+    file = folder / "gateway.yaml"
+    file.write_text("plugins: [{use: auth}, {use: 'broken_0815:X', enabled: false}, {use: model-routing}]")
+    assert [step.name for step in loading.build(load(file, {})).steps] == ["auth", "model-routing"]
+    assert "broken_0815" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("use", "error"),
+    [
+        ("nowhere_0815:X", "cannot import `nowhere_0815`: put it beside the YAML file or on PYTHONPATH"),
+        ("lacking_0815:X", "cannot import `numpy_0815`: put it beside the YAML file or on PYTHONPATH"),
+        ("broken_0815:X", "importing `broken_0815` failed: ZeroDivisionError: division by zero"),
+        ("asking_0815:X", "importing `asking_0815` failed: AttributeError: module 'sys' has no attribute 'nothing'"),
+        ("greeter_0815:X", "`greeter_0815` has no `X`: name a class of it"),
+        ("'greeter_0815:'", "`greeter_0815` has no ``: name a class of it"),
+        ("greeter_0815:Other", "`greeter_0815:Other` is no plugin: derive it from gateway.Plugin"),
+        ("greeter_0815:Caller", "`greeter_0815:Caller` is no plugin: derive it from gateway.Plugin"),
+        ("':X'", "importing `` failed: ValueError: Empty module name"),
+    ],
+)
+def test_what_cannot_be_loaded_says_why(folder: Path, use: str, error: str) -> None:
+    assert refusal(folder, use) == f"3: plugins[1].use: {error}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ("{}", "4: plugins[1].with: `greeting` is missing; add it"),
+        ("{greeting: 1}", "4: plugins[1].with.greeting: must be text, not a whole number; put it in quotes"),
+        ("{greeting: a, time: 1}", "4: plugins[1].with.time: unknown setting; known here: greeting, times"),
+        ("{greeting: a, times: 4}", "4: plugins[1].with: times must be 3 or fewer,\\nnot 4"),
+    ],
+)
+def test_a_plugins_wrong_setting_is_named_with_its_place(folder: Path, settings: str, error: str) -> None:
+    assert refusal(folder, "greeter_0815:Greeter", settings) == error
+
+
+async def test_a_plugin_that_does_not_start_is_named_with_its_place_and_without_secrets(
+    folder: Path, store_url: str
+) -> None:
+    chain = build(folder, "greeter_0815:Greeter", "{greeting: '${HELLO}'}", HELLO="sesame-open")
+    async with services(folder, store_url) as given:
+        with pytest.raises(Misconfigured) as refused:
+            await chain.start(given)
+    assert str(refused.value) == (
+        f"{folder}/gateway.yaml:3: plugins[1]: 'greeter_0815:Greeter' does not start: the greeting ${{HELLO}} is taken"
+    )
