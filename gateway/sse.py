@@ -161,7 +161,8 @@ class EventStream:
         """Data that begins at a border."""
         end = data.rfind(b"\n\n") + 2
         whole = data if end == len(data) else data[:end]
-        if end > 1 and len(whole) <= self._longest and (events := _plain_events(whole)):
+        fast = 1 < end <= self._longest and data.find(b"\r", end) < 0  # what follows may be framed otherwise
+        if fast and (events := _plain_events(whole)):
             if whole is not data:
                 self._pending += data[end:]
             self.started = True
