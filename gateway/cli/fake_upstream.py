@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from gateway.cli.common import print_table
+from gateway.errors import Misconfigured
 from gateway.fake_upstream import MODES, FakeUpstream
+from gateway.supervisor import taken
 
 
 def register(app: typer.Typer) -> None:
@@ -35,9 +37,12 @@ def fake_upstream(
         raise typer.BadParameter(f"there is no mode `{mode}`; `--modes` lists them", param_hint="--mode")
 
     async def serve() -> None:
-        async with FakeUpstream(host=host, port=port, mode=mode, pace_s=pace) as upstream:
-            typer.echo(f"{mode}: {upstream.base_url}")
-            await asyncio.Event().wait()
+        try:
+            async with FakeUpstream(host=host, port=port, mode=mode, pace_s=pace) as upstream:
+                typer.echo(f"{mode}: {upstream.base_url}")
+                await asyncio.Event().wait()
+        except OSError as error:
+            raise Misconfigured(f"{taken(f'{host}:{port}', error)}; change --port") from None
 
     with suppress(KeyboardInterrupt):
         asyncio.run(serve())

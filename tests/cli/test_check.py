@@ -1,0 +1,95 @@
+"""`gateway check` says whether a start would succeed, and why not, in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli.commands import program
+from gateway.config import shipped
+from tests.cli.processes import gateway
+
+CHAIN = "plugins: [{use: usage-logger}, {use: auth}, {use: rate-limit}, {use: quota}, {use: model-routing}]\n"
+MODELS = "channels: {up: {base_url: 'http://h/v1'}}\nmodels: {m: {free: true, channels: [up]}}\n"
+
+
+def file_of(folder: Path, text: str) -> Path:
+    file = folder / "gateway.yaml"
+    file.write_text(f"{text}data: {folder}/data\n")
+    return file
+
+
+def check(file: Path, *more: str, code: int) -> tuple[str, str]:
+    result = CliRunner().invoke(program(), ["check", "--config", str(file), *more])
+    assert result.exit_code == code, result.output
+    return result.stdout, result.stderr
+
+
+def test_a_good_file_is_good(tmp_path: Path) -> None:
+    out, err = check(file_of(tmp_path, CHAIN + MODELS), code=0)
+    assert out.endswith("good\n")
+    assert err == ""
+    out, _ = check(file_of(tmp_path, CHAIN + MODELS), "--json", code=0)
+    assert json.loads(out) == {
+        "config": f"{tmp_path}/gateway.yaml",
+        "chain": ["usage-logger", "auth", "rate-limit", "quota", "model-routing"],
+        "models": ["m"],
+        "channels": ["up"],
+        "warnings": [],
+    }
+
+
+def test_the_shipped_files_are_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-canary-4711")
+    for name in ("gateway.yaml", "demo.yaml"):
+        out, err = check(shipped(name), code=0)
+        assert "sk-canary" not in out + err
+
+
+def test_a_log_that_misses_refusals_is_warned_of(tmp_path: Path) -> None:
+    chain = "plugins: [{use: auth}, {use: usage-logger}, {use: model-routing}]\n"
+    out, _ = check(file_of(tmp_path, chain), "--json", code=0)
+    assert json.loads(out)["warnings"] == [
+        "`usage-logger` is below `auth`: requests refused there leave no record; move it to the top"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("workers: 0\n", "1: workers: must be a whole number >= 1"),
+        ("plugins: [{use: auth}]\n", "1: plugins[0]: nothing in the chain provides Route: "
+         "add `- use: model-routing` as the last plugin"),
+        ("plugins: [{use: 'starts:Not'}, {use: auth}, {use: model-routing}]\n", "1: plugins[0]: 'starts:Not' "
+         "does not start: today is no day for it"),
+    ],
+)  # fmt: skip
+def test_what_would_stop_a_start_is_one_line_and_exit_2(tmp_path: Path, text: str, error: str) -> None:
+    (tmp_path / "starts.py").write_text(
+        "from gateway import Plugin\n\nclass Not(Plugin):\n"
+        "    async def start(self, services):\n        raise ValueError('today is no day for it')\n"
+    )
+    out, err = check(file_of(tmp_path, text), code=2)
+    assert (out, err) == ("", f"gateway: {tmp_path}/gateway.yaml:{error}\n")
+
+
+async def test_the_process_says_the_same_without_a_traceback(tmp_path: Path) -> None:
+    file = file_of(tmp_path, "redis: ${NO_SUCH_VARIABLE_0815}\n")
+    code, out, err = await gateway("check", "--config", str(file), cwd=tmp_path)
+    assert (code, out) == (2, "")
+    assert err == (
+        f"gateway: {file}:1: redis: the environment variable NO_SUCH_VARIABLE_0815 is not set; "
+        "export it or write a value\n"
+    )
+
+
+def test_a_store_that_does_not_answer_is_exit_1_and_shows_no_url(tmp_path: Path) -> None:
+    text = f"{CHAIN}redis: redis://:sesame-4711@127.0.0.1:1\n"
+    _, err = check(file_of(tmp_path, text), code=1)
+    assert err.startswith("gateway: the store ")
+    assert err.count("\n") == 1
+    assert "sesame" not in err
