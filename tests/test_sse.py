@@ -121,6 +121,14 @@ def parts(draw: st.DrawFn) -> Part:
     return Part((line_end.join(lines) + border).encode(), kind, raw.encode(), told)
 
 
+def test_events_that_change_their_framing_within_one_read_are_not_held_back() -> None:
+    one = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}'
+    stream = EventStream(drop_usage=True)
+    mixed = one + b"\n\n" + 2 * (one + b"\r\n\r\n") + one + b"\n\n"
+    assert stream.feed(mixed) == mixed
+    assert stream.events == 4
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(parts(), max_size=12), st.booleans(), st.lists(st.integers(0, 10_000), max_size=40), st.booleans())
 def test_any_stream_cut_anywhere_is_passed_on_whole_and_tells_the_same(
