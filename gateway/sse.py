@@ -4,9 +4,9 @@
   except of one longer than the bound, which passes in pieces and is not looked into.
 - One event may be dropped: the usage-only chunk, where the gateway asked for it and the caller did not.
 - Most events are never taken apart. A search for the quoted names of the few fields that matter decides whether to
-  look, and JSON decides what is there. A quote inside a JSON string is escaped, so that text written by a model
+  look, and JSON decides what is there. A quote inside a JSON string is escaped, so text written by a model
   cannot hide a field from the search; it can only cause a look that finds nothing.
-- A carriage return at the end of the data may be the first half of a line end, so that it ends an event only when
+- A carriage return at the end of the data may be the first half of a line end, so it ends an event only when
   the next byte came.
 """
 
@@ -25,7 +25,7 @@ from gateway.exchange import Usage
 BYTES_PER_TOKEN: Final = 4
 """What a token of text comes to, where no upstream says."""
 SAMPLE: Final = 4096
-"""Bytes of output that are kept to learn how much of an event is text."""
+"""Bytes of output kept to learn how much of an event is text."""
 
 _BORDER: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?=[^\n]))")
 _LINE_FEEDS: Final = re.compile(rb"\n\n")
