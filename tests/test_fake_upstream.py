@@ -79,7 +79,7 @@ def finishes_of(chunks: list[dict[str, Any]]) -> list[str]:
 
 async def until_called(upstream: FakeUpstream) -> None:
     async with asyncio.timeout(5):
-        while not upstream.requests:  # noqa: ASYNC110 - what arrived is a plain list
+        while not upstream.requests:
             await asyncio.sleep(0.001)
 
 
