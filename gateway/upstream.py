@@ -39,8 +39,22 @@ class UpstreamSide(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_connection", "_ended", "_framed", "_head_bytes", "_on_data", "_on_end", "_parser", "_pieces", "_pooled", "_reusable",
-        "_reading", "_transport", "answered", "head", "headers", "status",
+        "_connection",
+        "_ended",
+        "_framed",
+        "_head_bytes",
+        "_on_data",
+        "_on_end",
+        "_parser",
+        "_pieces",
+        "_pooled",
+        "_reading",
+        "_reusable",
+        "_transport",
+        "answered",
+        "head",
+        "headers",
+        "status",
     )  # fmt: skip
 
     def __init__(self, connection: Connection) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway import config, loading
+from gateway.errors import Misconfigured
 
 ROOT = Path(__file__).parent.parent
 
@@ -68,7 +69,7 @@ def test_the_example_above_auth_is_refused_with_the_documented_cure(tmp_path: Pa
     lines = chain.replace("  - use: auth\n", "").replace(
         "  - use: rate-limit\n", "  - use: auth\n  - use: rate-limit\n"
     )
-    with pytest.raises(config.Misconfigured) as refused:
+    with pytest.raises(Misconfigured) as refused:
         loading.build(with_chain(tmp_path, lines))
     cure = str(refused.value).partition("plugins[1]: ")[2]
     assert cure

@@ -72,9 +72,7 @@ def usages_of(chunks: list[dict[str, Any]]) -> list[dict[str, int]]:
 
 
 def finishes_of(chunks: list[dict[str, Any]]) -> list[str]:
-    return [
-        choice["finish_reason"] for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]
-    ]
+    return [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]]
 
 
 async def until_called(upstream: FakeUpstream) -> None:
@@ -146,9 +144,7 @@ async def test_the_answer_speaks_of_the_last_message_of_the_user(client: aiohttp
     async with FakeUpstream(pace_s=0) as upstream:
         for asked in asks:
             async with client.post(f"{upstream.base_url}/chat/completions", json=asked) as response:
-                assert text_of(chunks_of(await response.read())).startswith(
-                    'You said "Name two green fruits"'
-                )
+                assert text_of(chunks_of(await response.read())).startswith('You said "Name two green fruits"')
 
 
 async def test_words_come_at_their_pace(upstream: FakeUpstream, ask: Asking) -> None:
@@ -177,9 +173,7 @@ async def test_the_models_are_listed(upstream: FakeUpstream, client: aiohttp.Cli
     assert [model["object"] for model in models["data"]] == ["model"]
 
 
-async def test_a_body_that_is_no_request_is_400(
-    upstream: FakeUpstream, client: aiohttp.ClientSession
-) -> None:
+async def test_a_body_that_is_no_request_is_400(upstream: FakeUpstream, client: aiohttp.ClientSession) -> None:
     for body in ('{"model": "tiny"}', "{", json.dumps(ASK | {"max_tokens": 0})):
         async with client.post(f"{upstream.base_url}/chat/completions", data=body) as response:
             assert response.status == 400
@@ -251,9 +245,7 @@ async def test_usage_can_be_told_in_other_ways(
 @pytest.mark.parametrize(
     ("mode", "text", "finishes"), [("no-done", FOUR_WORDS, ["stop"]), ("truncate", "Limes, and", [])]
 )
-async def test_a_stream_can_end_properly_but_early(
-    ask: Asking, mode: str, text: str, finishes: list[str]
-) -> None:
+async def test_a_stream_can_end_properly_but_early(ask: Asking, mode: str, text: str, finishes: list[str]) -> None:
     async with ask(mode) as response:
         body, failure = await read_until_failure(response)
     assert failure is None
@@ -412,9 +404,7 @@ def test_every_mode_is_explained_in_one_sentence() -> None:
     assert [name for name, sentence in MODES.items() if not sentence.endswith(".") or "\n" in sentence] == []
 
 
-async def test_serve_forever_serves_until_it_is_cancelled(
-    unused_tcp_port: int, client: aiohttp.ClientSession
-) -> None:
+async def test_serve_forever_serves_until_it_is_cancelled(unused_tcp_port: int, client: aiohttp.ClientSession) -> None:
     serving = asyncio.create_task(serve_forever("127.0.0.1", unused_tcp_port, "429", 0))
     url = f"http://127.0.0.1:{unused_tcp_port}/v1/chat/completions"
     while True:

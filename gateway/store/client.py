@@ -56,7 +56,17 @@ MOMENTARY: Final = (
 )
 """What a store says or does when it cannot serve just now (LOADING and MASTERDOWN are connection errors to redis-py)."""
 
-MOMENTARY_WORDS: Final = ("LOADING", "MASTERDOWN", "READONLY", "OOM", "CLUSTERDOWN", "NOREPLICAS", "BUSY ", "TRYAGAIN", "MISCONF")
+MOMENTARY_WORDS: Final = (
+    "LOADING",
+    "MASTERDOWN",
+    "READONLY",
+    "OOM",
+    "CLUSTERDOWN",
+    "NOREPLICAS",
+    "BUSY ",
+    "TRYAGAIN",
+    "MISCONF",
+)
 
 
 class Script:
@@ -249,7 +259,9 @@ def _open(url: str, timeout_s: float, connections: int) -> Redis | RedisCluster:
         if parse_qs(parts.query).get("ssl") == ["true"]:
             options["ssl"] = True
         return RedisCluster(startup_nodes=[ClusterNode(host, port) for host, port in hosts], **options)  # type: ignore[abstract, unused-ignore]
-    raise Misconfigured("redis: must be `embedded` or begin with redis://, rediss://, unix://, sentinel:// or cluster://")
+    raise Misconfigured(
+        "redis: must be `embedded` or begin with redis://, rediss://, unix://, sentinel:// or cluster://"
+    )
 
 
 def _host_port(text: str) -> tuple[str, int]:
@@ -257,4 +269,6 @@ def _host_port(text: str) -> tuple[str, int]:
     try:
         return host, int(port)
     except ValueError:
-        raise Misconfigured("redis: every host needs its port, as in sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster") from None
+        raise Misconfigured(
+            "redis: every host needs its port, as in sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster"
+        ) from None

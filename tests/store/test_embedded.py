@@ -82,9 +82,7 @@ async def test_data_survives_a_stop(start: Starts, tmp_path: Path) -> None:
     assert await ask(start(tmp_path), "GET", "a") == b"1"
 
 
-async def test_a_crash_leaves_a_stale_socket_and_the_next_start_clears_it(
-    start: Starts, tmp_path: Path
-) -> None:
+async def test_a_crash_leaves_a_stale_socket_and_the_next_start_clears_it(start: Starts, tmp_path: Path) -> None:
     first = start(tmp_path)
     await ask(first, "SET", "a", "1")
     crash(first)
@@ -145,11 +143,7 @@ async def test_the_settings_keep_money_safe(start: Starts, tmp_path: Path) -> No
 def test_nothing_it_writes_is_for_others(start: Starts, tmp_path: Path) -> None:
     data = tmp_path / "data"
     start(data)
-    modes = {
-        path.name: path.stat().st_mode & 0o077
-        for path in (data, *data.iterdir())
-        if path.name != "store.lock"
-    }
+    modes = {path.name: path.stat().st_mode & 0o077 for path in (data, *data.iterdir()) if path.name != "store.lock"}
     assert set(modes.values()) == {0}, modes
 
 

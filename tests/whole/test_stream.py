@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from gateway.store.client import Client
 from gateway.testing import Running, running
 from tests.whole.conftest import configuration
 from tests.whole.raw import Answer, ask, chat, read_answer
-from tests.whole.scripted import CHUNKED, HEAD, LAST, Scripted, Step, chunk
+from tests.whole.scripted import CHUNKED, HEAD, LAST, Fin, Scripted, Step, chunk
 
 
 def event(delta: dict[str, object], finish: str | None = None) -> bytes:
@@ -72,10 +73,12 @@ async def test_the_stream_is_byte_identical_but_for_the_usage_chunk(
 
 
 async def test_who_asked_for_the_usage_chunk_gets_it(store_url: str, client: Client, tmp_path: Path) -> None:
-    async with Scripted([CHUNKED + chunk(STREAM) + LAST]) as upstream:
-        async with running(configuration(upstream.base_url), tmp_path, store_url) as gateway:
-            asked: dict[str, object] = {"stream_options": {"include_usage": True}}
-            assert (await answered(gateway, await gateway.token(), asked)).body == STREAM
+    asked: dict[str, object] = {"stream_options": {"include_usage": True}}
+    async with (
+        Scripted([CHUNKED + chunk(STREAM) + LAST]) as upstream,
+        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+    ):
+        assert (await answered(gateway, await gateway.token(), asked)).body == STREAM
 
 
 async def test_a_channel_that_is_not_asked_for_usage_sees_none_of_it(
@@ -114,13 +117,11 @@ def test_cut_anywhere_in_any_framing(
     store_url: str, tmp_path_factory: pytest.TempPathFactory, cuts: list[int], framing: str
 ) -> None:
     edges = [0, *sorted(set(cuts)), len(STREAM)]
-    pieces = [STREAM[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    pieces = [STREAM[start:end] for start, end in itertools.pairwise(edges)]
     heads = {"chunked": CHUNKED, "length": HEAD + b"Content-Length: %d\r\n\r\n" % len(STREAM), "close": HEAD + b"\r\n"}
     script: list[Step] = [heads[framing]]
     for piece in pieces:
         script += [chunk(piece) if framing == "chunked" else piece, 0.0005]
-    from tests.whole.scripted import Fin
-
     script.append(LAST if framing == "chunked" else Fin if framing == "close" else b"")
 
     async def scenario() -> None:
