@@ -79,14 +79,15 @@ class Supervisor:
             error = Misconfigured if os.waitstatus_to_exitcode(status) == 2 else GatewayError
             raise error(reason or f"the {child.name} did not start; its reason is above")
 
-    def watch(self) -> None:
-        """Keep the children alive until SIGTERM or SIGINT."""
+    def watch(self, also: Callable[[], None] = lambda: None) -> None:
+        """Keep the children alive until SIGTERM or SIGINT, and do `also` every time they were looked at."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         while not self._stopping:
             self._reap()
             self._restart_due()
+            also()
             time.sleep(LONGEST_WAIT_S)
 
     def stop(self, *, timeout_s: float) -> None:

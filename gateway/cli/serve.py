@@ -9,6 +9,7 @@ import time
 from typing import Annotated
 
 import msgspec
+import structlog
 import typer
 
 from gateway import demo, loading, logs, sink, supervisor, worker
@@ -22,6 +23,8 @@ from gateway.store.safety import check_store
 from gateway.store.store import Store
 
 SINK_STOP_S = 15.0
+
+log = structlog.get_logger("gateway.serve")
 
 
 def register(app: typer.Typer) -> None:
@@ -51,6 +54,13 @@ def serve(
     embedded = EmbeddedStore.start(folder) if settings.redis == "embedded" else None
     url = embedded.url if embedded else settings.redis
     processes = supervisor.Supervisor()
+
+    def keep_store() -> None:
+        nonlocal embedded
+        if embedded is not None and embedded.ended:
+            log.error("store_died", restarted=True)
+            embedded = EmbeddedStore.start(folder)
+
     try:
         token = asyncio.run(_prepare(settings, url))
         if settings.demo is not None:
@@ -62,7 +72,7 @@ def serve(
         typer.echo(f"{_address(listeners[0])} is served after {time.monotonic() - began:.2f} s, through {names}")
         if settings.demo is not None and token is not None:
             typer.echo(_welcome(settings, settings.demo, _address(listeners[0]), token))
-        processes.watch()
+        processes.watch(keep_store)
     finally:
         processes.stop(timeout_s=settings.port.drain + SINK_STOP_S)
         if embedded is not None:

@@ -91,6 +91,11 @@ class EmbeddedStore:
                     raise Misconfigured(f"redis: the embedded server did not start: see {data / 'store.log'}")
                 time.sleep(0.005)
 
+    @property
+    def ended(self) -> bool:
+        """Whether a server that we started is gone."""
+        return self._process is not None and self._process.poll() is not None
+
     def stop(self, timeout_s: float = 10) -> None:
         """End the server as SHUTDOWN does, all data on the disk; kill it where that takes too long."""
         if self._process is None:
@@ -108,9 +113,7 @@ class EmbeddedStore:
 
 def _version(program: str) -> int:
     """The major version that a server program tells, 0 where it tells none."""
-    told = subprocess.run(
-        [program, "--version"], capture_output=True, text=True, check=False, timeout=10
-    ).stdout
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=False, timeout=10).stdout
     found = re.search(r"\bv=(\d+)", told)
     return int(found[1]) if found else 0
 
@@ -123,9 +126,7 @@ def _socket_path(data: Path) -> Path:
     private = Path(tempfile.gettempdir()) / f"sluicegate-{os.getuid()}"
     private.mkdir(mode=0o700, exist_ok=True)
     if private.lstat().st_uid != os.getuid() or private.lstat().st_mode & 0o077:
-        raise Misconfigured(
-            f"data: the path is too long for a socket, and {private} is not private: use a shorter one"
-        )
+        raise Misconfigured(f"data: the path is too long for a socket, and {private} is not private: use a shorter one")
     return private / f"{hashlib.sha256(os.fsencode(data)).hexdigest()[:16]}.sock"
 
 

@@ -104,6 +104,21 @@ async def test_a_killed_parent_takes_all_its_processes_with_it(tmp_path: Path) -
         assert "[DONE]" in await stream(again)
 
 
+async def test_a_killed_store_is_started_again_with_its_data(tmp_path: Path) -> None:
+    async with serving(demo_in(tmp_path)) as served:
+        assert "[DONE]" in await stream(served)
+        (store,) = [pid for pid, line in children(served.pid).items() if "store.sock" in line]
+        kill(store)
+        assert await gone({store}, within_s=5)
+        url, headers = f"{served.base_url}/models", served.headers
+        async with aiohttp.ClientSession(headers=headers) as client, asyncio.timeout(5):
+            while (status := (await client.get(url)).status) != 200:
+                assert status == 503, "a store that is away is never the caller's fault"
+                await asyncio.sleep(0.05)
+        assert "[DONE]" in await stream(served)
+        assert await served.stop() == 0
+
+
 async def refusal(file: Path) -> str:
     code, out, err = await gateway("serve", "--config", str(file), cwd=file.parent)
     assert code == 2, out + err
