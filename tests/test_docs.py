@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer.main
 
 from gateway import config, loading
+from gateway.cli.commands import program
 from gateway.errors import Misconfigured
 
 ROOT = Path(__file__).parent.parent
@@ -74,3 +77,40 @@ def test_the_example_above_auth_is_refused_with_the_documented_cure(tmp_path: Pa
     cure = str(refused.value).partition("plugins[1]: ")[2]
     assert cure
     assert cure in (ROOT / "plugins/README.md").read_text()
+
+
+def codes(tree: ast.AST) -> set[str]:
+    """The second arguments of all calls of `Refused` and of the helper that makes a 502."""
+    place = {"Refused": 1, "failed": 1}
+    return {
+        argument.value
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in place
+        for argument in call.args[1:2]
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+    }
+
+
+def test_every_error_code_is_in_the_readme() -> None:
+    sources = [*(ROOT / "gateway").rglob("*.py"), *(ROOT / "plugins").glob("*.py")]
+    found = set().union(*(codes(ast.parse(source.read_text())) for source in sources))
+    assert {"token_missing", "model_not_found", "upstream_unreachable", "service_unavailable"} <= found
+    text = (ROOT / "README.md").read_text()
+    assert sorted(code for code in found if f"`{code}`" not in text) == []
+
+
+def test_every_command_and_subcommand_is_in_the_readme() -> None:
+    text = (ROOT / "README.md").read_text()
+    command = typer.main.get_command(program())
+    for name, noun in command.commands.items():  # type: ignore[attr-defined]
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| `gateway {name}`")]
+        assert [verb for verb in getattr(noun, "commands", ()) if verb not in row] == []
+
+
+def test_every_moment_is_in_the_plugin_guide() -> None:
+    from gateway.plugin import Plugin
+
+    text = (ROOT / "plugins/README.md").read_text()
+    moments = [name for name in vars(Plugin) if name in ("start", "stop") or name.startswith("on_")]
+    assert len(moments) == 6
+    assert [moment for moment in moments if f"{moment}(" not in text] == []
