@@ -77,14 +77,17 @@ class Life:
             if reply is None:
                 reply = await answer(exchange)
             _reply(exchange, caller, reply)
-        except (CallerGone, ConnectionError):
-            exchange.caller_gone = True
-            exchange.outcome = Outcome.CALLER_GONE
-            caller.abort()
+        except asyncio.CancelledError:
+            exchange.outcome = Outcome.STOPPED
+            raise
         except Exception as error:
-            with suppress(StoreAway):
+            with suppress(GatewayError):
                 await exchange.settle_pending()
-            _refuse(exchange, caller, error)
+            if isinstance(error, CallerGone) or (isinstance(error, ConnectionError) and caller.gone):
+                exchange.caller_gone = True
+                exchange.outcome = Outcome.CALLER_GONE
+            else:
+                _refuse(exchange, caller, error)
 
 
 def _reply(exchange: Exchange, caller: CallerSide, reply: Reply) -> None:
