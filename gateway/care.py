@@ -41,12 +41,29 @@ class Care:
                 await self._task
 
     async def round(self) -> None:
-        """Everything once. Raises `StoreAway` when the store is."""
-        wallet = self._store.wallet
-        repeated = await wallet.check_incarnation()
-        delivered = await self._store.journal.replay(wallet)
-        if repeated or delivered:
-            log.warning("settlements_repeated", after_failover=repeated, from_journal=delivered)
+        """Everything once. What fails is told, and does not hold up the rest."""
+        for work in (self.repeat, self.deliver, self.sweep_in_turn):
+            try:
+                await work()
+            except GatewayError as error:
+                log.warning("care_waits", work=work.__name__, reason=str(error))
+            except Exception:
+                log.exception("care_failed", work=work.__name__)
+
+    async def repeat(self) -> None:
+        """Repeat the settlements that a store which took over may have forgotten."""
+        repeated = await self._store.wallet.check_incarnation()
+        if repeated:
+            log.warning("settlements_repeated", count=repeated, reason="another incarnation of the store answers")
+
+    async def deliver(self) -> None:
+        """Deliver what is in the journal, of this process and of those that ended."""
+        delivered = await self._store.journal.replay(self._store.wallet)
+        if delivered:
+            log.warning("settlements_delivered", count=delivered)
+
+    async def sweep_in_turn(self) -> None:
+        """Sweep, unless another worker did so lately."""
         if await self._store.client.call("SET", SWEEP_TURN, "1", "NX", "EX", SWEEP_EVERY_S):
             await self.sweep()
 
@@ -58,10 +75,5 @@ class Care:
 
     async def _run(self) -> None:
         while True:
-            try:
-                await self.round()
-            except GatewayError as error:
-                log.warning("care_waits", reason=str(error))
-            except Exception:
-                log.exception("care_failed")
+            await self.round()
             await asyncio.sleep(EVERY_S)

@@ -88,6 +88,12 @@ class Catalogue:
         """How many upstream calls one request for `model` may lead to."""
         return min(most, len(self.models[model].channels))
 
+    @property
+    def longest_s(self) -> float:
+        """Seconds that one request may take, where every attempt is as slow as its channel allows."""
+        timers = [channel.timers for channel in self.channels.values()]
+        return max((max(each.total, 3 * (2 * each.connect + each.first_byte)) for each in timers), default=0)
+
     def _tiers(self, name: str, model: Model) -> tuple[tuple[tuple[Candidate, int], ...], ...]:
         tiers: dict[int, list[tuple[Candidate, int]]] = {}
         for serving in model.servings:

@@ -16,8 +16,6 @@ from gateway.catalogue import MICROS, Price
 from gateway.errors import StoreAway
 from gateway.store.wallet import Hold
 
-LEASE_MARGIN_S = 60
-
 
 class Held(msgspec.Struct):
     """What was asked of the wallet for this exchange. `stands` unless the wallet said that it does not."""
@@ -39,18 +37,22 @@ class Quota(Plugin):
     """How many requests of one account may hold money at once."""
     on_crash: Literal["release", "charge_floor"] = "release"
     """What happens to the hold of a request whose gateway died: given back, or the input estimate is charged."""
+    lease_margin: float = 60
+    """Seconds for which money stays held after the longest that a request may take, where its gateway died."""
 
     def __post_init__(self) -> None:
         if self.max_holds < 1:
             raise ValueError("max_holds must be 1 or more")
         if self.max_hold is not None and self.max_hold <= 0:
             raise ValueError("max_hold must be more than 0")
+        if not 1 <= self.lease_margin <= 86_400:
+            raise ValueError("lease_margin must be from 1 to 86400 seconds")
 
     async def start(self, services: Services) -> None:
         self.wallet = services.store.wallet
         self.catalogue = services.catalogue
-        longest_s = max((channel.timers.total for channel in self.catalogue.channels.values()), default=0)
-        self.lease_ms = int((longest_s + LEASE_MARGIN_S) * 1000)
+        self.log = services.log
+        self.lease_ms = int((self.catalogue.longest_s + self.lease_margin) * 1000)
 
     async def on_request(self, exchange: Exchange) -> None:
         if exchange.request.operation is not Operation.CHAT:
@@ -77,6 +79,9 @@ class Quota(Plugin):
             fingerprint=f"{body.size}x{amount}",
             max_holds=self.max_holds,
         )
+        if reply.expired:
+            requests = [rid for rid, _ in reply.expired]
+            self.log.warning("holds_expired", account=caller.account, requests=requests)
         if reply.outcome is not Hold.HELD:
             held.stands = False
             raise _refusal(reply.outcome)
@@ -85,12 +90,16 @@ class Quota(Plugin):
         held = exchange.get(Held)
         if held is None or not held.stands:
             return
-        cost = min(held.price.of(exchange.usage), held.full)
+        cost = held.price.of(exchange.usage)
         exchange.price = held.price.record()
-        if cost:
-            exchange.charge_micros = (await self.wallet.settle(held.account, exchange.id, cost)).charged
-        else:
-            await self.wallet.release(held.account, exchange.id)
+        if cost > held.full:
+            cost = exchange.price["capped_micros"] = held.full
+        settled = await (
+            self.wallet.settle(held.account, exchange.id, cost)
+            if cost
+            else self.wallet.release(held.account, exchange.id)
+        )
+        exchange.charge_micros = settled.charged
 
 
 def _refusal(outcome: Hold) -> Exception:

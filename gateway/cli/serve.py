@@ -12,7 +12,7 @@ import msgspec
 import structlog
 import typer
 
-from gateway import demo, loading, logs, sink, supervisor, worker
+from gateway import admin, demo, loading, logs, sink, supervisor, worker
 from gateway.chain import warnings
 from gateway.cli.common import ConfigOption, data_folder
 from gateway.config import Config, Demo, Loaded, find, load
@@ -51,7 +51,7 @@ def serve(
         typer.echo(f"warning: {warning}", err=True)
     folder = data_folder(settings)
     listeners = supervisor.listeners(settings.listen, workers or settings.workers)
-    embedded = EmbeddedStore.start(folder) if settings.redis == "embedded" else None
+    embedded = EmbeddedStore.start(folder, adopt=False) if settings.redis == "embedded" else None
     url = embedded.url if embedded else settings.redis
     processes = supervisor.Supervisor()
 
@@ -59,12 +59,14 @@ def serve(
         nonlocal embedded
         if embedded is not None and embedded.ended:
             log.error("store_died", restarted=True)
-            embedded = EmbeddedStore.start(folder)
+            embedded = EmbeddedStore.start(folder, adopt=False)
 
     try:
         token = asyncio.run(_prepare(settings, url))
         if settings.demo is not None:
             processes.add("demo upstream", demo.upstream(settings.demo))
+        if settings.admin is not None:
+            processes.add("admin", _administer(settings, settings.admin))
         processes.add("sink", _drain_usage(settings, url))
         for index in range(len(listeners)):
             processes.add("worker", _work(loaded, url, listeners, index), index + 1)
@@ -108,6 +110,14 @@ def _drain_usage(config: Config, url: str) -> supervisor.Work:
     def work(ready: supervisor.Ready) -> None:
         ready()
         sink.main(config, url)
+
+    return work
+
+
+def _administer(config: Config, address: str) -> supervisor.Work:
+    def work(ready: supervisor.Ready) -> None:
+        ready()
+        admin.main(config, address)
 
     return work
 

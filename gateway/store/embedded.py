@@ -70,8 +70,11 @@ class EmbeddedStore:
         self._process = process
 
     @classmethod
-    def start(cls, data: Path, timeout_s: float = 10) -> Self:
-        """This directory's server, started or adopted, and answering. Raises `Misconfigured`."""
+    def start(cls, data: Path, timeout_s: float = 10, *, adopt: bool = True) -> Self:
+        """This directory's server, started or adopted, and answering. Raises `Misconfigured`.
+
+        Without `adopt` it waits for another's server to end: one that a short command started ends with it.
+        """
         data = data.resolve()
         data.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = _socket_path(data)
@@ -82,12 +85,14 @@ class EmbeddedStore:
                 if process is None and _locked(lock.fileno()):
                     path.unlink(missing_ok=True)
                     process = _spawn(data, path, lock.fileno())
-                if _answers(path):
+                if (process or adopt) and _answers(path):
                     return cls(path, int((data / "store.pid").read_text()), process)
                 if time.monotonic() > deadline or (process and process.poll() is not None):
                     if process:
                         process.kill()
                         process.wait()
+                    elif _answers(path):
+                        raise Misconfigured(f"data: another gateway uses {data}; stop it, or give each its own")
                     raise Misconfigured(f"redis: the embedded server did not start: see {data / 'store.log'}")
                 time.sleep(0.005)
 

@@ -11,21 +11,22 @@ if not fingerprint:match("^%w+$") or #fingerprint > 64 then
   refuse("the fingerprint is not 1 to 64 letters and digits")
 end
 
-local function reply(word)
-  local purse = wallet()
-  return { rid, word, purse.balance, purse.held, purse.credit_line }
-end
-
 if not wallet() then
   return { rid, "NO_ACCOUNT", 0, 0, 0 }
 end
 local now = clock()
-expire(now, 16)
+local over = expire(now, 16)
 trim(now, keep, skew)
+
+local function reply(word)
+  local purse = wallet()
+  return { rid, word, purse.balance, purse.held, purse.credit_line, unpack(over) }
+end
 
 local hold = hold_of(rid)
 if hold and hold.expiry <= now then -- overdue, but beyond the bounded number above
   finish(rid, hold, "expire", hold.floor, now)
+  over[#over + 1], over[#over + 2] = rid, hold.floor
   hold = nil
 end
 if hold then

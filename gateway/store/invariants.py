@@ -46,35 +46,63 @@ class Snapshot(msgspec.Struct, frozen=True):
         )
 
 
+class Resolved(msgspec.Struct, frozen=True):
+    """A request as the ledger tells it: the last line's kind and time, and what it was charged in all."""
+
+    kind: bytes = b""
+    charged: int = 0
+    at_ms: int = 0
+
+
+class Audit(msgspec.Struct, frozen=True):
+    """An account's money at one moment: what does not hold, in words, and what the ledger tells of each request.
+
+    `expired`: holds that were found past their lease, and ended. `stale`: costs that came too late to be charged.
+    """
+
+    wrong: list[str]
+    requests: dict[str, Resolved]
+    lines: int
+    expired: list[tuple[str, int]]
+    stale: dict[str, int]
+    at_ms: int
+
+
 class Ledger:
     """The sums of a ledger and what is wrong with its lines, fed line by line."""
 
     def __init__(self) -> None:
+        self.lines = 0
         self.total = 0
         self.credits: dict[bytes, int] = {}
         self.wrong: list[str] = []
-        self._requests: dict[bytes, tuple[bytes, int]] = {}
+        self.requests: dict[bytes, Resolved] = {}
 
-    def add(self, fields: Mapping[bytes, bytes]) -> None:
-        """The next line."""
+    def add(self, line: bytes, fields: Mapping[bytes, bytes]) -> None:
+        """The next line, by its id and its fields."""
         kind, key, amount = fields[b"kind"], fields[b"id"], int(fields[b"amount"])
+        self.lines += 1
         self.total += amount
         if kind in (b"credit", b"adjust"):
             if key in self.credits:
                 self.wrong.append(f"transaction {key.decode()} moved the balance twice")
             self.credits[key] = amount
             return
-        before, charged = self._requests.get(key, (b"", 0))
-        charged -= amount
-        if not (kind in FIRST and not before) and not (kind == b"late" and before == b"expire"):
-            self.wrong.append(f"request {key.decode()} was resolved twice: {kind.decode()} after {before.decode()}")
+        before = self.requests.get(key, Resolved())
+        charged = before.charged - amount
+        if not (kind in FIRST and not before.kind) and not (kind == b"late" and before.kind == b"expire"):
+            order = f"{kind.decode()} after {before.kind.decode() or 'nothing'}"
+            self.wrong.append(f"request {key.decode()} was resolved twice: {order}")
         if charged < 0:
             self.wrong.append(f"request {key.decode()} was given {-charged} micros")
-        self._requests[key] = (kind, charged)
+        self.requests[key] = Resolved(kind, charged, int(line.partition(b"-")[0]))
 
 
-def broken(snapshot: Snapshot, ledger: Ledger) -> list[str]:
-    """Every invariant that does not hold, in words; of one that fails for many requests the first few."""
+def broken(snapshot: Snapshot, ledger: Ledger, swept_ms: int) -> list[str]:
+    """Every invariant that does not hold, in words; of one that fails for many requests the first few.
+
+    `swept_ms`: no hold whose lease ended by then may be left.
+    """
     wrong = ledger.wrong[:_SHOWN]
     if snapshot.balance != ledger.total:
         wrong.append(f"the balance is {snapshot.balance}, the ledger adds up to {ledger.total}")
@@ -88,7 +116,7 @@ def broken(snapshot: Snapshot, ledger: Ledger) -> list[str]:
     if {rid: expiry for rid, (_, expiry) in snapshot.holds.items()} != snapshot.leases:
         wrong.append("the leases are not those of the holds")
     wrong += [f"request {rid.decode()} is held although it was resolved" for rid in snapshot.resolved[:_SHOWN]]
-    overdue = [rid.decode() for rid, expiry in snapshot.leases.items() if expiry <= snapshot.now_ms]
+    overdue = [rid.decode() for rid, expiry in snapshot.leases.items() if expiry <= swept_ms]
     wrong += [f"request {rid} is held past its lease" for rid in overdue[:_SHOWN]]
     return wrong
 

@@ -89,6 +89,14 @@ class Journal:
                 resolved += await _deliver(path, file.read(), wallet)
         return resolved
 
+    def waiting(self) -> list[Settlement]:
+        """What is kept here and not yet known to be resolved, by whichever process."""
+        kept = list[Settlement]()
+        for path in self.directory.glob("*.jsonl"):
+            with contextlib.suppress(FileNotFoundError):  # resolved meanwhile
+                kept += _settlements(path.read_bytes())
+        return kept
+
     def close(self) -> None:
         """Give the current file up to whoever replays next; the next append begins another."""
         with self._writing:
@@ -97,9 +105,13 @@ class Journal:
                 self._file = None
 
 
-async def _deliver(path: Path, text: bytes, wallet: Wallet) -> int:
+def _settlements(text: bytes) -> list[Settlement]:
     # What follows the last line end was never acknowledged: its writer died while writing it.
-    waiting = [_decode(line) for line in text.split(b"\n")[:-1]]
+    return [_decode(line) for line in text.split(b"\n")[:-1]]
+
+
+async def _deliver(path: Path, text: bytes, wallet: Wallet) -> int:
+    waiting = _settlements(text)
     total, left, errors = len(waiting), list[Settlement](), list[BaseException]()
     while waiting and not any(isinstance(error, StoreAway) for error in errors):
         batch, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]

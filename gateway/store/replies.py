@@ -39,7 +39,7 @@ class Settle(StrEnum):
     """Too old to know whether it was charged: not charged, see `Wallet.dead_letters`."""
     NO_ACCOUNT = "NO_ACCOUNT"
     KEPT = "KEPT"
-    """The store is away; the journal has it."""
+    """The store is away, or refuses it; the journal has it."""
 
 
 class Credit(StrEnum):
@@ -59,6 +59,8 @@ class HoldReply(msgspec.Struct, frozen=True):
     balance: int
     held: int
     credit_line: int
+    expired: tuple[tuple[str, int], ...] = ()
+    """Requests whose hold ended by its lease just now, and what each was charged."""
 
 
 class Settled(msgspec.Struct, frozen=True):

@@ -2,7 +2,8 @@
 
 1. **Every call carries its own key** (the request's id, or the operator's transaction id), so that repeating
    one after a lost reply changes nothing; every reply carries it back, and one with another counts as none.
-2. **A charge is never dropped.** A settlement is repeated while the store is away, then kept in the journal.
+2. **A charge is never dropped.** A settlement is repeated while the store is away, then kept in the journal; so is
+   one that the store refuses.
 3. **A request is charged once.** Its end is remembered for as long as its id counts as fresh; a settlement of
    an older request that nobody knows is not charged but put where an operator finds it.
 4. **Leases are judged by the store's own clock**, and the next hold ends an overdue one, swept or not.
@@ -20,9 +21,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from gateway.errors import StoreAway
+from gateway.errors import StoreAway, StoreError
 from gateway.store.client import Argument, Client, Script
-from gateway.store.invariants import Ledger, Snapshot, broken
+from gateway.store.invariants import Audit, Ledger, Snapshot, broken
 from gateway.store.journal import Journal, Settlement
 from gateway.store.replies import Credit, Credited, Hold, HoldReply, Settle, Settled
 
@@ -89,15 +90,15 @@ class Wallet:
         terms = (amount, min(floor, amount), lease_ms, fingerprint, max_holds, *self._window)
         try:
             async with asyncio.timeout(self._client.timeout_s):
-                _, word, balance, held, credit_line = await self._repeated(
+                _, word, balance, held, credit_line, *over = await self._repeated(
                     lambda: self._call("hold", self._client, account, rid, *terms)
                 )
         except TimeoutError:
             raise StoreAway("the store did not take the hold in time") from None
-        return HoldReply(Hold(word.decode()), balance, held, credit_line)
+        return HoldReply(Hold(word.decode()), balance, held, credit_line, tuple(_pairs(over)))
 
     async def settle(self, account: str, rid: str, cost: int) -> Settled:
-        """Charge the request its cost and give its hold back. Without a journal it may raise `StoreAway`."""
+        """Charge the request its cost and give its hold back. With a journal it raises nothing of the store's."""
         return await self._end(Settlement(account, rid, cost))
 
     async def release(self, account: str, rid: str) -> Settled:
@@ -114,8 +115,7 @@ class Wallet:
 
     async def sweep(self, account: str, limit: int = 100) -> list[tuple[str, int]]:
         """End up to `limit` holds whose lease is over: each request and what it was charged."""
-        _, *over = await self._call("sweep", self._settling, account, account, limit, *self._window)
-        return [(rid.decode(), charged) for rid, charged in zip(over[::2], over[1::2], strict=True)]
+        return (await self._sweep(account, limit))[1]
 
     async def dead_letters(self, account: str) -> dict[str, int]:
         """Requests and costs that came too late to know whether they were charged."""
@@ -143,17 +143,26 @@ class Wallet:
 
     async def verify(self, account: str) -> list[str]:
         """What does not hold of this account's money, in words; empty when all does. Sweeps it first."""
-        while await self.sweep(account):
-            pass
+        return (await self.audit(account)).wrong
+
+    async def audit(self, account: str) -> Audit:
+        """All that can be said of this account's money. Sweeps it first."""
+        expired = list[tuple[str, int]]()
+        swept_ms, over = await self._sweep(account)
+        while over:
+            expired += over
+            swept_ms, over = await self._sweep(account)
         snapshot = Snapshot.of(await self._call("snapshot", self._settling, account, account))
         ledger, start = Ledger(), "-"
         while lines := await self._settling.call(
             "XRANGE", _keys(account)[5], start, snapshot.last_line, "COUNT", _PAGE
         ):
-            for _, fields in lines:
-                ledger.add(fields)
+            for line, fields in lines:
+                ledger.add(line, fields)
             start = "(" + lines[-1][0].decode()
-        return broken(snapshot, ledger)
+        requests = {rid.decode(): resolved for rid, resolved in ledger.requests.items()}
+        stale = await self.dead_letters(account)
+        return Audit(broken(snapshot, ledger, swept_ms), requests, ledger.lines, expired, stale, snapshot.now_ms)
 
     async def _end(self, settlement: Settlement) -> Settled:
         try:
@@ -163,11 +172,17 @@ class Wallet:
             if self._journal is not None:
                 self._journal.append(settlement)
             raise
-        except TimeoutError:
+        except (TimeoutError, StoreError) as error:
             if self._journal is None:
-                raise StoreAway("the store did not take the settlement in time") from None
+                refused = isinstance(error, StoreError)
+                raise error if refused else StoreAway("the store did not take the settlement in time") from None
             await asyncio.to_thread(self._journal.append, settlement)
             return Settled(Settle.KEPT, settlement.cost)
+
+    async def _sweep(self, account: str, limit: int = 100) -> tuple[int, list[tuple[str, int]]]:
+        """The store's time, and the holds whose lease was over by then."""
+        _, now, *over = await self._call("sweep", self._settling, account, account, limit, *self._window)
+        return now, _pairs(over)
 
     async def _move(self, account: str, transaction: str, kind: str, amount: int, reason: str) -> Credited:
         _, word, balance = await self._call("credit", self._settling, account, transaction, kind, amount, reason)
@@ -194,6 +209,11 @@ class Wallet:
         self._recent.append((now, settlement))
         while self._recent[0][0] < now - RECENT_S:
             self._recent.popleft()
+
+
+def _pairs(over: list[Any]) -> list[tuple[str, int]]:
+    """Requests and what they were charged, from a flat reply."""
+    return [(rid.decode(), charged) for rid, charged in zip(over[::2], over[1::2], strict=True)]
 
 
 def _keys(account: str) -> list[str]:

@@ -22,7 +22,7 @@ MUTANTS = {
     "an expiry is forgotten once it was late": ('"HSET", ended, rid, "1 late "', '"HGET", ended, rid .. "1 late "'),
     "holds are not counted as taken": ("purse.balance - purse.held +", "purse.balance +"),
     "the credit line is not counted": ("- purse.held + purse.credit_line", "- purse.held"),
-    "overdue holds stay": ("expire(now, 16)", ""),
+    "overdue holds stay": ("expire(now, 16)", "{}"),
     "a hold is over a moment late": ('leases, "-inf", digits(now)', 'leases, "-inf", "(" .. digits(now)'),
     "expiry charges nothing": ('finish(rid, hold, "expire", hold.floor, now)', 'finish(rid, hold, "expire", 0, now)'),
     "a settlement does not give the hold back": ('"held", digits(-hold.amount)', '"held", "0"'),

@@ -1,0 +1,22 @@
+-- credit(transaction, kind: credit | adjust, amount, reason)
+local transaction, kind, reason = ARGV[1], ARGV[2], ARGV[4]
+local amount = integer(ARGV[3], kind == "adjust" and -MOST or 1, MOST, "the amount")
+if not transaction:match("^[%w._:-]+$") or #transaction > 64 then
+  refuse("the transaction id is not 1 to 64 letters, digits and . _ : -")
+end
+if (kind ~= "credit" and kind ~= "adjust") or #reason > 500 then
+  refuse("the kind is neither credit nor adjust, or the reason is longer than 500 bytes")
+end
+
+local purse = wallet()
+if not purse then
+  return { transaction, "NO_ACCOUNT", 0 }
+end
+local known = redis.call("HGET", credits, transaction)
+if known then
+  return { transaction, known == digits(amount) and "DONE" or "CONFLICT", purse.balance }
+end
+integer(digits(purse.balance + amount), -MOST, MOST, "the new balance")
+redis.call("HSET", credits, transaction, digits(amount))
+move(kind, transaction, amount, { "reason", reason })
+return { transaction, "OK", purse.balance + amount }
