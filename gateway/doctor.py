@@ -1,0 +1,175 @@
+"""The caller's own diagnosis: why requests do not arrive, or why they fail, found from outside with one cheap request.
+
+Looked at in the order in which things go wrong: the address, the network, who answers there, the token, the model, and
+at last one minimal streaming request.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Final, Literal
+from urllib.request import getproxies, proxy_bypass
+
+import msgspec
+from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
+from yarl import URL
+
+PATIENCE_S: Final = 30
+BUFFERED_S: Final = 0.005
+"""A stream whose events all come closer together than this was held back somewhere, or its upstream is very fast."""
+
+REMEDIES: Final = {
+    401: "Copy the token again, whole, and send it as `Authorization: Bearer TOKEN`; ask the operator if it still fails.",
+    402: "Check the balance and top it up, or lower max_tokens.",
+    403: "Ask the operator about the account's status, its group, and what this token may do.",
+    404: "Check the name in the model catalogue: GET /v1/models.",
+    429: "Lower the number of requests at once and retry with backoff, after what Retry-After says.",
+    502: "The upstream failed: retry later or choose another model.",
+    503: "Retry shortly, or choose another model.",
+    504: "The upstream was too slow: retry later or choose another model.",
+}
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that was looked at. `remedy` says what to do where it is not well."""
+
+    subject: str
+    verdict: Literal["well", "ill", "note"]
+    text: str
+    remedy: str = ""
+
+
+async def diagnose(base_url: str, token: str, model: str) -> AsyncIterator[Finding]:
+    """Findings one by one; it ends with the first that is `ill`, since what comes after it cannot be told."""
+    url = URL(base_url)
+    address = _address(url)
+    yield address
+    if address.verdict == "ill":
+        return
+    if (proxy := _proxy(url)) is not None:
+        yield proxy
+    async with ClientSession(timeout=ClientTimeout(total=PATIENCE_S), trust_env=True) as session:
+        for look in (_network, _token, _model, _request):
+            try:
+                finding = await look(session, url, token, model)
+            except (ClientError, OSError, TimeoutError) as error:
+                finding = _unreachable(url, error)
+            yield finding
+            if finding.verdict == "ill":
+                return
+
+
+def _address(url: URL) -> Finding:
+    path = url.path.rstrip("/")
+    if url.scheme not in ("http", "https") or not url.host:
+        return _ill("address", f"`{url}` is not an http address", "Give the whole base address, as in https://host/v1.")
+    if path.endswith("/v1/v1"):
+        return _ill("address", "the path repeats /v1", "Remove one /v1: the base address ends in /v1 once.")
+    if path.endswith("/chat/completions"):
+        return _ill("address", "the path names an operation", "Remove /chat/completions: clients add it themselves.")
+    if not path.endswith("/v1"):
+        return _ill("address", "the path does not end in /v1", "Add /v1 to the base address.")
+    return Finding("address", "well", f"{url} ends in /v1")
+
+
+def _proxy(url: URL) -> Finding | None:
+    if url.scheme not in getproxies() or proxy_bypass(url.host or ""):
+        return None
+    text = f"the environment sends {url.scheme} requests through a proxy"
+    return Finding("proxy", "note", text, f"If nothing arrives, add {url.host} to NO_PROXY.")
+
+
+async def _network(session: ClientSession, url: URL, token: str, model: str) -> Finding:
+    async with session.get(url.origin() / "healthz") as response:
+        answer = (await response.content.read(100)).strip()
+    if answer == b"degraded":
+        return _ill(
+            "network", "the gateway answers that it cannot serve now", "Retry shortly; tell the operator if it lasts."
+        )
+    if answer != b"ok":
+        text = f"something else answers at {url.host}:{url.port} (status {response.status})"
+        return _ill("network", text, "Check the address, and whether a proxy or another service stands there.")
+    return Finding("network", "well", f"the gateway answers at {url.host}:{url.port}")
+
+
+async def _token(session: ClientSession, url: URL, token: str, model: str) -> Finding:
+    async with session.get(url / "models", headers=_bearer(token)) as response:
+        if response.status != 200:
+            return _failed("token", response.status, await _error(response))
+    return Finding("token", "well", "the token is accepted, its account is active")
+
+
+async def _model(session: ClientSession, url: URL, token: str, model: str) -> Finding:
+    async with session.get(url / "models", headers=_bearer(token)) as response:
+        if response.status != 200:
+            return _failed("model", response.status, await _error(response))
+        names = [entry["id"] for entry in (await response.json())["data"]]
+    if model not in names:
+        known = (
+            f"Use one of: {', '.join(names[:20])}." if names else "No model is open to this account: ask the operator."
+        )
+        return _ill("model", f"there is no model `{model}` for this account", known)
+    return Finding("model", "well", f"{model} may be used")
+
+
+async def _request(session: ClientSession, url: URL, token: str, model: str) -> Finding:
+    body = {"model": model, "stream": True, "max_tokens": 16, "messages": [{"role": "user", "content": "Say hello"}]}
+    began = time.monotonic()
+    arrivals: list[float] = []
+    text = b""
+    async with session.post(url / "chat/completions", json=body, headers=_bearer(token)) as response:
+        request_id = response.headers.get("x-request-id", "unknown")
+        if response.status != 200:
+            return _failed("request", response.status, await _error(response))
+        try:
+            async for piece in response.content.iter_any():
+                arrivals.append(time.monotonic())
+                text += piece
+        except ClientError:
+            return _broken(text, request_id)
+    if b"data: [DONE]" not in text and b'"finish_reason"' not in text:
+        return _broken(text, request_id)
+    told = (
+        f"the answer is whole, its first event came after {(arrivals[0] - began) * 1000:.0f} ms (request {request_id})"
+    )
+    if arrivals[-1] - arrivals[0] < BUFFERED_S:
+        remedy = "If answers should come piece by piece, look for a buffering proxy."
+        return Finding("request", "note", f"{told}; all of it came at once", remedy)
+    return Finding("request", "well", told)
+
+
+def _broken(text: bytes, request_id: str) -> Finding:
+    events = [line for line in text.split(b"\n") if line.startswith(b'data: {"error"')]
+    reason = json.loads(events[-1][6:])["error"]["message"] if events else "the connection was cut"
+    return _ill("request", f"the answer broke off: {reason} (request {request_id})", REMEDIES[502])
+
+
+def _failed(subject: str, status: int, error: dict[str, Any]) -> Finding:
+    told, code = error.get("message", "no reason given"), error.get("code", "no code")
+    text = f"{status} {code}: {told} (request {error.get('request_id', 'unknown')})"
+    return _ill(subject, text, REMEDIES.get(status, "Quote the request id to the operator."))
+
+
+def _unreachable(url: URL, error: Exception) -> Finding:
+    reason = f"said nothing for {PATIENCE_S} s" if isinstance(error, TimeoutError) else f"cannot be reached: {error}"
+    remedy = "Check the address, and that no proxy or firewall blocks it. Nothing arrived at the service."
+    return _ill("network", f"{url.host}:{url.port} {reason}", remedy)
+
+
+async def _error(response: ClientResponse) -> dict[str, Any]:
+    try:
+        answer = json.loads(await response.content.read(65536))
+    except ValueError:
+        return {}
+    error = answer.get("error") if isinstance(answer, dict) else None
+    return error if isinstance(error, dict) else {}
+
+
+def _bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def _ill(subject: str, text: str, remedy: str) -> Finding:
+    return Finding(subject, "ill", text, remedy)
