@@ -90,7 +90,9 @@ class CallerSide:
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
 
     def finish(self) -> None:
-        """The proper end of a stream."""
+        """The proper end of a stream; nothing for an answer that was whole before."""
+        if self.finished:
+            return
         self.finished = True
         if self.chunked:
             self._write(b"0\r\n\r\n")

@@ -1,7 +1,8 @@
 """One exchange from its arrival to its end: the way in, the upstream, the way out.
 
 However an exchange ends, it ends here, once, with an outcome; and every plugin that was entered is told, in a task of its
-own that a leaving caller cannot cancel and that a stop of the gateway waits for.
+own that a leaving caller cannot cancel and that a stop of the gateway waits for. Only then is a stream ended properly: a
+caller who has a whole answer has been charged for it, whatever dies next.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import suppress
 
 import structlog
 
+from gateway import crash
 from gateway.caller import CallerSide
 from gateway.chain import Chain, Step
 from gateway.errors import GatewayError, StoreAway, as_refused
@@ -46,6 +48,9 @@ class Life:
             self._ends.add(task)
             task.add_done_callback(self._ended)
             await asyncio.shield(task)
+        if exchange.outcome is Outcome.COMPLETED:
+            caller.finish()
+            crash.point("answer.finished")
 
     async def settled(self) -> None:
         """Wait until every `on_end` that has begun is through."""

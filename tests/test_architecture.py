@@ -16,16 +16,16 @@ LARGEST_BYTES = 12 * 1024
 
 LAYERS = (
     ("__main__", "cli", "testing"),
-    ("supervisor", "worker", "demo", "sink", "care", "admin"),
+    ("supervisor", "worker", "demo", "sink", "care", "admin", "bound"),
     ("server",),
     ("life", "loading"),
     ("pipe", "attempt", "stream", "sse", "upstream", "verdict"),
     ("chain", "caller", "answers"),
-    ("store", "reports", "rows", "record", "spool", "plugin", "catalogue"),
+    ("store", "reports", "reconciliation", "rows", "record", "spool", "plugin", "catalogue"),
     ("facts",),
     ("exchange", "config", "channel", "section", "credentials", "conversion", "document"),
     ("body", "fake_upstream", "logs", "secret"),
-    ("errors",),
+    ("errors", "crash"),
 )
 """What imports above what is imported. Within a layer there are no circles."""
 

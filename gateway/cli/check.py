@@ -7,6 +7,7 @@ import asyncio
 import typer
 
 from gateway import loading
+from gateway.bound import bound_of
 from gateway.chain import warnings
 from gateway.cli.common import ConfigOption, JsonOption, print_fields, print_json, store_of
 from gateway.config import find, load
@@ -42,6 +43,7 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         "chain": [step.name for step in chain.steps],
         "models": list(loaded.config.models),
         "channels": list(loaded.config.channels),
+        "bound": None if (bound := bound_of(loaded.config, chain)) is None else str(bound),
         "warnings": notes,
     }
     if as_json:

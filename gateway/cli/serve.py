@@ -13,6 +13,7 @@ import structlog
 import typer
 
 from gateway import admin, demo, loading, logs, sink, supervisor, worker
+from gateway.bound import bound_of
 from gateway.chain import warnings
 from gateway.cli.common import ConfigOption, data_folder
 from gateway.config import Config, Demo, Loaded, find, load
@@ -49,6 +50,8 @@ def serve(
     chain = loading.build(loaded)
     for warning in warnings(chain.steps):
         typer.echo(f"warning: {warning}", err=True)
+    if (bound := bound_of(settings, chain)) is not None:
+        typer.echo(str(bound))
     folder = data_folder(settings)
     listeners = supervisor.listeners(settings.listen, workers or settings.workers)
     embedded = EmbeddedStore.start(folder, adopt=False) if settings.redis == "embedded" else None

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 from uuid_utils import uuid7
 
+from gateway import crash
 from gateway.errors import StoreAway
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ async def _deliver(path: Path, text: bytes, wallet: Wallet) -> int:
             if isinstance(result, BaseException):
                 left.append(settlement)
                 errors.append(result)
+    crash.point("journal.delivered")
     if errors:
         _rewrite(path, left + waiting)
         raise errors[0]

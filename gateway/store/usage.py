@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
-from gateway import reports
+from gateway import crash, reports
 from gateway.errors import GatewayError, StoreAway
 from gateway.record import Record, arrival_ms, decode, encode
 from gateway.spool import Spool
@@ -52,17 +52,21 @@ class UsageLog:
         is in the spool, unless the disk does not take it either.
         """
         line = encode(record)
-        return asyncio.ensure_future(self._arrive(line, self._send(line)))
+        sent = self._send(line)
+        crash.point("arrival.sent")
+        return asyncio.ensure_future(self._arrive(line, sent))
 
     async def end(self, record: Record) -> None:
         """Keep the end of a request, in the stream or in the spool. Raises `StoreAway` where neither takes
         it.
         """
         line = encode(record)
+        crash.point("record.before")
         try:
             await self._send(line)
         except GatewayError:
             await self._spool(line)
+        crash.point("record.after")
 
     async def find(self, id: str, account: str | None = None) -> Record | None:  # noqa: A002 - the field's name
         """A request's record as far as it is known; None where it never arrived, or longer ago than records

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from gateway import crash
 from gateway.errors import StoreAway, StoreError
 from gateway.store.client import Argument, Client, Script
 from gateway.store.invariants import Audit, Ledger, Snapshot, broken
@@ -88,6 +89,7 @@ class Wallet:
         timeout; after `StoreAway` the hold may have been taken all the same: release it.
         """
         terms = (amount, min(floor, amount), lease_ms, fingerprint, max_holds, *self._window)
+        crash.point("hold.before")
         try:
             async with asyncio.timeout(self._client.timeout_s):
                 _, word, balance, held, credit_line, *over = await self._repeated(
@@ -95,6 +97,7 @@ class Wallet:
                 )
         except TimeoutError:
             raise StoreAway("the store did not take the hold in time") from None
+        crash.point("hold.after")
         return HoldReply(Hold(word.decode()), balance, held, credit_line, tuple(_pairs(over)))
 
     async def settle(self, account: str, rid: str, cost: int) -> Settled:
@@ -125,7 +128,9 @@ class Wallet:
     async def deliver(self, settlement: Settlement) -> Settled:
         """One attempt at a settlement."""
         terms = (settlement.kind, settlement.cost, *self._window)
+        crash.point("settle.before")
         _, word, charged = await self._call("settle", self._settling, settlement.account, settlement.rid, *terms)
+        crash.point("settle.after")
         self._remember(settlement)
         return Settled(Settle(word.decode()), charged)
 
@@ -138,6 +143,7 @@ class Wallet:
         recent = [settlement for _, settlement in self._recent] if self._run_id not in ("", run_id) else []
         for start in range(0, len(recent), _PAGE):
             await asyncio.gather(*map(self.deliver, recent[start : start + _PAGE]))
+            crash.point("settlements.repeated")
         self._run_id = run_id
         return len(recent)
 
@@ -177,6 +183,7 @@ class Wallet:
                 refused = isinstance(error, StoreError)
                 raise error if refused else StoreAway("the store did not take the settlement in time") from None
             await asyncio.to_thread(self._journal.append, settlement)
+            crash.point("journal.kept")
             return Settled(Settle.KEPT, settlement.cost)
 
     async def _sweep(self, account: str, limit: int = 100) -> tuple[int, list[tuple[str, int]]]:

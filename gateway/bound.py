@@ -1,0 +1,77 @@
+"""How far a balance may fall, told from the configuration before the first request.
+
+A request is charged at most what its body and its ceiling can come to, and holds that much while it runs. So balances
+stay at or above the credit line, unless `max_hold` lets requests hold less than they may cost.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Final, Protocol, runtime_checkable
+
+import msgspec
+
+from gateway.body import MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE, BodyRules
+from gateway.catalogue import MICROS, Catalogue, Price, matches
+from gateway.chain import Chain
+from gateway.config import Config
+
+SMALLEST_MESSAGE: Final = len('{"role":""},')
+
+
+@runtime_checkable
+class Holding(Protocol):
+    """A plugin that takes holds: the most of one, and how many an account may have."""
+
+    max_hold: Decimal | None
+    max_holds: int
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """What holds for every account, in micros.
+
+    `largest_cost`: what one request may be charged, of the dearest model for the dearest group. `overdraft`: how far
+    below minus its credit line a balance may fall while the store is healthy. `failover`: how much further one
+    failover that forgets acknowledged holds may take it; that is charged, not lost.
+    """
+
+    largest_cost: int
+    model: str
+    group: str
+    overdraft: int
+    failover: int
+
+    def __str__(self) -> str:
+        below = f" - {_units(self.overdraft)}" if self.overdraft else ""
+        return (
+            f"every balance stays >= -credit line{below}; one failover of the store may take it {_units(self.failover)} "
+            f"further; the dearest request costs {_units(self.largest_cost)} ({self.model}, group {self.group})"
+        )
+
+
+def bound_of(config: Config, chain: Chain) -> Bound | None:
+    """The bound; None where no plugin of the chain takes holds or nothing costs anything."""
+    holding = next((step.plugin for step in chain.steps if isinstance(step.plugin, Holding)), None)
+    catalogue = Catalogue(config)
+    costs = [
+        (_largest_cost(catalogue, config, model, price), model, group)
+        for group, settings in config.groups.items()
+        for model in config.models
+        if matches(settings.models, model) and (price := catalogue.price(model, group)) is not None
+    ]
+    cost, model, group = max(costs, default=(0, "", ""))
+    if holding is None or cost == 0:
+        return None
+    hold = cost if holding.max_hold is None else min(cost, int(holding.max_hold * MICROS))
+    return Bound(cost, model, group, holding.max_holds * (cost - hold), holding.max_holds * cost)
+
+
+def _largest_cost(catalogue: Catalogue, config: Config, model: str, price: Price) -> int:
+    rules, size = BodyRules(), config.port.max_body
+    prompt = size + size // SMALLEST_MESSAGE * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
+    ceiling = max(rules.max_output_tokens, config.models[model].max_output_tokens)
+    return price.cost(catalogue.attempts(model) * prompt, rules.max_n * ceiling)
+
+
+def _units(micros: int) -> str:
+    return f"{Decimal(micros) / MICROS:.2f}"

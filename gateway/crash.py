@@ -1,0 +1,64 @@
+"""Crash points: labels in the life of an exchange at which the process ends at once, to show what survives that.
+
+`GATEWAY_CRASH_AT=label` or `label:n` ends the process when a label of `LABELS` is reached, or reached for the n-th time.
+Without it a point is an empty call, and there is none on the path of an event.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from itertools import count
+from typing import Any, Final
+
+LABELS: Final = (
+    "arrival.sent",
+    "hold.before",
+    "hold.after",
+    "upstream.before",
+    "upstream.sent",
+    "upstream.answered",
+    "stream.begun",
+    "stream.event",
+    "stream.ended",
+    "settle.before",
+    "settle.after",
+    "journal.kept",
+    "journal.delivered",
+    "settlements.repeated",
+    "record.before",
+    "record.after",
+    "answer.finished",
+)
+"""In the order in which a request meets them; `settle.*` also where a settlement is repeated."""
+
+EXIT_CODE: Final = 66
+
+
+def _armed(setting: str) -> Callable[[str], None]:
+    chosen, _, nth = setting.partition(":")
+    if chosen not in LABELS or not (nth or "1").isdecimal():
+        sys.exit(
+            f"GATEWAY_CRASH_AT: must be one of {', '.join(LABELS)}, or such a label and a number as in hold.after:3"
+        )
+    times = count(1)
+
+    def crash(label: str) -> None:
+        if label == chosen and next(times) == int(nth or "1"):
+            os._exit(EXIT_CODE)
+
+    return crash
+
+
+def _nothing(label: str) -> None:
+    pass
+
+
+_setting = os.environ.get("GATEWAY_CRASH_AT", "")
+
+point: Final = _armed(_setting) if _setting else _nothing
+"""Says that the process has come to a label."""
+
+on_event: Final[tuple[Callable[[Any, bytes], None], ...]] = (lambda *_: point("stream.event"),) if _setting else ()
+"""What a stream calls after each of its writes: nothing, where no crash is asked for."""
