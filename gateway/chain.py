@@ -40,6 +40,8 @@ class Chain:
     def __init__(self, steps: Sequence[Step], *, generation: int = 1) -> None:
         self.steps = tuple(steps)
         self.generation = generation
+        self._open = 0
+        self._idle = asyncio.Event()
         _check_order(self.steps)
         self._way_in = tuple(step for step in self.steps if step.defines("on_request") or step.defines("on_end"))
         self.on_response = tuple(
@@ -62,8 +64,15 @@ class Chain:
         """Stop every plugin, the last first."""
         await _stop(self.steps)
 
+    async def idle(self) -> None:
+        """Wait until no exchange is between its way in and its way out."""
+        while self._open > 0:
+            self._idle.clear()
+            await self._idle.wait()
+
     async def request(self, exchange: Exchange, entered: list[Step]) -> Reply | None:
         """The way in. `entered` grows by every plugin whose turn came, also by the one that refused."""
+        self._open += 1
         misdirected = exchange.request.operation is Operation.MISDIRECTED
         for step in self._way_in:
             if misdirected and not step.plugin.sees_misdirected:
@@ -91,6 +100,9 @@ class Chain:
                 if _cancelled_from_outside():
                     raise
                 log.exception("plugin_failed", plugin=step.name, moment="on_end", request_id=exchange.id)
+        self._open -= 1
+        if not self._open:
+            self._idle.set()
 
     def __repr__(self) -> str:
         return f"<Chain {self.generation}: {' > '.join(step.name for step in self.steps)}>"

@@ -66,6 +66,13 @@ class Gateway:
         await self._runner.setup()
         await web.SockSite(self._runner, listener, backlog=4096).start()
 
+    def swap(self, chain: Chain, services: Services) -> Chain:
+        """Serve new exchanges with another chain; returns the one before, whose exchanges may still be under way."""
+        old, self.chain = self.chain, chain
+        self.services = services
+        self.answers = Answers(services.catalogue, services.store)
+        return old
+
     async def drain(self) -> None:
         """Stop accepting, let open exchanges finish within `port.drain` seconds, end the rest with the error event."""
         self.draining = True

@@ -90,6 +90,12 @@ class Supervisor:
             also()
             time.sleep(LONGEST_WAIT_S)
 
+    def signal(self, kind: str, number: int) -> None:
+        """Send a signal to all children of a kind."""
+        for child in self.children:
+            if child.kind == kind and child.pid:
+                _signal(child.pid, number)
+
     def stop(self, *, timeout_s: float) -> None:
         """Stop all children; what does not end in time is killed. Those of one kind stop side by side."""
         for _, kind in groupby(reversed(self.children), key=lambda child: child.kind):
@@ -183,6 +189,7 @@ def _become(child: Child, parent: int, writing: int) -> None:
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

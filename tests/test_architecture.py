@@ -16,10 +16,10 @@ LARGEST_BYTES = 12 * 1024
 
 LAYERS = (
     ("__main__", "cli", "testing"),
-    ("supervisor", "worker", "demo", "sink", "care", "admin", "bound"),
+    ("supervisor", "worker", "reload", "demo", "sink", "care", "admin", "bound"),
     ("server",),
-    ("life", "loading"),
-    ("pipe", "attempt", "stream", "sse", "upstream", "verdict"),
+    ("life", "loading", "services"),
+    ("pipe", "attempt", "collect", "stream", "sse", "upstream", "verdict"),
     ("chain", "caller", "answers"),
     ("store", "reports", "reconciliation", "rows", "record", "spool", "plugin", "catalogue"),
     ("facts",),

@@ -11,8 +11,8 @@ from gateway.bound import bound_of
 from gateway.chain import warnings
 from gateway.cli.common import ConfigOption, JsonOption, print_fields, print_json, store_of
 from gateway.config import find, load
+from gateway.services import services_of
 from gateway.store.safety import check_store
-from gateway.worker import services_of
 
 
 def register(app: typer.Typer) -> None:
@@ -33,7 +33,7 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     async def started() -> list[str]:
         async with store_of(loaded.config) as store:
             found = await check_store(store.client, accept_loss=loaded.config.store.accept_loss)
-            await chain.start(services_of(loaded, store))
+            await chain.start(services_of(loaded.config, store))
             await chain.stop()
             return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import signal
 import socket
 import time
 from typing import Annotated
@@ -16,8 +17,9 @@ from gateway import admin, demo, loading, logs, sink, supervisor, worker
 from gateway.bound import bound_of
 from gateway.chain import warnings
 from gateway.cli.common import ConfigOption, data_folder
-from gateway.config import Config, Demo, Loaded, find, load
+from gateway.config import Config, Demo, find, load
 from gateway.errors import StoreAway
+from gateway.reload import Current
 from gateway.store.client import Client
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.safety import check_store
@@ -57,12 +59,15 @@ def serve(
     embedded = EmbeddedStore.start(folder, adopt=False) if settings.redis == "embedded" else None
     url = embedded.url if embedded else settings.redis
     processes = supervisor.Supervisor()
+    current = Current(loaded)
 
-    def keep_store() -> None:
+    def look_after() -> None:
         nonlocal embedded
         if embedded is not None and embedded.ended:
             log.error("store_died", restarted=True)
             embedded = EmbeddedStore.start(folder, adopt=False)
+        if current.renewed():
+            processes.signal("worker", signal.SIGHUP)
 
     try:
         token = asyncio.run(_prepare(settings, url))
@@ -72,12 +77,12 @@ def serve(
             processes.add("admin", _administer(settings, settings.admin))
         processes.add("sink", _drain_usage(settings, url))
         for index in range(len(listeners)):
-            processes.add("worker", _work(loaded, url, listeners, index), index + 1)
+            processes.add("worker", _work(current, url, listeners, index), index + 1)
         names = ", ".join(step.name for step in chain.steps)
         typer.echo(f"{_address(listeners[0])} is served after {time.monotonic() - began:.2f} s, through {names}")
         if settings.demo is not None and token is not None:
             typer.echo(_welcome(settings, settings.demo, _address(listeners[0]), token))
-        processes.watch(keep_store)
+        processes.watch(look_after)
     finally:
         processes.stop(timeout_s=settings.port.drain + SINK_STOP_S)
         if embedded is not None:
@@ -125,11 +130,11 @@ def _administer(config: Config, address: str) -> supervisor.Work:
     return work
 
 
-def _work(loaded: Loaded, url: str, listeners: list[socket.socket], index: int) -> supervisor.Work:
+def _work(current: Current, url: str, listeners: list[socket.socket], index: int) -> supervisor.Work:
     def work(ready: supervisor.Ready) -> None:
         for other in listeners[:index] + listeners[index + 1 :]:
             other.close()
-        worker.run(loaded, url, listeners[index], ready)
+        worker.run(current.loaded, url, listeners[index], ready, current.generation)
 
     return work
 
