@@ -1,0 +1,89 @@
+"""`gateway diff`: what a new file would change, in words, before it is put in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from gateway import loading
+from gateway.cli.common import ConfigOption, JsonOption, console, print_json
+from gateway.config import Config, find, load
+from gateway.reload import needs_restart
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One difference. `takes`: whether a reload takes it up, or only a restart."""
+
+    place: str
+    text: str
+    takes: str = "reload"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(diff)
+
+
+def diff(
+    new: Annotated[Path, typer.Argument(help="The file that would replace the present one.")],
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what would change with another file, and whether a reload takes it up. The new file is checked as by `check`.
+
+    Example: `gateway diff new.yaml --config gateway.yaml`
+    """
+    before = load(find(config)).config
+    loaded = load(new)
+    loading.build(loaded)
+    found = list(changes(before, loaded.config))
+    for change in found:
+        if as_json:
+            print_json(change)
+        else:
+            restart = "" if change.takes == "reload" else "  (needs a restart)"
+            console().print(f"{change.place}: {change.text}{restart}")
+    if not found and not as_json:
+        console().print("nothing would change")
+
+
+def changes(before: Config, after: Config) -> Iterator[Change]:
+    """Every difference between two configurations. Values that may be secret are never told."""
+    for name in needs_restart(before, after):
+        yield Change(name, _told(name, getattr(before, name), getattr(after, name)), "restart")
+    for section in ("channels", "models", "groups"):
+        yield from _entries(section, getattr(before, section), getattr(after, section))
+    old = {entry.label: entry for entry in before.plugins if entry.enabled}
+    new = {entry.label: entry for entry in after.plugins if entry.enabled}
+    yield from _entries("plugins", old, new)
+    stay = [label for label in old if label in new]
+    if stay != [label for label in new if label in old]:
+        yield Change("plugins", f"the order becomes {', '.join(new)}")
+
+
+def _entries(section: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
+    for name in old.keys() - new.keys():
+        yield Change(f"{section}.{name}", "is removed")
+    for name, entry in new.items():
+        if name not in old:
+            yield Change(f"{section}.{name}", "is added")
+            continue
+        for field in msgspec.structs.fields(entry):
+            was, becomes = getattr(old[name], field.name), getattr(entry, field.name)
+            if was != becomes:
+                yield Change(f"{section}.{name}.{field.encode_name}", _told(field.name, was, becomes))
+
+
+def _told(name: str, was: object, becomes: object) -> str:
+    if name in ("redis", "with_") or name.startswith("api_key"):
+        return "changes"
+    return f"{_short(was)} becomes {_short(becomes)}"
+
+
+def _short(value: object) -> str:
+    text = str(msgspec.to_builtins(value)) if not isinstance(value, str) else value
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,75 @@
+"""`gateway diff`: what would change, in words, and never a secret."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli.commands import program
+
+BEFORE = """
+listen: 127.0.0.1:8080
+redis: redis://:store-password@10.0.0.1:6379
+channels:
+  one: {base_url: http://127.0.0.1:1/v1, api_key: secret-of-one}
+  two: {base_url: http://127.0.0.1:2/v1}
+models:
+  small: {input: 1, output: 2, channels: [one]}
+  large: {input: 1, output: 2, channels: [two]}
+groups: {default: {}}
+plugins: [{use: usage-logger}, {use: auth}, {use: rate-limit}, {use: quota}, {use: model-routing}]
+"""
+
+
+def told(tmp_path: Path, after: str, *options: str) -> list[str]:
+    (tmp_path / "before.yaml").write_text(BEFORE)
+    (tmp_path / "after.yaml").write_text(after)
+    arguments = ["diff", str(tmp_path / "after.yaml"), "--config", str(tmp_path / "before.yaml"), *options]
+    result = CliRunner().invoke(program(), arguments)
+    assert result.exit_code == 0, result.output
+    assert "secret" not in result.output
+    assert "password" not in result.output
+    return result.output.splitlines()
+
+
+def test_the_same_file_changes_nothing(tmp_path: Path) -> None:
+    assert told(tmp_path, BEFORE) == ["nothing would change"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("small: {input: 1", "small: {input: 3", "models.small.input: 1 becomes 3"),
+        ("  large: {input: 1, output: 2, channels: [two]}\n", "", "models.large: is removed"),
+        ("groups: {default: {}}", "groups: {default: {}, trial: {}}", "groups.trial: is added"),
+        ("secret-of-one", "secret-of-two", "channels.one.api_key: changes"),
+        ("store-password", "other-password", "redis: changes  (needs a restart)"),
+        ("8080", "8081", "listen: 127.0.0.1:8080 becomes 127.0.0.1:8081  (needs a restart)"),
+        ("{use: quota}", "{use: quota, with: {max_holds: 3}}", "plugins.quota.with: changes"),
+        ("{use: quota}", "{use: quota, enabled: false}", "plugins.quota: is removed"),
+        (
+            "{use: rate-limit}, {use: quota}",
+            "{use: quota}, {use: rate-limit}",
+            "plugins: the order becomes usage-logger, auth, quota, rate-limit, model-routing",
+        ),
+    ],
+)
+def test_each_change_is_one_line(tmp_path: Path, old: str, new: str, line: str) -> None:
+    assert told(tmp_path, BEFORE.replace(old, new, 1)) == [line]
+
+
+def test_scripts_get_one_object_a_line(tmp_path: Path) -> None:
+    (line,) = told(tmp_path, BEFORE.replace("8080", "8081"), "--json")
+    assert json.loads(line)["takes"] == "restart"
+
+
+def test_a_wrong_new_file_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    (tmp_path / "before.yaml").write_text(BEFORE)
+    (tmp_path / "after.yaml").write_text(BEFORE.replace("{use: auth}, ", ""))
+    arguments = ["diff", str(tmp_path / "after.yaml"), "--config", str(tmp_path / "before.yaml")]
+    result = CliRunner().invoke(program(), arguments)
+    assert result.exit_code == 2
+    assert "needs Caller" in result.output
