@@ -182,6 +182,7 @@ class Config(Section, frozen=True):
     hidden = frozenset({"redis"})
 
     listen: str = "127.0.0.1:8080"
+    admin: str | None = "127.0.0.1:9090"
     redis: str = "embedded"
     data: str = "./data"
     workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
@@ -246,6 +247,8 @@ def _check_references(config: Config, parsed: Document) -> None:
             )
         labels.add(entry.label)
     addresses: dict[Place, str] = {("listen",): config.listen}
+    if config.admin is not None:
+        addresses[("admin",)] = config.admin
     if config.demo is not None:
         addresses["demo", "upstream"] = config.demo.upstream
         if not config.models:

@@ -5,6 +5,7 @@ an event loop.
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,9 +20,13 @@ from gateway.rows import COLUMNS, JSON_COLUMNS, SUMS, files, path_of
 _NAMES: Final = ", ".join(f'"{name}"' for name in COLUMNS)
 _SELECT: Final = f"SELECT {_NAMES} FROM requests"  # noqa: S608 - names of ours only
 _ENDED: Final = (
-    f"SELECT number, {_NAMES} FROM requests "  # noqa: S608
-    "WHERE number IN (SELECT value FROM json_each(?)) AND outcome IS NOT NULL"
+    f"SELECT place, {_NAMES} FROM ends JOIN requests USING (number) "  # noqa: S608
+    "WHERE place > ? ORDER BY place LIMIT ?"
 )
+_CURSOR: Final = re.compile(r"\d{4}-\d{2}\.\d{1,18}(\+\d{4}-\d{2}\.\d{1,18})?")
+NOWHERE: Final = "0000-00.0"
+"""The cursor before everything."""
+
 _AFTER_ALL: Final = "g"
 
 
@@ -85,35 +90,44 @@ def summary(
 
 
 class Tail:
-    """Follows the files from now on: each request is told once, when it has ended."""
+    """Follows the files: each end of a request is told once, in the order in which they became known.
 
-    def __init__(self, folder: Path) -> None:
+    `after` is the `cursor` of an earlier tail, or empty for what ends from now on. Raises `ValueError` for what never was
+    a cursor. Only the two newest months are looked at: no request takes longer to end.
+    """
+
+    def __init__(self, folder: Path, after: str = "") -> None:
         self.folder = folder
-        self._last: dict[str, int] = {}
-        self._open: dict[str, set[int]] = {}
-        for name in files(folder):
-            with _reading(folder, name) as file:
-                if file:
-                    numbers = file.execute("SELECT number FROM requests WHERE outcome IS NULL").fetchall()
-                    self._open[name] = {number for (number,) in numbers}
-                    (self._last[name],) = file.execute("SELECT coalesce(max(number), 0) FROM requests").fetchone()
+        self._places = _places(after) if after else {name: self._last(name) for name in self._months()}
 
-    def poll(self) -> list[Record]:
-        """The requests that ended since the last call, in the order in which they became known."""
-        return [record for name in files(self.folder) for record in self._ended(name)]
+    @property
+    def cursor(self) -> str:
+        """How far this tail has come."""
+        return "+".join(f"{name}.{place}" for name, place in sorted(self._places.items())[-2:]) or NOWHERE
 
-    def _ended(self, name: str) -> list[Record]:
-        waiting = self._open.setdefault(name, set())
+    def poll(self, most: int = 500) -> list[tuple[str, Record]]:
+        """The next requests that ended since the last call, about `most` of them, each with the cursor behind it."""
+        return [told for name in self._months() for told in self._ended(name, most)]
+
+    def _months(self) -> list[str]:
+        return files(self.folder)[-2:]
+
+    def _last(self, name: str) -> int:
         with _reading(self.folder, name) as file:
-            if file is None:
-                return []
-            last = self._last.get(name, 0)
-            new = [number for (number,) in file.execute("SELECT number FROM requests WHERE number > ?", (last,))]
-            waiting.update(new)
-            self._last[name] = max(new, default=last)
-            rows = file.execute(_ENDED, (msgspec.json.encode(sorted(waiting)).decode(),)).fetchall()
-        waiting.difference_update(number for number, *_ in rows)
-        return [_record(row) for _, *row in rows]
+            return int(file.execute("SELECT coalesce(max(place), 0) FROM ends").fetchone()[0]) if file else 0
+
+    def _ended(self, name: str, most: int) -> Iterator[tuple[str, Record]]:
+        with _reading(self.folder, name) as file:
+            rows = file.execute(_ENDED, (self._places.get(name, 0), most)).fetchall() if file else []
+        for place, *row in rows:
+            self._places[name] = place
+            yield self.cursor, _record(row)
+
+
+def _places(cursor: str) -> dict[str, int]:
+    if not _CURSOR.fullmatch(cursor):
+        raise ValueError("no such place in the log")
+    return {name: int(place) for name, _, place in (part.partition(".") for part in cursor.split("+"))}
 
 
 @contextlib.contextmanager

@@ -5,7 +5,9 @@ their sum.
    closes a row once; only the sweeper's guess (`gateway_crashed`) gives way to a true end that comes late.
 2. **The roll-up is kept by triggers**, so whoever closes a row, in whatever way, changes both in one
    transaction.
-3. **What `write` wrote is on the disk when it returns**: the stream is acknowledged afterwards.
+3. **Each closing of a row has a place** in `ends`, in the order in which they became known, so that whoever follows can go
+   on from where it was.
+4. **What `write` wrote is on the disk when it returns**: the stream is acknowledged afterwards.
 """
 
 from __future__ import annotations
@@ -64,6 +66,8 @@ def _rolled_up(row: str, sign: str) -> str:
     )
 
 
+_TOLD: Final = "INSERT INTO ends (number) VALUES (NEW.number);"
+
 SCHEMA: Final = f"""
 PRAGMA journal_mode = WAL;
 BEGIN IMMEDIATE;
@@ -79,12 +83,13 @@ CREATE TABLE IF NOT EXISTS days (
     {", ".join(f"{name} INTEGER" for name in SUMS)},
     PRIMARY KEY ({", ".join(GROUPS)})
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS ends (place INTEGER PRIMARY KEY, number INTEGER);
 CREATE TRIGGER IF NOT EXISTS closed_at_once AFTER INSERT ON requests WHEN NEW.outcome IS NOT NULL
-BEGIN {_rolled_up("NEW", "+")} END;
+BEGIN {_rolled_up("NEW", "+")} {_TOLD} END;
 CREATE TRIGGER IF NOT EXISTS reopened BEFORE UPDATE ON requests WHEN OLD.outcome IS NOT NULL
 BEGIN {_rolled_up("OLD", "-")} END;
 CREATE TRIGGER IF NOT EXISTS closed AFTER UPDATE ON requests WHEN NEW.outcome IS NOT NULL
-BEGIN {_rolled_up("NEW", "+")} END;
+BEGIN {_rolled_up("NEW", "+")} {_TOLD} END;
 COMMIT;
 """
 

@@ -9,6 +9,7 @@ import pytest
 
 from gateway import reports
 from gateway.exchange import Outcome
+from gateway.record import Record, arrival_ms
 from gateway.rows import Rows
 from tests.records import arrival, end, id_at
 
@@ -70,17 +71,21 @@ def test_a_summary_includes_its_first_and_its_last_day(rows: Rows) -> None:
     assert [total["day"] for total in told] == ["2026-12-31", "2027-01-01", "2027-01-02"]
 
 
+def told(tail: reports.Tail) -> list[Record]:
+    return [record for _, record in tail.poll()]
+
+
 def test_a_tail_tells_each_request_once_when_it_has_ended(rows: Rows) -> None:
     before, across = arrival(), arrival()
     rows.write([end(before), across])
     tail = reports.Tail(rows.folder)
-    assert tail.poll() == []
+    assert told(tail) == []
     later = arrival()
     rows.write([end(across), later])
-    assert tail.poll() == [end(across)]
+    assert told(tail) == [end(across)]
     rows.write([end(later), end(across)])
-    assert tail.poll() == [end(later)]
-    assert tail.poll() == []
+    assert told(tail) == [end(later)]
+    assert told(tail) == []
 
 
 def test_a_tail_goes_on_into_the_next_month(rows: Rows) -> None:
@@ -88,7 +93,32 @@ def test_a_tail_goes_on_into_the_next_month(rows: Rows) -> None:
     tail = reports.Tail(rows.folder)
     new = end(arrival(id_at(NEW_YEAR_MS)))
     rows.write([new])
-    assert tail.poll() == [new]
+    assert told(tail) == [new]
+
+
+def test_a_tail_goes_on_behind_every_record_that_another_told(rows: Rows) -> None:
+    beginning = reports.Tail(rows.folder).cursor
+    ended = [end(arrival(id_at(NEW_YEAR_MS + offset))) for offset in (-3, -2, -1, 0, 1)]
+    rows.write(ended)
+    first = reports.Tail(rows.folder, beginning).poll()
+    assert [record for _, record in first] == ended
+    for place, (cursor, _) in enumerate(first):
+        assert told(reports.Tail(rows.folder, cursor)) == ended[place + 1 :]
+
+
+def test_a_tail_is_told_again_of_a_guess_that_was_wrong(rows: Rows) -> None:
+    tail, opened = reports.Tail(rows.folder), arrival()
+    rows.write([opened])
+    rows.close_crashed(arrival_ms(opened.id) + 1)
+    assert [record.outcome for record in told(tail)] == [Outcome.GATEWAY_CRASHED]
+    rows.write([end(opened)])
+    assert told(tail) == [end(opened)]
+
+
+@pytest.mark.parametrize("wrong", ["x", "2026-11", "2026-11.1+", "2026-11.1+2026-12.1+2027-01.1", "2026-11.-1", "\n"])
+def test_what_never_was_a_place_is_no_cursor(rows: Rows, wrong: str) -> None:
+    with pytest.raises(ValueError, match="no such place"):
+        reports.Tail(rows.folder, wrong)
 
 
 def test_reading_sees_only_whole_batches_while_one_is_written(rows: Rows) -> None:

@@ -28,13 +28,13 @@ from gateway.cli.common import (
     refuse,
     store_of,
 )
+from gateway.cli.follow import ended
 from gateway.config import Config
 from gateway.exchange import Outcome
 from gateway.record import Record
 from gateway.rows import GROUPS, SUMS
 
 SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-POLL_S: Final = 0.5
 
 usage = typer.Typer(no_args_is_help=True, help="The usage log: whether a request arrived, how it ended, what it cost.")
 
@@ -115,16 +115,8 @@ def tail(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     Example: `gateway usage tail --json | jq 'select(.outcome != "completed")'`
     """
-    following = reports.Tail(_folder(config))
     with suppress(KeyboardInterrupt):
-        while True:
-            for record in following.poll():
-                if as_json:
-                    print_json(record)
-                else:
-                    print("  ".join(_cells(record)))
-            sys.stdout.flush()
-            time.sleep(POLL_S)
+        asyncio.run(_follow(configuration(config), as_json))
 
 
 @usage.command()
@@ -173,6 +165,15 @@ def export(
     """
     for record in reports.select(_folder(config), account=account, outcome=outcome, since_ms=since):
         print_json(record)
+
+
+async def _follow(settings: Config, as_json: bool) -> None:
+    async for record in ended(settings):
+        if as_json:
+            print_json(record)
+        else:
+            print("  ".join(_cells(record)))
+        sys.stdout.flush()
 
 
 def find(config: Path | None, request_id: str) -> Record | None:

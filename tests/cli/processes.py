@@ -13,6 +13,7 @@ from pathlib import Path
 
 DEMO = """\
 listen: 127.0.0.1:{port}
+admin: {admin}
 workers: {workers}
 demo: {{upstream: 127.0.0.1:{upstream}, credit: 5}}
 channels:
@@ -30,10 +31,10 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def demo_in(folder: Path, *, workers: int = 1, port: int = 0, upstream: int = 0) -> Path:
+def demo_in(folder: Path, *, workers: int = 1, port: int = 0, upstream: int = 0, admin: str = "null") -> Path:
     """A demo's configuration, on free ports where none are given, its data in `folder`."""
     file = folder / "demo.yaml"
-    filled = DEMO.format(port=port or free_port(), upstream=upstream or free_port(), workers=workers)
+    filled = DEMO.format(port=port or free_port(), upstream=upstream or free_port(), workers=workers, admin=admin)
     file.write_text(f"{filled}data: {folder}/data\n")
     return file
 

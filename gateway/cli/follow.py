@@ -1,0 +1,50 @@
+"""Following the usage log: over the admin port while a gateway serves it, else in the files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+
+from aiohttp import ClientError, ClientResponseError, ClientSession, ClientTimeout
+
+from gateway import reports
+from gateway.admin import LIVE, PING_S, token_of
+from gateway.config import Config, host_port
+from gateway.record import Record, decode
+
+POLL_S = 0.5
+
+
+async def ended(config: Config) -> AsyncGenerator[Record]:
+    """Each request from now on, when it has ended; never stops by itself. What breaks off is followed in the files."""
+    folder = config.data_path / "usage"
+    place = reports.Tail(folder).cursor
+    if config.admin is not None:
+        with suppress(ClientError, TimeoutError, OSError):
+            async with aclosing(_told(config, config.admin, place)) as told:
+                async for told_up_to, record in told:
+                    place = told_up_to
+                    yield record
+    tail = reports.Tail(folder, place)
+    while True:
+        for _, record in tail.poll():
+            yield record
+        await asyncio.sleep(POLL_S)
+
+
+async def _told(config: Config, address: str, place: str) -> AsyncGenerator[tuple[str, Record]]:
+    host, port = host_port(address)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}{LIVE}"
+    headers = {"Authorization": f"Bearer {token_of(config)}", "Last-Event-ID": place}
+    timeout = ClientTimeout(total=None, sock_connect=2, sock_read=3 * PING_S)
+    async with ClientSession(timeout=timeout, headers=headers) as client, client.get(url) as answer:
+        answer.raise_for_status()
+        if answer.content_type != "text/event-stream":
+            raise ClientResponseError(answer.request_info, (), message="something else listens there")
+        async for line in answer.content:
+            name, _, value = line.decode().strip().partition(": ")
+            if name == "id":
+                place = value
+            elif name == "data":
+                yield place, decode(value)

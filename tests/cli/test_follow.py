@@ -1,0 +1,89 @@
+"""Following goes over the admin port while there is one, goes on in the files when it breaks, and loses nothing between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, aclosing
+from pathlib import Path
+from typing import cast
+
+import pytest
+from aiohttp import web
+
+from gateway.admin import Admin, serving, token_of
+from gateway.cli import follow
+from gateway.config import Config
+from gateway.record import Record
+from gateway.rows import Rows
+from tests.cli.processes import free_port
+from tests.records import arrival, end
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(data=str(tmp_path), admin=f"127.0.0.1:{free_port()}")
+
+
+async def first_of(ended: AsyncIterator[Record], rows: Rows) -> list[Record]:
+    """Write until one is told, so that it is sure that the follower follows; all that were written since."""
+    told = asyncio.ensure_future(anext(ended))
+    written: list[Record] = []
+    while not told.done():
+        written.append(end(arrival()))
+        rows.write(written[-1:])
+        await asyncio.wait([told], timeout=0.05)
+    return written[written.index(await told) + 1 :]
+
+
+async def test_a_gateway_that_breaks_off_is_followed_on_in_its_files(config: Config) -> None:
+    rows = Rows(config.data_path / "usage")
+    async with AsyncExitStack() as running, aclosing(follow.ended(config)) as ended:
+        served = serving(Admin(rows.folder, token_of(config)), cast(str, config.admin))
+        await running.enter_async_context(served)
+        waiting = await first_of(ended, rows)
+        assert [await anext(ended) for _ in waiting] == waiting
+        more = [end(arrival()) for _ in range(3)]
+        rows.write(more)
+        assert await anext(ended) == more[0]
+        await running.aclose()
+        last = end(arrival())
+        rows.write([last])
+        async with asyncio.timeout(10):
+            assert [await anext(ended) for _ in range(3)] == [*more[1:], last]
+    rows.close()
+
+
+async def test_the_port_is_asked_first(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Rows(config.data_path / "usage")
+    monkeypatch.setattr(follow, "POLL_S", 3600)
+    served = serving(Admin(rows.folder, token_of(config)), cast(str, config.admin))
+    async with served, aclosing(follow.ended(config)) as ended, asyncio.timeout(10):
+        await first_of(ended, rows)
+    rows.close()
+
+
+@pytest.mark.parametrize("status", [200, 401, 503])
+async def test_another_program_at_the_port_is_left_alone(config: Config, status: int) -> None:
+    asked = []
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=status, text="data: {}\n\n")
+
+    runner = web.ServerRunner(web.Server(answer))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", int(cast(str, config.admin).rpartition(":")[2])).start()
+    rows = Rows(config.data_path / "usage")
+    async with aclosing(follow.ended(config)) as ended, asyncio.timeout(10):
+        await first_of(ended, rows)
+    assert asked == ["/usage/live"]
+    await runner.cleanup()
+    rows.close()
+
+
+async def test_without_a_port_the_files_are_followed(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "usage")
+    async with aclosing(follow.ended(Config(data=str(tmp_path), admin=None))) as ended, asyncio.timeout(10):
+        await first_of(ended, rows)
+    rows.close()
