@@ -6,7 +6,7 @@ stay at or above the credit line, unless `max_hold` lets requests hold less than
 
 from __future__ import annotations
 
-from decimal import Decimal
+from decimal import ROUND_CEILING, Decimal
 from typing import Final, Protocol, runtime_checkable
 
 import msgspec
@@ -66,12 +66,16 @@ def bound_of(config: Config, chain: Chain) -> Bound | None:
     return Bound(cost, model, group, holding.max_holds * (cost - hold), holding.max_holds * cost)
 
 
+def most_prompt_tokens(size: int) -> int:
+    """Input tokens that a body of `size` bytes may be held for."""
+    return size + size // SMALLEST_MESSAGE * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
+
+
 def _largest_cost(catalogue: Catalogue, config: Config, model: str, price: Price) -> int:
     rules, size = BodyRules(), config.port.max_body
-    prompt = size + size // SMALLEST_MESSAGE * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
     ceiling = max(rules.max_output_tokens, config.models[model].max_output_tokens)
-    return price.cost(catalogue.attempts(model) * prompt, rules.max_n * ceiling)
+    return price.cost(catalogue.attempts(model) * most_prompt_tokens(size), rules.max_n * ceiling)
 
 
 def _units(micros: int) -> str:
-    return f"{Decimal(micros) / MICROS:.2f}"
+    return str((Decimal(micros) / MICROS).quantize(Decimal("0.01"), ROUND_CEILING))

@@ -1,0 +1,183 @@
+"""`gateway verify` finds what does not agree, names it, and calls nothing wrong that is merely late."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway import reconciliation
+from gateway.cli.commands import program
+from gateway.config import Config, load
+from gateway.exchange import Outcome
+from gateway.record import Record
+from gateway.rows import Rows
+from gateway.store.embedded import EmbeddedStore
+from gateway.store.journal import Settlement
+from gateway.store.store import Store
+from tests.records import arrival, end, id_at
+
+CHARGE = 27
+"""What the tokens and the price of an ordinary record come to."""
+
+
+class Books:
+    """An account of a configuration on a store of its own, and what is written about it."""
+
+    def __init__(self, file: Path, config: Config, store: Store) -> None:
+        self.file, self.config, self.store = file, config, store
+        self.rows = Rows(config.data_path / "usage")
+
+    async def request(self, age_s: float = 60, **changes: Any) -> Record:
+        """A request that was held, charged and logged, some time ago; its record as `changes` say."""
+        arrived = arrival(id_at(round((time.time() - age_s) * 1000)))
+        terms: dict[str, Any] = {"floor": 0, "lease_ms": 60_000, "fingerprint": "a", "max_holds": 100}
+        await self.store.wallet.hold("acme", arrived.id, amount=1000, **terms)
+        await self.store.wallet.settle("acme", arrived.id, CHARGE)
+        record = end(arrived, **{"account": "acme", "charge_micros": CHARGE} | changes)
+        self.rows.write([arrived, record])
+        return record
+
+    async def verify(self, *more: str, code: int = 0) -> dict[str, Any]:
+        report: dict[str, Any] = json.loads(await self.say("--json", *more, code=code))
+        return report
+
+    async def say(self, *more: str, code: int = 0) -> str:
+        """What the command prints."""
+        command = ["verify", "--config", str(self.file), *more]
+        result = await asyncio.to_thread(CliRunner().invoke, program(), command)
+        assert result.exit_code == code, result.output
+        return result.output
+
+    async def wrong(self) -> str:
+        """What is wrong, of which there is one thing."""
+        (finding,) = (await self.verify(code=1))["wrong"]
+        assert finding["account"] == "acme"
+        return str(finding["what"])
+
+
+@pytest.fixture
+async def books(tmp_path: Path) -> AsyncIterator[Books]:
+    store = EmbeddedStore.start(tmp_path / "store")
+    file = tmp_path / "gateway.yaml"
+    file.write_text(f"redis: {store.url}\ndata: {tmp_path}/data\n")
+    config = load(file).config
+    async with Store.open(config, store.url) as opened:
+        await opened.accounts.create("acme")
+        await opened.wallet.credit("acme", "opening", 1_000_000)
+        made = Books(file, config, opened)
+        yield made
+        made.rows.close()
+    store.stop()
+
+
+async def test_books_in_order_are_right(books: Books) -> None:
+    for _ in range(3):
+        await books.request()
+    await books.store.accounts.create("empty")
+    report = await books.verify()
+    assert (report["accounts"], report["lines"], report["agreed"], report["unknown"]) == (2, 4, 3, 0)
+    assert (report["wrong"], report["notes"]) == ([], [])
+
+
+async def test_people_get_a_sentence(books: Books) -> None:
+    await books.request()
+    assert await books.say() == (
+        "all is right: 1 accounts, 2 ledger lines, 1 requests agree with the usage log, 0 could not be compared\n"
+    )
+    await books.store.client.call("HINCRBY", "gw:{acme}:account", "balance", 1)
+    out = await books.say(code=1)
+    assert out.startswith(
+        "WRONG: account acme: the balance is 999974, the ledger adds up to 999973\n1 things are wrong"
+    )
+
+
+async def test_a_charge_that_the_log_tells_otherwise_is_named(books: Books) -> None:
+    record = await books.request(charge_micros=CHARGE + 1, price={})
+    assert await books.wrong() == f"request {record.id} was charged 27 micros in the ledger and 28 in the usage log"
+
+
+async def test_a_charge_that_its_own_price_does_not_come_to_is_named(books: Books) -> None:
+    record = await books.request(completion_tokens=43)
+    assert await books.wrong() == f"request {record.id} was charged 27 micros, its price and tokens come to 28"
+
+
+async def test_a_capped_charge_is_computed_as_capped(books: Books) -> None:
+    price = {"input": 150_000, "output": 600_000, "ratio": "1", "capped_micros": CHARGE}
+    await books.request(completion_tokens=5000, price=price)
+    assert (await books.verify())["agreed"] == 1
+
+
+async def test_a_charge_that_never_reached_the_ledger_is_named(books: Books) -> None:
+    arrived = arrival()
+    books.rows.write([arrived, end(arrived, account="acme", charge_micros=CHARGE)])
+    assert await books.wrong() == f"request {arrived.id} was charged 27 micros in the usage log and never in the ledger"
+
+
+async def test_unless_the_journal_has_it(books: Books) -> None:
+    arrived = arrival()
+    books.rows.write([arrived, end(arrived, account="acme", charge_micros=CHARGE)])
+    books.store.journal.append(Settlement("acme", arrived.id, CHARGE))
+    report = await books.verify()
+    assert (report["wrong"], report["unknown"]) == ([], 1)
+    books.store.journal.close()
+    await books.store.journal.replay(books.store.wallet)
+    assert (await books.verify())["agreed"] == 1
+
+
+async def test_a_cost_that_came_too_late_is_listed_and_not_wrong(books: Books) -> None:
+    old = arrival(id_at(round((time.time() - 2 * 86_400) * 1000)))
+    await books.store.wallet.settle("acme", old.id, CHARGE)
+    books.rows.write([old, end(old, account="acme", charge_micros=CHARGE)])
+    report = await books.verify()
+    assert report["stale"] == [{"account": "acme", "what": f"request {old.id} cost 27 micros"}]
+
+
+async def test_a_charge_without_a_record_is_named_once_the_record_cannot_be_late(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await books.request()
+    lost = arrival()
+    await books.store.wallet.settle("acme", lost.id, CHARGE)
+    report = await books.verify()
+    assert (report["wrong"], report["unknown"]) == ([], 1)
+    monkeypatch.setattr(reconciliation, "SETTLED_MS", 0)
+    assert await books.wrong() == f"request {lost.id} was charged 27 micros and is not in the usage log"
+
+
+async def test_what_waits_for_the_sink_is_said_and_not_wrong(books: Books) -> None:
+    await books.request()
+    await books.store.usage.end(end(arrival(), account="acme"))
+    (note,) = (await books.verify())["notes"]
+    assert note.startswith("1 entries of the usage log are not in its files yet")
+
+
+async def test_another_machines_log_is_said(books: Books) -> None:
+    await books.store.client.call("XADD", "gw:usage:0123", "*", "record", "{}")
+    (note,) = (await books.verify())["notes"]
+    assert note.startswith("other machines keep usage logs of their own")
+
+
+async def test_a_request_that_crashed_is_not_compared(books: Books) -> None:
+    await books.request(outcome=Outcome.GATEWAY_CRASHED, charge_micros=0, price={})
+    assert (await books.verify())["unknown"] == 1
+
+
+async def test_a_hold_past_its_lease_is_ended_and_told(books: Books) -> None:
+    rid = arrival().id
+    terms: dict[str, Any] = {"floor": 5, "lease_ms": 1, "fingerprint": "a", "max_holds": 100}
+    await books.store.wallet.hold("acme", rid, amount=10, **terms)
+    report = await books.verify()
+    assert report["expired"] == [{"account": "acme", "what": f"request {rid} was charged 5 micros"}]
+
+
+async def test_one_account_may_be_asked_for(books: Books) -> None:
+    await books.store.accounts.create("other")
+    assert (await books.verify("other"))["accounts"] == 1
+    assert "there is no account `nobody`" in await books.say("nobody", code=1)

@@ -1,0 +1,256 @@
+"""What a request holds, what it is charged, and who is refused, on a real store."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+import structlog
+
+from gateway import Attempt, Caller, Exchange, Refused, Services, Usage
+from gateway.config import Channel, Config, Group, Model, Serving, StoreSettings, Timers
+from gateway.errors import StoreAway
+from gateway.store.accounts import Account, Status
+from gateway.store.client import Client
+from gateway.store.embedded import EmbeddedStore
+from gateway.testing import exchange, services, started
+from plugins.quota import Quota
+
+TOP_UP = 1_000_000
+TIMERS = Timers(connect=1, first_byte=2, total=30)
+SETTINGS = Config(
+    channels={
+        "one": Channel("http://127.0.0.1:1/v1", timers=TIMERS),
+        "two": Channel("http://127.0.0.1:2/v1", timers=TIMERS),
+    },
+    models={
+        "m": Model(["one"], Decimal(1), Decimal(2), max_output_tokens=100),
+        "twice": Model(["one", "two"], Decimal(1), Decimal(2), max_output_tokens=100),
+        "cheap": Model(["one"], Decimal("0.000001"), Decimal("0.000001")),
+        "gift": Model([Serving("one")], free=True),
+    },
+    groups={"default": Group(), "vip": Group(ratio=Decimal("0.1")), "few": Group(models=["gift"])},
+    store=StoreSettings(timeout=0.2),
+)
+
+
+@pytest.fixture
+async def given(store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Services]:
+    async with services(tmp_path, store_url, SETTINGS) as given:
+        await given.store.accounts.create("acme")
+        await given.store.wallet.credit("acme", "opening", TOP_UP)
+        yield given
+
+
+def asking(group: str = "default", **body: object) -> Exchange:
+    asked = exchange(body)
+    asked[Caller] = Caller(account="acme", token_id="acme-x", group=group)
+    return asked
+
+
+async def account(given: Services) -> Account:
+    found = await given.store.accounts.get("acme")
+    assert found is not None
+    return found
+
+
+async def ended(plugin: Quota, given: Services, asked: Exchange, *usages: Usage) -> int:
+    """What the account was charged after these attempts, and that nothing is held any more."""
+    asked.attempts.extend(Attempt("one", "m", usage=usage) for usage in usages)
+    await plugin.on_end(asked)
+    left = await account(given)
+    assert (left.held_micros, left.holds) == (0, 0)
+    assert TOP_UP - left.balance_micros == asked.charge_micros
+    assert await given.store.wallet.verify("acme") == []
+    return asked.charge_micros
+
+
+async def refusal(plugin: Quota, asked: Exchange) -> tuple[int, str]:
+    with pytest.raises(Refused) as refused:
+        await plugin.on_request(asked)
+    await plugin.on_end(asked)
+    return refused.value.status, refused.value.code
+
+
+class TestTheSizeOfTheHold:
+    @pytest.mark.parametrize(
+        ("body", "group", "output"),
+        [
+            ({}, "default", 2 * 100),
+            ({"max_tokens": 7}, "default", 2 * 7),
+            ({"max_completion_tokens": 7, "n": 3}, "default", 2 * 3 * 7),
+            ({"max_tokens": 5000}, "default", 2 * 5000),
+        ],
+    )
+    async def test_is_the_most_that_body_and_ceiling_can_cost(
+        self, given: Services, body: dict[str, object], group: str, output: int
+    ) -> None:
+        plugin = await started(Quota(), given)
+        asked = asking(group, **body)
+        await plugin.on_request(asked)
+        assert (await account(given)).held_micros == (await asked.body()).prompt_tokens_bound + output
+        await plugin.on_end(asked)
+
+    async def test_counts_the_input_of_every_attempt_and_the_groups_ratio(self, given: Services) -> None:
+        plugin = await started(Quota(), given)
+        asked = asking("vip", model="twice")
+        await plugin.on_request(asked)
+        full = 2 * (await asked.body()).prompt_tokens_bound + 200
+        assert (await account(given)).held_micros == -(-full // 10)
+        await plugin.on_end(asked)
+
+    async def test_is_capped_by_max_hold_and_the_charge_is_not(self, given: Services) -> None:
+        plugin = await started(Quota(max_hold=Decimal("0.00005")), given)
+        asked = asking()
+        await plugin.on_request(asked)
+        assert (await account(given)).held_micros == 50
+        assert await ended(plugin, given, asked, Usage(60, 40, "upstream")) == 140
+
+    async def test_a_fraction_of_a_micro_is_rounded_up_once(self, given: Services) -> None:
+        plugin = await started(Quota(), given)
+        asked = asking(model="cheap")
+        await plugin.on_request(asked)
+        assert (await account(given)).held_micros == 1
+        assert await ended(plugin, given, asked, Usage(3, 4, "upstream")) == 1
+
+    @pytest.mark.parametrize(
+        ("group", "model"), [("default", "gift"), ("default", "unheard-of"), ("few", "m"), ("nowhere", "m")]
+    )
+    async def test_nothing_is_held_for_what_is_free_or_will_be_refused(
+        self, given: Services, group: str, model: str
+    ) -> None:
+        plugin = await started(Quota(), given)
+        asked = asking(group, model=model)
+        await plugin.on_request(asked)
+        assert (await account(given)).holds == 0
+        assert await ended(plugin, given, asked) == 0
+
+    async def test_no_other_path_is_looked_at(self, given: Services) -> None:
+        plugin = await started(Quota(), given)
+        listing = exchange(method="GET", path="/v1/models")
+        await plugin.on_request(listing)
+        await plugin.on_end(listing)
+        assert (await account(given)).holds == 0
+
+
+class TestTheCharge:
+    @pytest.mark.parametrize(
+        ("usages", "charge"),
+        [
+            ((), 0),
+            ((Usage(),), 0),
+            ((Usage(11, 6, "upstream"),), 11 + 12),
+            ((Usage(11, 6, "estimated"),), 11 + 12),
+            ((Usage(11, 0, "estimated"),), 11),
+            ((Usage(5, 0, "estimated"), Usage(), Usage(11, 6, "upstream")), 5 + 11 + 12),
+        ],
+        ids=["upstream never reached", "upstream refused", "exact", "estimated", "caller gone", "several attempts"],
+    )
+    async def test_is_what_the_attempts_used(self, given: Services, usages: tuple[Usage, ...], charge: int) -> None:
+        plugin = await started(Quota(), given)
+        asked = asking()
+        await plugin.on_request(asked)
+        assert await ended(plugin, given, asked, *usages) == charge
+        assert asked.price == {"input": 1_000_000, "output": 2_000_000, "ratio": "1"}
+
+    async def test_never_exceeds_the_full_hold_and_the_price_says_so(self, given: Services) -> None:
+        plugin = await started(Quota(), given)
+        asked = asking()
+        await plugin.on_request(asked)
+        full = (await account(given)).held_micros
+        assert await ended(plugin, given, asked, Usage(1 << 39, 1 << 39, "upstream")) == full
+        assert asked.price["capped_micros"] == full
+
+    async def test_of_two_ends_counts_once(self, given: Services) -> None:
+        plugin = await started(Quota(), given)
+        asked = asking()
+        await plugin.on_request(asked)
+        await ended(plugin, given, asked, Usage(11, 6, "upstream"))
+        await plugin.on_end(asked)
+        assert (await account(given)).balance_micros == TOP_UP - 23
+
+
+class TestWhoIsRefused:
+    async def test_a_balance_that_does_not_cover_the_most(self, given: Services) -> None:
+        plugin = await started(Quota(), given)
+        await given.store.wallet.adjust("acme", "down", -TOP_UP + 10, "test")
+        assert await refusal(plugin, asking()) == (402, "insufficient_balance")
+
+    async def test_a_credit_line_covers_it(self, given: Services) -> None:
+        plugin = await started(Quota(), given)
+        await given.store.wallet.adjust("acme", "down", -TOP_UP, "test")
+        await given.store.accounts.change("acme", credit_line=1000)
+        asked = asking()
+        await plugin.on_request(asked)
+        asked.attempts.append(Attempt("one", "m", usage=Usage(11, 6, "upstream")))
+        await plugin.on_end(asked)
+        assert (await account(given)).balance_micros == -23
+
+    async def test_more_holds_than_an_account_may_have(self, given: Services) -> None:
+        plugin = await started(Quota(max_holds=1), given)
+        first = asking()
+        await plugin.on_request(first)
+        assert await refusal(plugin, asking()) == (429, "too_many_concurrent")
+        await plugin.on_end(first)
+        assert (await account(given)).holds == 0
+
+    @pytest.mark.parametrize("status", [Status.SUSPENDED, Status.CLOSED])
+    async def test_an_account_that_is_not_active(self, given: Services, status: Status) -> None:
+        plugin = await started(Quota(), given)
+        await given.store.accounts.set_status("acme", status)
+        assert await refusal(plugin, asking()) == (403, "account_inactive")
+
+
+class TestACrash:
+    @pytest.mark.parametrize("on_crash", ["release", "charge_floor"])
+    async def test_ends_the_hold_with_its_lease_at_the_next_request(self, given: Services, on_crash: str) -> None:
+        plugin = await started(Quota(on_crash=on_crash, lease_margin=60), given)  # type: ignore[arg-type]
+        plugin.lease_ms = 1
+        dead = asking(messages=[{"role": "user", "content": "x" * 400}])
+        await plugin.on_request(dead)
+        floor = (await dead.body()).prompt_tokens_estimate if on_crash == "charge_floor" else 0
+        await asyncio.sleep(0.01)
+        next_one = asking()
+        with structlog.testing.capture_logs() as logs:
+            await plugin.on_request(next_one)
+        assert {"event": "holds_expired", "account": "acme", "requests": [dead.id], "log_level": "warning"} in logs
+        left = await account(given)
+        assert (left.holds, left.balance_micros) == (1, TOP_UP - floor)
+
+    async def test_a_hold_outlives_the_slowest_request_by_the_margin(self, given: Services) -> None:
+        assert (await started(Quota(lease_margin=5), given)).lease_ms == 35_000
+
+
+async def test_a_hold_whose_reply_was_lost_is_given_back(tmp_path: Path) -> None:
+    store = EmbeddedStore.start(tmp_path / "store")
+    try:
+        async with services(tmp_path, store.url, SETTINGS) as given:
+            await given.store.accounts.create("acme")
+            await given.store.wallet.credit("acme", "opening", TOP_UP)
+            plugin = await started(Quota(), given)
+            asked = asking()
+            os.kill(store.pid, signal.SIGSTOP)
+            with pytest.raises(StoreAway):
+                await plugin.on_request(asked)
+            os.kill(store.pid, signal.SIGCONT)
+            assert await ended(plugin, given, asked) == 0
+    finally:
+        store.stop()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"max_holds": 0}, "max_holds must be 1 or more"),
+        ({"max_hold": Decimal(0)}, "max_hold must be more than 0"),
+        ({"lease_margin": 0.5}, "lease_margin must be from 1 to 86400 seconds"),
+    ],
+)
+def test_a_setting_out_of_range_is_named(settings: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Quota(**settings)  # type: ignore[arg-type]

@@ -1,0 +1,59 @@
+"""How far a balance may fall is told before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway import loading
+from gateway.body import BodyRules, check
+from gateway.bound import Bound, bound_of, most_prompt_tokens
+from gateway.config import load
+
+FILE = """
+data: {folder}
+port: {{max_body: 1200}}
+channels: {{a: {{base_url: 'http://a/v1'}}, b: {{base_url: 'http://b/v1'}}}}
+models:
+  cheap: {{input: 1, output: 1, channels: [a]}}
+  dear: {{input: 10, output: 20, channels: [a, b]}}
+groups:
+  default: {{ratio: 0.5}}
+  dearer: {{ratio: 2}}
+  modest: {{ratio: 9, models: [cheap]}}
+plugins: [{{use: auth}}, {quota}{{use: model-routing}}]
+"""
+PROMPT = 1200 + 100 * 16 + 128
+DEAREST = 2 * (2 * PROMPT * 10 + 16 * 1_000_000 * 20)
+
+
+def bound(folder: Path, quota: str) -> Bound | None:
+    (folder / "gateway.yaml").write_text(FILE.format(folder=folder, quota=quota))
+    loaded = load(folder / "gateway.yaml")
+    return bound_of(loaded.config, loading.build(loaded))
+
+
+def test_with_full_holds_it_is_the_credit_line(tmp_path: Path) -> None:
+    assert bound(tmp_path, "{use: quota, with: {max_holds: 7}}, ") == Bound(DEAREST, "dear", "dearer", 0, 7 * DEAREST)
+
+
+def test_what_a_request_may_cost_beyond_its_hold_counts_for_each_hold(tmp_path: Path) -> None:
+    found = bound(tmp_path, "{use: quota, with: {max_holds: 7, max_hold: 1.5}}, ")
+    assert found is not None
+    assert found.overdraft == 7 * (DEAREST - 1_500_000)
+    assert str(found).startswith(
+        "every balance stays >= -credit line - 4470.32; one failover of the store may take it 4480.82 further"
+    )
+
+
+@pytest.mark.parametrize("count", [1, 10, 1000])
+def test_no_body_counts_more_input_than_its_size_allows(count: int) -> None:
+    messages = ",".join(['{"role":""}'] * count)
+    body = check(f'{{"model":"m","stream":true,"messages":[{messages}]}}'.encode(), BodyRules())
+    assert body.prompt_tokens_bound <= most_prompt_tokens(body.size)
+
+
+@pytest.mark.parametrize("quota", ["", "{use: quota, enabled: false}, "])
+def test_without_quota_there_is_none(tmp_path: Path, quota: str) -> None:
+    assert bound(tmp_path, quota) is None
