@@ -64,12 +64,17 @@ class Answers:
             raise Refused(
                 404,
                 "request_not_found",
-                "No request of this account has this id; check it against x-request-id.",
+                "No request with this id has ended in this account. Check it against x-request-id, or ask again later.",
             )
-        return _json(record)
+        told = msgspec.to_builtins(record)
+        return _json({key: value for key, value in told.items() if key not in OPERATORS_OWN})
 
 
 ACCOUNT_FIELDS = ("id", "status", "group", "balance_micros", "held_micros", "holds", "credit_line_micros")
+
+
+OPERATORS_OWN = ("channel", "attempts", "upstream_request_id")
+"""What of a record concerns nobody but the operator: which upstreams there are."""
 
 
 def misdirected(method: str, path: str) -> Refused:

@@ -19,7 +19,7 @@ from gateway.caller import CallerProtocol, CallerSide, Written
 from gateway.chain import Chain
 from gateway.config import Port
 from gateway.errors import Refused, unavailable
-from gateway.exchange import Exchange, Operation, Request
+from gateway.exchange import Exchange, Operation, Reply, Request
 from gateway.life import Life
 from gateway.plugin import Services
 
@@ -99,7 +99,8 @@ class Gateway:
         if path in ("/healthz", "/readyz"):
             await self._health(caller, path)
             return Written(caller)
-        operation, argument = operation_of(request.method, path)
+        # While draining, nobody decides anything: only who sees all that arrives is told.
+        operation, argument = (Operation.MISDIRECTED, "") if self.draining else operation_of(request.method, path)
         peer = transport.get_extra_info("peername")
         head = Request(
             request.method,
@@ -113,11 +114,10 @@ class Gateway:
         exchange.response_headers["x-request-id"] = exchange.id
         if self.draining:
             caller.close_after()
-            caller.refuse(unavailable(), exchange.id, exchange.response_headers)
-        elif operation is Operation.MISDIRECTED and not path.startswith("/v1"):
+        if operation is Operation.MISDIRECTED and not path.startswith("/v1"):
             caller.refuse(misdirected(request.method, path), exchange.id, exchange.response_headers)
         else:
-            await self.life.run(exchange, self.chain, caller, self.answers)
+            await self.life.run(exchange, self.chain, caller, _stopping if self.draining else self.answers)
         return Written(caller)
 
     async def _health(self, caller: CallerSide, path: str) -> None:
@@ -142,6 +142,10 @@ class Gateway:
             caller.close_after()
             raise
         return check(raw, self._rules)
+
+
+async def _stopping(_: Exchange) -> Reply:
+    raise unavailable()
 
 
 def _check_head(request: web.BaseRequest, port: Port) -> None:

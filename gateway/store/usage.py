@@ -72,8 +72,8 @@ class UsageLog:
         """A request's record as far as it is known; None where it never arrived, or longer ago than records
         are kept.
 
-        With `account`, another account's is None too. A record of no account (refused before one was found,
-        or not yet ended) is told to whoever knows its id. Raises `StoreAway` where nothing can be said
+        With `account`, only that account's: a record of nobody (refused before an account was found, or not yet ended)
+        is told to operators alone. Raises `StoreAway` where nothing can be said
         without the store.
         """
         record = await asyncio.to_thread(reports.find, self.folder, id)
@@ -83,7 +83,7 @@ class UsageLog:
             if waiting is None or waiting.outcome is None:
                 waiting = await asyncio.to_thread(reports.find, self.folder, id) or waiting
             record = waiting
-        return record if record is None or account in (None, record.account) or not record.account else None
+        return record if record is None or account in (None, record.account) else None
 
     async def length(self) -> int:
         """How many entries the sink has not taken away yet."""

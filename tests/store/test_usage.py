@@ -153,7 +153,8 @@ async def test_an_account_is_told_of_its_own_requests_and_of_nobody_elses(usage:
     Rows(usage.folder).write([mine, theirs, nobodys])
     assert await usage.find(mine.id, "demo") == mine
     assert await usage.find(theirs.id, "demo") is None
-    assert await usage.find(nobodys.id, "demo") == nobodys
+    assert await usage.find(nobodys.id, "demo") is None
+    assert await usage.find(nobodys.id) == nobodys
 
 
 async def test_what_is_in_the_files_is_told_without_the_store_and_of_the_rest_nothing_is_claimed(

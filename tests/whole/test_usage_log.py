@@ -176,7 +176,18 @@ async def test_a_caller_can_prove_its_own_request_and_see_nobody_elses(gateway: 
     record = await told(gateway, token, request_id)
     assert (record["id"], record["outcome"], record["events"] > 0) == (request_id, "completed", True)
     assert await told(gateway, other, request_id) == "request_not_found"
+    assert not {"channel", "attempts", "upstream_request_id"} & record.keys(), (
+        "which upstreams there are is the operator's"
+    )
     assert await told(gateway, token, "01a1fccb-1807-7197-9f1b-61a58aba6c92") == "request_not_found"
+
+
+async def test_a_record_of_nobody_is_told_to_no_account(gateway: Running) -> None:
+    token = await gateway.token()
+    answer = await ask(gateway.port, chat(None))
+    request_id = answer.headers["x-request-id"]
+    assert (await closed(gateway, request_id)).account == ""
+    assert await told(gateway, token, request_id) == "request_not_found"
 
 
 def every_use(canary: str) -> list[bytes]:
