@@ -4,7 +4,8 @@
 2. A stream that went wrong never ends properly: it is cut without the final chunk, so that no client can take a truncated
    answer for a whole one. The cut comes a tenth of a second after the error event, since some clients discard what they
    have not read when the connection fails.
-3. The caller leaving is told to whoever registered with `on_gone`; it cancels nothing by itself.
+3. Nobody who does not read keeps a socket for long: what waits to be sent a while after the end of an answer is dropped.
+4. The caller leaving is told to whoever registered with `on_gone`; it cancels nothing by itself.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from uuid_utils import uuid7
 from gateway.errors import Refused, headers_of, internal, render
 
 CUT_AFTER_S: Final = 0.1
+UNREAD_S: Final = 30.0
+"""How long what was written of an ended answer may wait to be read."""
 MALFORMED: Final = "This is not a well-formed HTTP/1.1 request; check the request line, the headers and the framing."
 
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
@@ -70,6 +73,7 @@ class CallerSide:
         self.started = self.finished = True
         head = self._head(status, headers, f"Content-Length: {len(body)}\r\n")
         self._write(head if status == 304 else head + body)
+        self._wait_for_reader()
 
     def refuse(self, error: Refused, request_id: str, headers: Mapping[str, str]) -> None:
         """A whole error answer, in the one error shape."""
@@ -96,6 +100,7 @@ class CallerSide:
         self.finished = True
         if self.chunked:
             self._write(b"0\r\n\r\n")
+        self._wait_for_reader()
 
     async def cut(self, last: bytes) -> None:
         """The improper end of a stream: `last` is the error event, which the caller gets the time to read."""
@@ -106,6 +111,7 @@ class CallerSide:
             await asyncio.sleep(CUT_AFTER_S)
         if not self.gone:
             self._transport.close()
+            self._wait_for_reader()
 
     def abort(self) -> None:
         """Drop the connection with all that waits to be sent: the caller does not read."""
@@ -122,6 +128,14 @@ class CallerSide:
         self.gone = True
         if self.on_gone is not None and not self.finished:
             self.on_gone()
+
+    def _wait_for_reader(self) -> None:
+        if not self.gone and self._transport.get_write_buffer_size():
+            asyncio.get_running_loop().call_later(UNREAD_S, self._drop_unread)
+
+    def _drop_unread(self) -> None:
+        if not self.gone and self._protocol.side is self and self._transport.get_write_buffer_size():
+            self._transport.abort()
 
     def _write(self, data: bytes) -> None:
         if not self.gone:

@@ -12,64 +12,20 @@ import re
 from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from gateway import document
+from gateway.channel import Channel as Channel  # noqa: PLC0414 - part of the file
+from gateway.channel import Timers as Timers  # noqa: PLC0414 - part of the file
 from gateway.conversion import convert
 from gateway.document import Document, Place
 from gateway.errors import Misconfigured
+from gateway.section import Bytes, Count, Seconds, SecondsOrNone
+from gateway.section import Section as Section  # noqa: PLC0414 - part of the file
 
 ACCOUNT_ID: Final = re.compile(r"[a-z0-9]{3,32}")
-
-Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
-SecondsOrNone = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
-Bytes = Annotated[int, msgspec.Meta(ge=1)]
-Count = Annotated[int, msgspec.Meta(ge=1, le=1000)]
-
-
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of the file. Its `repr` shows nothing of the settings that `hidden` names."""
-
-    hidden: ClassVar[frozenset[str]] = frozenset()
-
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        return [(name, "..." if name in self.hidden else getattr(self, name)) for name in self.__struct_fields__]
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
-
-
-class Timers(Section, frozen=True):
-    """Seconds that one channel may take. Each is a clock of its own."""
-
-    connect: Seconds = 5
-    first_byte: Seconds = 60
-    idle: Seconds = 60
-    total: Seconds = 600
-    write_stall: Seconds = 60
-
-
-class Channel(Section, frozen=True):
-    """An upstream that speaks the OpenAI dialect."""
-
-    hidden = frozenset({"api_key"})
-
-    base_url: str
-    api_key: str = ""
-    ask_usage: bool = True
-    timers: Timers = Timers()
-    on_caller_gone: Literal["cancel", "drain"] = "cancel"
-    drain_limit: SecondsOrNone = 30
-    max_response_bytes: Bytes = 64 * 1024 * 1024
-
-    def __post_init__(self) -> None:
-        if not (re.fullmatch(r"https?://[!-~]+", self.base_url) and _is_base(self.base_url)):
-            raise ValueError("base_url must be like https://host/v1, without credentials, a query or an operation")
-        if not re.fullmatch(r"[!-~]*", self.api_key):
-            raise ValueError("api_key must be visible ASCII: look for a space or a line end at its end")
 
 
 class Serving(Section, frozen=True):
@@ -106,11 +62,12 @@ class Model(Section, frozen=True):
 
 
 class Group(Section, frozen=True):
-    """A user group: which models (names or patterns with `*`), at what price ratio; `enabled: false` shuts it
-    out.
+    """A user group: which models and which channels of them (names or patterns with `*`), at what price
+    ratio; `enabled: false` shuts it out.
     """
 
     models: list[str] = msgspec.field(default_factory=lambda: ["*"])
+    channels: list[str] = msgspec.field(default_factory=lambda: ["*"])
     ratio: Decimal = Decimal(1)
     enabled: bool = True
 
@@ -190,10 +147,10 @@ class Config(Section, frozen=True):
     store: StoreSettings = StoreSettings()
     usage: UsageSettings = UsageSettings()
     demo: Demo | None = None
-    channels: dict[str, Channel] = {}
-    models: dict[str, Model] = {}
-    groups: dict[str, Group] = {}
-    plugins: list[PluginEntry] = []
+    channels: dict[str, Channel] = msgspec.field(default_factory=dict)
+    models: dict[str, Model] = msgspec.field(default_factory=dict)
+    groups: dict[str, Group] = msgspec.field(default_factory=dict)
+    plugins: list[PluginEntry] = msgspec.field(default_factory=list)
 
     @property
     def data_path(self) -> Path:
@@ -231,14 +188,17 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Loaded:
 
 
 def _check_references(config: Config, parsed: Document) -> None:
+    named: list[tuple[Place, str]] = []
     for name, model in config.models.items():
-        for index, serving in enumerate(model.servings):
-            if serving.use not in config.channels:
-                known = ", ".join(config.channels) or "none yet"
-                raise parsed.wrong(
-                    ("models", name, "channels", index),
-                    f"there is no channel `{serving.use}`; known: {known}",
-                )
+        named += [(("models", name, "channels", index), serving.use) for index, serving in enumerate(model.servings)]
+    for name, group in config.groups.items():
+        named += [
+            (("groups", name, "channels", index), used) for index, used in enumerate(group.channels) if "*" not in used
+        ]
+    for place, used in named:
+        if used not in config.channels:
+            known = ", ".join(config.channels) or "none yet"
+            raise parsed.wrong(place, f"there is no channel `{used}`; known: {known}")
     labels: set[str] = set()
     for index, entry in enumerate(config.plugins):
         if entry.label in labels:
@@ -266,15 +226,6 @@ def host_port(address: str) -> tuple[str, int]:
     if match is None or int(match[2]) > 65535:
         raise ValueError("must be HOST:PORT, as in 127.0.0.1:8080 or [::1]:8080")
     return match[1].strip("[]"), int(match[2])
-
-
-def _is_base(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        sound = parts.hostname is not None and parts.port != 0
-    except ValueError:
-        return False
-    return sound and not set("@?#").intersection(url) and not parts.path.rstrip("/").endswith("/completions")
 
 
 def _is_amount(value: Decimal, most: int) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from gateway.config import Channel
+from gateway.channel import Channel
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -38,7 +40,32 @@ class Candidate(msgspec.Struct, frozen=True):
     model: str
 
 
+class Gate:
+    """Says which candidate may be called at the moment, and is told what became of it. This one lets all be called.
+
+    For one request: `admit`, then `answered` or `failed` as often as there is something to tell, then `left`, once. Only
+    `admit` may wait.
+    """
+
+    async def admit(self, candidates: Sequence[Candidate], request_id: str) -> Candidate:
+        """The first of `candidates`, which are not empty, that may be called.
+
+        Raises `Refused` where none may, and `StoreAway` where that cannot be found out.
+        """
+        return candidates[0]
+
+    def answered(self, candidate: Candidate, request_id: str, after_s: float) -> None:
+        """The upstream began an answer, `after_s` after it was called."""
+
+    def failed(self, candidate: Candidate, request_id: str, code: str, cool_s: float | None) -> None:
+        """The upstream failed. It is not to be asked again for `cool_s` at least, or None where it did not say so."""
+
+    def left(self, candidate: Candidate, request_id: str) -> None:
+        """The call is over, however it went."""
+
+
 class Route(msgspec.Struct, frozen=True):
     """The candidates in the order in which they are tried. Provided by `model-routing`, required by the core."""
 
     candidates: tuple[Candidate, ...]
+    gate: Gate = Gate()

@@ -15,11 +15,12 @@ from contextlib import suppress
 import structlog
 
 from gateway import crash
+from gateway.attempt import CallerGone
 from gateway.caller import CallerSide
 from gateway.chain import Chain, Step
 from gateway.errors import GatewayError, StoreAway, as_refused
 from gateway.exchange import Exchange, Operation, Outcome, Reply
-from gateway.pipe import CallerGone, Pipe
+from gateway.pipe import Pipe
 
 log = structlog.get_logger("gateway.life")
 

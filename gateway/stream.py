@@ -10,16 +10,21 @@ import asyncio
 import time
 from collections.abc import Callable
 from enum import Enum
+from typing import Final
 
 import structlog
 
+from gateway import verdict
 from gateway.body import Body
 from gateway.caller import CallerSide
-from gateway.config import Channel
+from gateway.channel import Channel
 from gateway.exchange import Exchange, Usage
 from gateway.sse import EventStream
 from gateway.upstream import UpstreamSide
-from gateway.verdict import REDACTED
+
+LONGEST_PRELUDE: Final = 2 * 1024 * 1024
+"""Bytes that may come before the first event is whole: more than the longest event that is waited for."""
+REDACTED: Final = verdict.REDACTED.encode()
 
 log = structlog.get_logger("gateway.stream")
 
@@ -56,7 +61,8 @@ class Stream:
         self.channel = channel
         self._caller = caller
         self._upstream = upstream
-        self._secret = channel.api_key.encode()
+        self._secrets = tuple(credential.encode() for credential in channel.credentials)
+        self._tail = b""
         self._joined = False
         self._draining = False
         self._moments: tuple[ChunkMoment, ...] = ()
@@ -87,6 +93,7 @@ class Stream:
         self._caller.on_flow = self._caller_full
         first = b"".join(self._held)
         self._held.clear()
+        self._upstream.resume()
         self._exchange.first_byte = time.monotonic()
         self._caller.begin(headers, first)
         self._sent(first)
@@ -97,11 +104,6 @@ class Stream:
             self.ended.set_result(why)
         if not self.first.done():
             self.first.set_result(why)
-
-    @property
-    def credential(self) -> str:
-        """The channel's credential, which nothing that goes to a caller may hold."""
-        return self.channel.api_key
 
     def close(self) -> None:
         """Let go of both sockets; afterwards nothing reaches the caller from here."""
@@ -125,19 +127,42 @@ class Stream:
         if self._received > self.channel.max_response_bytes:
             self.end(End.SIZE)
             return
-        if self._secret and self._secret in whole:
-            whole = whole.replace(self._secret, REDACTED.encode())
+        if self._secrets:
+            whole = self._scrubbed(whole)
         now = self._loop.time()
         gap, self._last_at = now - self._last_at, now
         if not self._joined:
             self._held.append(whole)
             if self.events.started and not self.first.done():
                 self.first.set_result(None)
+            elif self._received > LONGEST_PRELUDE:
+                self.end(End.SIZE)
+            elif self.first.done():
+                self._upstream.pause()
             return
         self._exchange.longest_gap_s = max(self._exchange.longest_gap_s, gap)
         if whole and not self.ended.done():
             self._caller.write(whole)
             self._sent(whole)
+
+    def rest(self) -> bytes:
+        """What was held back of an answer that has ended cleanly."""
+        rest, self._tail = self._tail + self.events.close(), b""
+        for secret in self._secrets:
+            rest = rest.replace(secret, REDACTED)
+        return rest
+
+    def _scrubbed(self, whole: bytes) -> bytes:
+        if self._tail:
+            whole, self._tail = self._tail + whole, b""
+        for secret in self._secrets:
+            if secret in whole:
+                whole = whole.replace(secret, REDACTED)
+        if not self.events.at_border:
+            # Part of an event that is too long to wait for: a credential may be cut in two here.
+            keep = max(1, *(len(secret) - 1 for secret in self._secrets))
+            whole, self._tail = whole[:-keep], whole[-keep:]
+        return whole
 
     def _sent(self, whole: bytes) -> None:
         exchange = self._exchange
@@ -179,5 +204,9 @@ class Stream:
             self.end(End.CALLER)
         elif not self._draining:
             self._draining = True
+            self._caller.on_flow = None
+            if "write_stall" in self._timers:
+                self._timers.pop("write_stall").cancel()
+            self._last_at = self._loop.time()
             self._upstream.resume()
             self._timers["drain"] = self._loop.call_later(self.channel.drain_limit, self.end, End.CALLER)

@@ -7,16 +7,18 @@ protocol over llhttp, so that what one read of the socket brought reaches the ca
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
 import httptools
-from aiohttp import ClientRequest, ClientTimeout, TCPConnector
+from aiohttp import BasicAuth, ClientRequest, ClientTimeout, TCPConnector
 from multidict import CIMultiDict
 from yarl import URL
 
-from gateway.config import Channel
+from gateway.channel import Channel
+from gateway.credentials import Credentials
 
 if TYPE_CHECKING:
     from aiohttp.connector import Connection
@@ -25,12 +27,17 @@ LONGEST_HEAD: Final = 64 * 1024
 HELD_BACK: Final = 64 * 1024
 """Bytes of an answer that may wait here before reading pauses."""
 
+_BUFFER: Final = memoryview(bytearray(64 * 1024))
+"""What every read of every upstream goes into. The parser has copied it when the read returns, so one is enough; its size
+bounds what a stream holds, and what reading costs.
+"""
+
 
 class Garbled(Exception):
     """The upstream does not speak HTTP/1.1, or not as asked."""
 
 
-class UpstreamSide(asyncio.Protocol):
+class UpstreamSide(asyncio.BufferedProtocol):
     """The answer to one call.
 
     `head` resolves when status and headers are in, or fails with `ConnectionError` or `Garbled`. From `flow_to` on, each
@@ -43,6 +50,7 @@ class UpstreamSide(asyncio.Protocol):
         "_ended",
         "_framed",
         "_head_bytes",
+        "_named_bytes",
         "_on_data",
         "_on_end",
         "_parser",
@@ -67,6 +75,7 @@ class UpstreamSide(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
         self._head_bytes = 0
+        self._named_bytes = 0
         self._framed = False
         self._ended: bool | None = None
         self._reading = True
@@ -77,7 +86,7 @@ class UpstreamSide(asyncio.Protocol):
         self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
         self.head: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        transport.set_protocol(self)
+        _hand(transport, self)
 
     def send(self, data: bytes) -> None:
         """The whole request, in one write."""
@@ -108,7 +117,7 @@ class UpstreamSide(asyncio.Protocol):
         if self.head.done() and not self.head.cancelled():
             self.head.exception()
         if self._ended and self._reusable and not self._transport.is_closing():
-            self._transport.set_protocol(self._pooled)
+            _hand(self._transport, self._pooled)
             self._connection.release()
         else:
             self._connection.close()
@@ -116,15 +125,18 @@ class UpstreamSide(asyncio.Protocol):
 
     # What the transport calls.
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _BUFFER
+
+    def buffer_updated(self, nbytes: int) -> None:
         if self._ended is not None:
-            self._ended = False  # bytes after the end: never reuse this connection
+            self._reusable = False  # bytes after the end: they belong to no request
             return
         if not self.head.done():
-            self._head_bytes += len(data)
+            self._head_bytes += nbytes
         self.answered = True
         try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(_BUFFER[:nbytes])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade, Garbled):
             self._fail(Garbled("the answer is not HTTP/1.1"))
         if not self.head.done() and self._head_bytes > LONGEST_HEAD:
@@ -146,12 +158,18 @@ class UpstreamSide(asyncio.Protocol):
     # What the parser calls.
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if 100 <= self._parser.get_status_code() < 200:
+        self._named_bytes += len(name) + len(value)
+        if self._named_bytes > LONGEST_HEAD:
+            raise Garbled("the head of the answer is too long")
+        if 100 <= self._parser.get_status_code() < 200 or self._ended is not None:
             return
         self.headers.add(name.decode("latin-1"), value.decode("latin-1"))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        if self._ended is not None:
+            self._reusable = False  # a second answer to one request
+            return
         if status < 200:
             if status == 101:
                 raise Garbled("switching protocols was not asked for")
@@ -162,6 +180,8 @@ class UpstreamSide(asyncio.Protocol):
             self.head.set_result(None)
 
     def on_body(self, body: bytes) -> None:
+        if self._ended is not None:
+            return
         self._pieces.append(body)
         if self._on_data is None and sum(map(len, self._pieces)) > HELD_BACK:
             self.pause()
@@ -187,6 +207,13 @@ class UpstreamSide(asyncio.Protocol):
             self.head.set_exception(error)
 
 
+def _hand(transport: asyncio.Transport, protocol: asyncio.BaseProtocol) -> None:
+    """Give a transport to another protocol; uvloop asks how to read only when reading begins."""
+    transport.pause_reading()
+    transport.set_protocol(protocol)
+    transport.resume_reading()
+
+
 class Upstreams:
     """The connections to all channels, and the prebuilt heads of their requests."""
 
@@ -202,13 +229,20 @@ class Upstreams:
             target = self._targets[channel] = Target(channel)
         return target
 
-    async def open(self, target: Target) -> tuple[UpstreamSide, bool]:
-        """A connection to the target, and whether it was used before. Raises aiohttp's client errors and `OSError`."""
-        connection = await self._connector.connect(target.request, [], target.timeout)
-        protocol = connection.protocol
-        used = protocol in self._used
-        self._used.add(protocol)
-        return UpstreamSide(connection), used
+    async def open(self, target: Target, *, fresh: bool) -> tuple[UpstreamSide, bool]:
+        """A connection to the target, and whether it was used before, which a `fresh` one was not.
+
+        Raises aiohttp's client errors and `OSError`.
+        """
+        while True:
+            connection = await self._connector.connect(target.request, [], target.timeout)
+            protocol = connection.protocol
+            used = protocol in self._used
+            if used and (fresh or connection.transport is None or connection.transport.is_closing()):
+                connection.close()
+                continue
+            self._used.add(protocol)
+            return UpstreamSide(connection), used
 
     async def close(self) -> None:
         """Close all idle connections."""
@@ -216,24 +250,40 @@ class Upstreams:
 
 
 class Target:
-    """One channel's address, and the head that every request to it begins with."""
+    """One channel's address and credentials, and the head that every request to it begins with.
+
+    `proxy` is used where the channel names one, and the environment's never. A channel with a `ca_file` trusts what that
+    file says and nothing else.
+    """
 
     def __init__(self, channel: Channel) -> None:
         url = URL(channel.base_url.rstrip("/") + "/chat/completions")
+        proxy = URL(channel.proxy) if channel.proxy else None
+        login = BasicAuth(proxy.user, proxy.password or "") if proxy is not None and proxy.user else None
         self.channel = channel
-        self.request = ClientRequest("POST", url, loop=asyncio.get_running_loop())
+        self.credentials = Credentials(channel.credentials)
+        self.request = ClientRequest(
+            "POST",
+            url,
+            loop=asyncio.get_running_loop(),
+            ssl=ssl.create_default_context(cafile=channel.ca_file) if channel.ca_file else True,
+            proxy=proxy.with_user(None) if proxy is not None else None,
+            proxy_auth=login,
+        )
         self.timeout = ClientTimeout(total=None, connect=channel.timers.connect)
-        self.credential = channel.api_key.encode()
-        authorization = f"Authorization: Bearer {channel.api_key}\r\n" if channel.api_key else ""
         port = "" if url.is_default_port() else f":{url.port}"
         host = f"[{url.host}]" if url.host and ":" in url.host else url.host
+        forwarded = (
+            proxy is not None and url.scheme == "http"
+        )  # https goes through a tunnel, and the proxy sees none of it
+        proxy_login = f"Proxy-Authorization: {login.encode()}\r\n" if forwarded and login else ""
         self._head = (
-            f"POST {url.raw_path_qs} HTTP/1.1\r\nHost: {host}{port}\r\n{authorization}"
+            f"POST {url if forwarded else url.raw_path_qs} HTTP/1.1\r\nHost: {host}{port}\r\n{proxy_login}"
             "Content-Type: application/json\r\nAccept-Encoding: identity\r\nUser-Agent: sluicegate\r\n"
         ).encode("latin-1")
 
-    def message(self, body: bytes, *, accept: str, trace: str) -> bytes:
+    def message(self, body: bytes, *, credential: str, accept: str, trace: str) -> bytes:
         """The whole request. `trace` is header lines that were checked, each with its line end."""
-        return b"%bAccept: %b\r\n%bContent-Length: %d\r\n\r\n%b" % (
-            self._head, accept.encode(), trace.encode("latin-1"), len(body), body,
-        )  # fmt: skip
+        authorization = f"Authorization: Bearer {credential}\r\n" if credential else ""
+        lines = f"{authorization}Accept: {accept}\r\n{trace}Content-Length: {len(body)}\r\n\r\n"
+        return b"".join((self._head, lines.encode("latin-1"), body))

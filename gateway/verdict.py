@@ -6,28 +6,34 @@ caller's own request and are passed on. All else is the channel's fault.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from gateway.errors import LONGEST_RETRY_AFTER_S, Refused
+from gateway.errors import Refused
 
 LARGEST_ERROR_BODY: Final = 64 * 1024
 CALLERS_FAULT: Final = frozenset({400, 404, 413, 422})
+OVERLOADED: Final = 529
 CREDENTIAL_FAULT: Final = frozenset({401, 402, 403})
 REDACTED: Final = "[redacted]"
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """`error` is what the caller is told if no other candidate answers; `final`: do not ask another."""
+    """`error` is what the caller is told if no other candidate answers; `final`: do not ask another.
+
+    `cool_s`: the upstream does not want to be asked again for so long. `refuses_us`: it is our credential that is wrong.
+    """
 
     error: Refused
     final: bool = False
     maybe_billed: bool = False
+    cool_s: float | None = None
+    refuses_us: bool = False
 
 
-def of_answer(status: int, headers: Mapping[str, str], body: bytes, credential: str) -> Verdict:
+def of_answer(status: int, headers: Mapping[str, str], body: bytes, credentials: Sequence[str]) -> Verdict:
     """The verdict on an answer that is not the stream that was asked for."""
     if status in CREDENTIAL_FAULT:
         return Verdict(
@@ -36,25 +42,28 @@ def of_answer(status: int, headers: Mapping[str, str], body: bytes, credential: 
                 "upstream_auth_failed",
                 "The upstream refused the gateway's own credential. Tell the operator, or choose another model.",
                 should_retry=False,
-            )
+            ),
+            cool_s=0,
+            refuses_us=True,
         )
-    if status in CALLERS_FAULT and (passed_on := _passed_on(status, headers, body, credential)) is not None:
+    if status in CALLERS_FAULT and (passed_on := _passed_on(status, headers, body, credentials)) is not None:
         return Verdict(passed_on, final=True)
+    wait_s = _retry_after(headers)
     if status == 429:
-        return Verdict(
-            Refused(
-                429,
-                "upstream_rate_limited",
-                "The upstream is limiting requests for this model. Wait, then retry with backoff, or choose another model.",
-                retry_after_s=_retry_after(headers),
-            )
+        error = Refused(
+            429,
+            "upstream_rate_limited",
+            "The upstream is limiting requests for this model. Wait, then retry with backoff, or choose another model.",
+            retry_after_s=wait_s or 1,
         )
-    return Verdict(failed("The upstream failed to answer. Retry later or choose another model."))
+        return Verdict(error, cool_s=wait_s or 0)
+    text = "The upstream failed to answer. Retry later or choose another model."
+    return Verdict(failed(text), cool_s=(wait_s or 0) if status == OVERLOADED else wait_s)
 
 
-def of_event(error: bytes, credential: str) -> Verdict:
+def of_event(error: bytes, credentials: Sequence[str]) -> Verdict:
     """The verdict on a stream whose first event is an error: an error before the first byte."""
-    detail = _detail(error, credential)
+    detail = _detail(error, credentials)
     message = detail.get("message") or "no reason given"
     return Verdict(failed(f"The upstream answered with an error: {message}"))
 
@@ -89,15 +98,17 @@ def timed_out() -> Verdict:
     return Verdict(Refused(504, "upstream_timeout", text, should_retry=False), maybe_billed=True)
 
 
-def scrubbed(text: str, credential: str) -> str:
-    """`text` without the channel's credential."""
-    return text.replace(credential, REDACTED) if credential else text
+def scrubbed(text: str, credentials: Sequence[str]) -> str:
+    """`text` without the channel's credentials."""
+    for credential in credentials:
+        text = text.replace(credential, REDACTED)
+    return text
 
 
-def _passed_on(status: int, headers: Mapping[str, str], body: bytes, credential: str) -> Refused | None:
+def _passed_on(status: int, headers: Mapping[str, str], body: bytes, credentials: Sequence[str]) -> Refused | None:
     if "json" not in headers.get("Content-Type", ""):
         return None
-    detail = _detail(body, credential)
+    detail = _detail(body, credentials)
     if not detail.get("message"):
         return None
     return Refused(
@@ -109,7 +120,7 @@ def _passed_on(status: int, headers: Mapping[str, str], body: bytes, credential:
     )
 
 
-def _detail(body: bytes, credential: str) -> dict[str, str]:
+def _detail(body: bytes, credentials: Sequence[str]) -> dict[str, str]:
     """The string fields of an error object; the shapes in use are `{"error": {...}}`, `{"error": "..."}` and the bare object."""
     try:
         answer: Any = msgspec.json.decode(body)
@@ -121,12 +132,13 @@ def _detail(body: bytes, credential: str) -> dict[str, str]:
     if not isinstance(inner, dict):
         return {}
     return {
-        name: scrubbed(value, credential)[:2000]
+        name: scrubbed(value, credentials)[:2000]
         for name, value in inner.items()
         if name in ("message", "type", "param", "code") and isinstance(value, str)
     }
 
 
-def _retry_after(headers: Mapping[str, str]) -> float:
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds. A date is not looked at: nobody knows how far the upstream's clock is off."""
     text = headers.get("Retry-After", "")
-    return min(float(text), LONGEST_RETRY_AFTER_S) if text.isascii() and text.isdigit() and len(text) < 9 else 1
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 9 else None

@@ -43,6 +43,7 @@ PRICE = "give `input` and `output` prices per million tokens, or `free: true` wi
 RANGE = "prices must be from 0 to 1000000, with at most six decimals"
 ADDRESS = "must be HOST:PORT, as in 127.0.0.1:8080 or [::1]:8080"
 BASE_URL = "base_url must be like https://host/v1, without credentials, a query or an operation"
+API_KEYS = "give `api_key`, or several as `api_keys`, none of them empty"
 API_KEY = "api_key must be visible ASCII: look for a space or a line end at its end"
 INSTALLED = "auth, model-routing, quota, rate-limit, usage-logger"
 NO_MAPPING = "must be a mapping, not null; give it one, or remove the key"
@@ -57,14 +58,15 @@ WRONG = {
     "usage: {months: 1}": "1: usage.months: unknown setting; known here: retention_months",
     "demo: {up: x}": "1: demo.up: unknown setting; known here: account, credit, upstream",
     "channels:\n  a:\n    base_url: http://h\n    key: x": "4: channels.a.key: unknown setting; known here: "
-    "api_key, ask_usage, base_url, drain_limit, max_response_bytes, on_caller_gone, timers",
+    "api_key, api_keys, ask_usage, base_url, ca_file, concurrent, drain_limit, max_response_bytes, on_caller_gone, "
+    "proxy, requests_per_minute, timers",
     "channels:\n  a:\n    base_url: http://h\n    timers: {idel: 4}": "4: channels.a.timers.idel: unknown setting; "
     "known here: connect, first_byte, idle, total, write_stall",
     "models:\n  gpt-4.1: {price: 1}": "2: models.gpt-4.1.price: unknown setting; "
     "known here: channels, free, input, max_output_tokens, output",
     "models:\n  m:\n    free: true\n    channels:\n      - {use: up, prio: 1}": "5: models.m.channels[0].prio: "
     "unknown setting; known here: model, priority, use, weight",
-    "groups:\n  g: {rate: 1}": "2: groups.g.rate: unknown setting; known here: enabled, models, ratio",
+    "groups:\n  g: {rate: 1}": "2: groups.g.rate: unknown setting; known here: channels, enabled, models, ratio",
     f"{NUMBERED_FROM_0}    witth: {{}}": "4: plugins[1].witth: unknown setting; "
     "known here: enabled, name, on_error, use, with",
     f"{NUMBERED_FROM_0}    with: {{wrong: 1}}": "4: plugins[1].with.wrong: unknown setting; "
@@ -123,6 +125,15 @@ WRONG = {
     "models: {m: {free: true, channels: [{use: down}]}}": "1: models.m.channels[0]: there is no channel `down`; "
     "known: none yet",
     f"{CHANNEL}models: {{m: {{free: true, channels: []}}}}": "2: models.m: channels must name at least one channel",
+    f"{CHANNEL}groups:\n  g:\n    channels: ['u*', down]": "4: groups.g.channels[1]: there is no channel `down`; known: up",
+    "channels: {a: {base_url: http://h, api_key: x, api_keys: [y]}}": f"1: channels.a: {API_KEYS}",
+    "channels: {a: {base_url: http://h, api_keys: ['']}}": f"1: channels.a: {API_KEYS}",
+    "channels: {a: {base_url: http://h, api_keys: [1]}}": "1: channels.a.api_keys[0]: must be text, not a whole number; "
+    "put it in quotes",
+    "channels: {a: {base_url: http://h, ca_file: /nowhere}}": "1: channels.a: ca_file must be a readable file of "
+    "certificates in PEM",
+    "channels: {a: {base_url: http://h, proxy: socks5://h}}": "1: channels.a: proxy must be like http://host:port",
+    "channels: {a: {base_url: http://h, concurrent: 0}}": "1: channels.a.concurrent: must be a whole number >= 1",
     "demo: {}": "1: demo: a demo needs a model to talk to; add one under `models:`",
     "\n\nredis: ${REDIS}": "3: redis: the environment variable REDIS is not set; export it or write a value",
     # Addresses
@@ -270,7 +281,7 @@ def test_the_reference_is_accepted_and_is_the_default_in_every_setting() -> None
     examples = {name: getattr(config, name) for name in (*SECTIONS, "plugins")}
     assert msgspec.structs.replace(config, channels={}, models={}, groups={}, plugins=[]) == Config()
     openai, local = examples["channels"].values()
-    assert msgspec.structs.replace(openai, api_key="") == Channel(openai.base_url)
+    assert msgspec.structs.replace(openai, api_key="", api_keys=()) == Channel(openai.base_url)
     assert local == Channel(local.base_url)
     assert examples["groups"]["default"] == Group()
     for step, entry in zip(loading.build(reference()).steps, examples["plugins"], strict=True):

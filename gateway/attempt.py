@@ -1,0 +1,258 @@
+"""One call of one upstream: its connection, its credential, its answer, and what of it reaches the caller.
+
+How an answer may end, and what the caller gets:
+
+- complete (`[DONE]`, or a finish reason and a clean end): the proper end of the stream;
+- anything else after the first byte: one error event of ours at an event border, then the cut;
+- anything else before it: nothing, and a `Verdict` instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import Final
+
+import structlog
+from aiohttp import ClientError
+
+from gateway import crash, verdict
+from gateway.body import Body
+from gateway.caller import CallerSide
+from gateway.chain import Chain
+from gateway.collect import collected, usage_of
+from gateway.errors import Refused, internal, render
+from gateway.exchange import Attempt, Exchange, Outcome, Usage
+from gateway.facts import Candidate, Gate
+from gateway.stream import End, Stream
+from gateway.upstream import Garbled, Upstreams, UpstreamSide
+from gateway.verdict import Verdict
+
+STREAM_HEADERS: Final = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+TRACE_VALUE: Final = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,511}")
+
+AFTER_FIRST_BYTE: Final[dict[End, tuple[Outcome, str, str]]] = {
+    End.UPSTREAM: (Outcome.UPSTREAM_TRUNCATED, "upstream_truncated", "The upstream ended the answer before it was whole."),
+    End.BROKEN: (Outcome.UPSTREAM_TRUNCATED, "upstream_truncated", "The upstream's connection broke before the answer was whole."),
+    End.IDLE: (Outcome.UPSTREAM_STALLED, "upstream_timeout", "The upstream fell silent in the middle of the answer."),
+    End.TOTAL: (Outcome.STOPPED, "upstream_timeout", "The answer took longer than this gateway allows."),
+    End.SIZE: (Outcome.STOPPED, "upstream_error", "The answer is larger than this gateway allows."),
+    End.STOPPING: (Outcome.STOPPED, "service_unavailable", "The gateway is stopping; send the request again."),
+    End.PLUGIN: (Outcome.INTERNAL_ERROR, "internal_error", ""),
+}  # fmt: skip
+
+log = structlog.get_logger("gateway.attempt")
+
+
+class CallerGone(Exception):
+    """The caller left before the first byte."""
+
+
+class Call:
+    """One candidate's turn. `run` returns None once the caller has an answer; else why this candidate gave none."""
+
+    def __init__(
+        self, exchange: Exchange, chain: Chain, caller: CallerSide, body: Body, candidate: Candidate, gate: Gate
+    ) -> None:
+        self.exchange = exchange
+        self.chain = chain
+        self.caller = caller
+        self.body = body
+        self.candidate = candidate
+        self.gate = gate
+        self.attempt = Attempt(candidate.name, candidate.model)
+        self.began = time.monotonic()
+        timers = candidate.channel.timers
+        self.deadline = min(self.began + timers.first_byte, exchange.started + timers.total)
+
+    async def run(self, upstreams: Upstreams, streams: set[Stream]) -> Verdict | None:
+        """Call, with each of the channel's credentials until one is not refused. Raises `CallerGone`."""
+        self.exchange.attempts.append(self.attempt)
+        crash.point("upstream.before")
+        self.exchange.channel = self.candidate.name
+        target = upstreams.target(self.candidate.channel)
+        body = self.body.upstream(self.candidate.model, ask_usage=self.candidate.channel.ask_usage)
+        accept = "text/event-stream" if self.body.stream else "application/json"
+        while True:
+            credential = target.credentials.next()
+            message = target.message(body, credential=credential, accept=accept, trace=self._trace())
+            found = await self._send(upstreams, streams, message)
+            another = (
+                found is not None and found.refuses_us and target.credentials.refused(credential, self.candidate.name)
+            )
+            if not another:
+                return found
+
+    async def _send(self, upstreams: Upstreams, streams: set[Stream], message: bytes) -> Verdict | None:
+        """One request; and once more on a fresh connection, where a pooled one was closed under us before any answer."""
+        for fresh in (False, True):
+            opened = await self._open(upstreams, fresh=fresh)
+            if opened is None:
+                return verdict.unreachable()
+            upstream, used = opened
+            stream = Stream(self.exchange, self.body, self.candidate.channel, self.caller, upstream)
+            streams.add(stream)
+            try:
+                upstream.send(message)
+                crash.point("upstream.sent")
+                return await self._answer(upstream, stream)
+            except Garbled:
+                return verdict.garbled()
+            except ConnectionError:
+                if upstream.answered or not used:
+                    break
+            finally:
+                streams.discard(stream)
+                stream.close()
+        return verdict.dropped()
+
+    async def _open(self, upstreams: Upstreams, *, fresh: bool) -> tuple[UpstreamSide, bool] | None:
+        """A connection; None where there is none to be had. The caller's leaving ends the wait."""
+        loop = asyncio.get_running_loop()
+        target = upstreams.target(self.candidate.channel)
+        try:
+            async with asyncio.timeout_at(loop.time() + self.deadline - time.monotonic()) as wait:
+                self.caller.on_gone = lambda: None if wait.expired() else wait.reschedule(loop.time())
+                upstream, used = await upstreams.open(target, fresh=fresh)
+        except (TimeoutError, ClientError, OSError) as error:
+            if self.caller.gone:
+                raise CallerGone from None
+            log.warning("upstream_unreachable", channel=self.candidate.name, error=type(error).__name__)
+            return None
+        finally:
+            self.caller.on_gone = None
+        if self.caller.gone:
+            upstream.release()
+            raise CallerGone
+        return upstream, used
+
+    def _trace(self) -> str:
+        lines = []
+        for name in ("traceparent", "tracestate"):
+            value = self.exchange.request.headers.get(name)
+            if value is not None and TRACE_VALUE.fullmatch(value):
+                lines.append(f"{name}: {value}\r\n")
+        return "".join(lines)
+
+    async def _answer(self, upstream: UpstreamSide, stream: Stream) -> Verdict | None:
+        attempt = self.attempt
+        credentials = self.candidate.channel.credentials
+        await asyncio.wait((upstream.head, stream.first), timeout=self._left(), return_when=asyncio.FIRST_COMPLETED)
+        if stream.first.done():
+            return self._cut_short(stream)
+        if not upstream.head.done():
+            return verdict.timed_out()
+        upstream.head.result()
+        crash.point("upstream.answered")
+        attempt.status = upstream.status
+        attempt.upstream_request_id = verdict.scrubbed(upstream.headers.get("x-request-id", ""), credentials)[:128]
+        encoded = upstream.headers.get("Content-Encoding", "identity").lower() != "identity"
+        kind = upstream.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        if upstream.status != 200:
+            text, _ = await collected(upstream, verdict.LARGEST_ERROR_BODY, self._left(), stream.first)
+            if stream.first.done():
+                return self._cut_short(stream)
+            found = verdict.of_answer(upstream.status, upstream.headers, b"" if encoded else text, credentials)
+            if found.final:
+                self._answered()
+            return found
+        if encoded or kind != ("text/event-stream" if self.body.stream else "application/json"):
+            return verdict.garbled()
+        if not self.body.stream:
+            return await self._whole(upstream, stream)
+        return await self._stream(stream)
+
+    async def _stream(self, stream: Stream) -> Verdict | None:
+        exchange, credentials = self.exchange, self.candidate.channel.credentials
+        stream.flow()
+        await asyncio.wait((stream.first,), timeout=self._left())
+        if self.caller.gone or (stream.first.done() and stream.first.result() is End.STOPPING):
+            return self._cut_short(stream)
+        if not stream.first.done():
+            return verdict.timed_out()
+        if stream.events.error is not None and stream.events.first_error:
+            return verdict.of_event(stream.events.error, credentials)
+        if stream.first.result() is End.BROKEN:
+            return verdict.dropped()
+        if not stream.events.started:
+            return verdict.garbled()
+        self._answered()
+        for moment in self.chain.on_response:
+            moment(exchange)
+        stream.join({**STREAM_HEADERS, **exchange.response_headers}, self.chain.on_chunk + crash.on_event)
+        crash.point("stream.begun")
+        why = await stream.ended
+        crash.point("stream.ended")
+        self.attempt.usage = stream.usage()
+        await self._close(stream, why)
+        return None
+
+    def _answered(self) -> None:
+        self.gate.answered(self.candidate, self.exchange.id, time.monotonic() - self.began)
+
+    def _left(self) -> float:
+        return max(0.0, self.deadline - time.monotonic())
+
+    def _cut_short(self, stream: Stream) -> Verdict:
+        """Why a stream ended before its first event that did not end by the upstream's doing."""
+        self.attempt.usage = Usage(self.body.prompt_tokens_estimate, 0, "estimated")
+        if self.caller.gone:
+            raise CallerGone
+        return Verdict(stopping() if stream.first.result() is End.STOPPING else internal(), final=True)
+
+    async def _whole(self, upstream: UpstreamSide, stream: Stream) -> Verdict | None:
+        """A JSON answer, for operators who let `stream: false` through."""
+        channel, exchange = self.candidate.channel, self.exchange
+        self.deadline = exchange.started + channel.timers.total
+        text, complete = await collected(upstream, channel.max_response_bytes, self._left(), stream.first)
+        if self.caller.gone:
+            return self._cut_short(stream)
+        if not complete:
+            return verdict.timed_out() if self._left() == 0 else verdict.dropped()
+        usage = usage_of(text)
+        if usage is None:
+            return verdict.garbled()
+        self.attempt.usage = usage
+        self._answered()
+        exchange.first_byte = time.monotonic()
+        exchange.bytes = len(text)
+        text = verdict.scrubbed(text.decode("utf-8", "replace"), channel.credentials).encode()
+        headers = {"Content-Type": "application/json", **exchange.response_headers}
+        self.caller.reply(200, headers, text)
+        exchange.status, exchange.outcome = 200, Outcome.COMPLETED
+        return None
+
+    async def _close(self, stream: Stream, why: End) -> None:
+        """What the end of a stream means, and what the caller gets of it."""
+        exchange, caller = self.exchange, self.caller
+        exchange.status = 200
+        if why is End.UPSTREAM and (rest := stream.rest()):
+            caller.write(rest)
+        if stream.events.error is not None:
+            exchange.outcome = Outcome.UPSTREAM_ERROR_IN_STREAM
+            await caller.cut(b"")
+        elif stream.left_early:
+            exchange.outcome = Outcome.CALLER_GONE
+        elif stream.events.complete or (stream.events.finished and why is End.CALLER):
+            exchange.outcome = Outcome.COMPLETED  # its proper end is written once it is charged
+        elif why is End.STALLED:
+            exchange.outcome = Outcome.STOPPED
+            caller.abort()
+        else:
+            exchange.outcome, code, message = AFTER_FIRST_BYTE[why]
+            error = Refused(500, code, message, type="service_error" if code[:8] != "upstream" else "upstream_error")
+            exchange.error = error
+            if why in (End.UPSTREAM, End.BROKEN, End.IDLE):
+                self.gate.failed(self.candidate, exchange.id, code, None)
+            await caller.cut(b"data: %b\n\n" % render(error, exchange.id) if stream.events.at_border else b"")
+
+
+def stopping() -> Refused:
+    """The gateway stops before an answer has begun."""
+    return Refused(503, "service_unavailable", AFTER_FIRST_BYTE[End.STOPPING][2], retry_after_s=1)

@@ -1,0 +1,72 @@
+"""A channel as the file describes it: an upstream, how it is reached, and how long it may take."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from typing import Literal
+from urllib.parse import urlsplit
+
+from gateway.section import Bytes, Rate, Seconds, SecondsOrNone, Section
+
+
+class Timers(Section, frozen=True):
+    """Seconds that one channel may take. Each is a clock of its own."""
+
+    connect: Seconds = 5
+    first_byte: Seconds = 60
+    idle: Seconds = 60
+    total: Seconds = 600
+    write_stall: Seconds = 60
+
+
+class Channel(Section, frozen=True, cache_hash=True):
+    """An upstream that speaks the OpenAI dialect."""
+
+    hidden = frozenset({"api_key", "api_keys", "proxy"})
+
+    base_url: str
+    api_key: str = ""
+    api_keys: tuple[str, ...] = ()
+    ca_file: str = ""
+    proxy: str = ""
+    concurrent: Rate | None = None
+    requests_per_minute: Rate | None = None
+    ask_usage: bool = True
+    timers: Timers = Timers()
+    on_caller_gone: Literal["cancel", "drain"] = "cancel"
+    drain_limit: SecondsOrNone = 30
+    max_response_bytes: Bytes = 64 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        if not (re.fullmatch(r"https?://[!-~]+", self.base_url) and _is_base(self.base_url)):
+            raise ValueError("base_url must be like https://host/v1, without credentials, a query or an operation")
+        if not all(re.fullmatch(r"[!-~]*", key) for key in (self.api_key, *self.api_keys)):
+            raise ValueError("api_key must be visible ASCII: look for a space or a line end at its end")
+        if "" in self.api_keys or (self.api_key and self.api_keys):
+            raise ValueError("give `api_key`, or several as `api_keys`, none of them empty")
+        if self.proxy and not re.fullmatch(r"http://[!-~]+", self.proxy):
+            raise ValueError("proxy must be like http://host:port")
+        if self.ca_file:
+            _check_ca(self.ca_file)
+
+    @property
+    def credentials(self) -> tuple[str, ...]:
+        """All that may be sent to the upstream as our credential; nothing that goes to a caller may hold one of them."""
+        return self.api_keys or ((self.api_key,) if self.api_key else ())
+
+
+def _is_base(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        sound = parts.hostname is not None and parts.port != 0
+    except ValueError:
+        return False
+    return sound and not set("@?#").intersection(url) and not parts.path.rstrip("/").endswith("/completions")
+
+
+def _check_ca(file: str) -> None:
+    try:
+        ssl.create_default_context(cafile=file)
+    except OSError:
+        raise ValueError("ca_file must be a readable file of certificates in PEM") from None

@@ -1,0 +1,25 @@
+"""What every part of the file is: a frozen struct that knows no setting but its own, and shows no credential."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+SecondsOrNone = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+Bytes = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+Rate = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of the file. Its `repr` shows nothing of the settings that `hidden` names."""
+
+    hidden: ClassVar[frozenset[str]] = frozenset()
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return [(name, "..." if name in self.hidden else getattr(self, name)) for name in self.__struct_fields__]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
