@@ -16,6 +16,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
 from uuid_utils import uuid7
 
 from gateway.errors import Refused, headers_of, internal, render
@@ -186,6 +187,7 @@ class CallerProtocol(web.RequestHandler):
         if (self.side is not None and self.side.started) or self.transport is None:
             raise ConnectionError("the answer has begun")
         side = CallerSide(self, self.transport, http_1_1=True, keep_alive=False)
+        status = 431 if isinstance(exc, LineTooLong) else status
         error = Refused(status, "invalid_request", MALFORMED) if status < 500 else internal()
         request_id = str(uuid7())
         side.refuse(error, request_id, {"x-request-id": request_id})

@@ -97,7 +97,10 @@ class Port(Section, frozen=True):
     """Limits of the public port. Sizes in bytes, times in seconds."""
 
     max_head: Bytes = 64 * 1024
-    max_body: Bytes = 32 * 1024 * 1024
+    max_body: Bytes = 8 * 1024 * 1024
+    body_budget: Bytes = 256 * 1024 * 1024
+    max_open: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
+    head_timeout: Seconds = 15
     body_timeout: Seconds = 60
     idle_timeout: Seconds = 75
     allow_non_streaming: bool = False

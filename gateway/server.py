@@ -6,45 +6,22 @@ plugin first needs it, so that what is refused on its head alone was never read.
 
 from __future__ import annotations
 
-import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from itertools import chain as chained
 
-from aiohttp import ClientPayloadError, HttpVersion11, web
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp import HttpVersion11, web
 
 from gateway.answers import Answers, misdirected, operation_of
 from gateway.body import Body, BodyRules, check
-from gateway.caller import CallerProtocol, CallerSide, Written
+from gateway.caller import CallerSide, Written
 from gateway.chain import Chain
 from gateway.config import Port
+from gateway.door import Door, GuardedProtocol, too_large_a_head
 from gateway.errors import Refused, unavailable
 from gateway.exchange import Exchange, Operation, Reply, Request
-from gateway.life import Life
+from gateway.intake import Budget, Intake, expects
+from gateway.life import Answer, Life
 from gateway.plugin import Services
-
-READ_BUFFER = 64 * 1024
-
-
-class Door(web.Server):
-    """aiohttp's low-level server with our protocol for its connections."""
-
-    def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], port: Port) -> None:
-        super().__init__(handler)  # type: ignore[arg-type, unused-ignore]
-        self._port = port
-
-    def __call__(self) -> web.RequestHandler:
-        return CallerProtocol(
-            self,
-            loop=asyncio.get_running_loop(),
-            keepalive_timeout=self._port.idle_timeout,
-            access_log=None,
-            max_line_size=8190,
-            max_field_size=self._port.max_head,
-            lingering_time=2,
-            read_bufsize=READ_BUFFER,
-            auto_decompress=False,
-        )
 
 
 class Gateway:
@@ -57,6 +34,7 @@ class Gateway:
         self.life = life
         self.answers = Answers(services.catalogue, services.store)
         self.draining = False
+        self.budget = Budget()
         self._rules = BodyRules(allow_non_streaming=port.allow_non_streaming)
         self._runner: web.ServerRunner | None = None
 
@@ -87,7 +65,7 @@ class Gateway:
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         protocol, transport = request.protocol, request.transport
-        if transport is None or not isinstance(protocol, CallerProtocol):
+        if transport is None or not isinstance(protocol, GuardedProtocol):
             raise ConnectionResetError
         caller = CallerSide(
             protocol,
@@ -99,8 +77,11 @@ class Gateway:
         if path in ("/healthz", "/readyz"):
             await self._health(caller, path)
             return Written(caller)
-        # While draining, nobody decides anything: only who sees all that arrives is told.
-        operation, argument = (Operation.MISDIRECTED, "") if self.draining else operation_of(request.method, path)
+        refusal = self._refusal(request, crowded=protocol.crowded)
+        if refusal is not None or expects(request) or request.method == "CONNECT":
+            caller.close_after()  # who is refused may or may not send the rest: what follows is no request
+        # What is refused whoever asks, nobody decides on: only who sees all that arrives is told.
+        operation, argument = (Operation.MISDIRECTED, "") if refusal else operation_of(request.method, path)
         peer = transport.get_extra_info("peername")
         head = Request(
             request.method,
@@ -110,64 +91,48 @@ class Gateway:
             operation,
             argument,
         )
-        exchange = Exchange(head, lambda: self._body(request, caller), generation=self.chain.generation)
+        intake = Intake(self.port, self.budget)
+        exchange = Exchange(head, lambda: self._body(request, caller, intake), generation=self.chain.generation)
         exchange.response_headers["x-request-id"] = exchange.id
-        if self.draining:
-            caller.close_after()
         if operation is Operation.MISDIRECTED and not path.startswith("/v1"):
-            caller.refuse(misdirected(request.method, path), exchange.id, exchange.response_headers)
-        else:
-            await self.life.run(exchange, self.chain, caller, _stopping if self.draining else self.answers)
+            error = refusal or misdirected(request.method, path)
+            caller.refuse(error, exchange.id, exchange.response_headers)
+            return Written(caller)
+        try:
+            await self.life.run(exchange, self.chain, caller, _refusing(refusal) if refusal else self.answers)
+        finally:
+            intake.release()
         return Written(caller)
+
+    def _refusal(self, request: web.BaseRequest, *, crowded: bool) -> Refused | None:
+        """What is not served whoever asks, and ends the connection: doubtful framing, too large a head, no room."""
+        if sum(map(len, chained.from_iterable(request.raw_headers))) > self.port.max_head:
+            return too_large_a_head(self.port.max_head)
+        coding = request.headers.get("Transfer-Encoding")
+        if coding is not None and coding.lower() != "chunked":
+            return Refused(
+                400, "invalid_request", "Send the body with Content-Length, or with the one coding `chunked`."
+            )
+        if self.draining or crowded or self.life.open >= self.port.max_open:
+            return unavailable()
+        return None
 
     async def _health(self, caller: CallerSide, path: str) -> None:
         ready = not self.draining and (path == "/healthz" or await self.services.store.answers())
         caller.reply(200 if ready else 503, {"Content-Type": "text/plain"}, b"ok\n" if ready else b"degraded\n")
 
-    async def _body(self, request: web.BaseRequest, caller: CallerSide) -> Body:
+    async def _body(self, request: web.BaseRequest, caller: CallerSide, intake: Intake) -> Body:
         """Read the whole body within the limits, and check it. Raises `Refused`; `ConnectionError` if the caller left."""
         try:
-            _check_head(request, self.port)
-            if request.headers.get("Expect", "").lower() == "100-continue":
-                caller.proceed()
-            async with asyncio.timeout(self.port.body_timeout):
-                raw = await _read(request, self.port.max_body)
-        except TimeoutError:
-            caller.close_after()
-            raise Refused(408, "body_timeout", "The body took too long to arrive. Send it again.") from None
-        except (ClientPayloadError, web.RequestPayloadError, HttpProcessingError):
-            caller.close_after()
-            raise Refused(400, "invalid_request", "The body's framing is broken.") from None
+            raw = await intake.read(request, caller)
         except Refused:
             caller.close_after()
             raise
         return check(raw, self._rules)
 
 
-async def _stopping(_: Exchange) -> Reply:
-    raise unavailable()
+def _refusing(refusal: Refused) -> Answer:
+    async def answer(_: Exchange) -> Reply:
+        raise refusal
 
-
-def _check_head(request: web.BaseRequest, port: Port) -> None:
-    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise Refused(415, "unsupported_media_type", "Send the body without Content-Encoding.")
-    if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
-        raise Refused(415, "unsupported_media_type", "Send the header `Content-Type: application/json`.")
-    if (request.content_length or 0) > port.max_body:
-        raise _too_large(port.max_body)
-
-
-async def _read(request: web.BaseRequest, most: int) -> bytes:
-    pieces: list[bytes] = []
-    size = 0
-    while not request.content.at_eof():
-        piece = await request.content.readany()
-        size += len(piece)
-        if size > most:
-            raise _too_large(most)
-        pieces.append(piece)
-    return b"".join(pieces)
-
-
-def _too_large(most: int) -> Refused:
-    return Refused(413, "body_too_large", f"The body is larger than {most} bytes. Shorten the conversation.")
+    return answer

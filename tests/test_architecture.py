@@ -18,6 +18,7 @@ LAYERS = (
     ("__main__", "cli", "testing"),
     ("supervisor", "worker", "reload", "demo", "sink", "care", "admin", "bound"),
     ("server",),
+    ("door", "intake"),
     ("life", "loading", "services"),
     ("pipe", "attempt", "collect", "stream", "sse", "upstream", "verdict"),
     ("chain", "caller", "answers"),

@@ -1,0 +1,85 @@
+"""Reads the bodies of requests: within the limits of one, within the budget of all.
+
+1. What the head already forbids (media type, encoding, length) is refused before a byte of the body was read.
+2. All the bodies that a worker holds at once stay within `body_budget`; what does not fit is a 503, not memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import ClientPayloadError, web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from gateway.caller import CallerSide
+from gateway.config import Port
+from gateway.errors import Refused, unavailable
+
+
+class Intake:
+    """The body of one request, from its head until its exchange is over."""
+
+    __slots__ = ("_budget", "_held", "_port")
+
+    def __init__(self, port: Port, budget: Budget) -> None:
+        self._port = port
+        self._budget = budget
+        self._held = 0
+
+    async def read(self, request: web.BaseRequest, caller: CallerSide) -> bytes:
+        """The whole body. Raises `Refused`; `ConnectionError` if the caller left."""
+        try:
+            _check_head(request, self._port.max_body)
+            if expects(request):
+                caller.proceed()
+            async with asyncio.timeout(self._port.body_timeout):
+                return await self._read(request)
+        except TimeoutError:
+            raise Refused(408, "body_timeout", "The body took too long to arrive. Send it again.") from None
+        except (ClientPayloadError, web.RequestPayloadError, HttpProcessingError):
+            raise Refused(400, "invalid_request", "The body's framing is broken.") from None
+
+    def release(self) -> None:
+        """Give back what the body took of the budget; the exchange is over."""
+        self._budget.held -= self._held
+        self._held = 0
+
+    async def _read(self, request: web.BaseRequest) -> bytes:
+        pieces: list[bytes] = []
+        while not request.content.at_eof():
+            piece = await request.content.readany()
+            self._held += len(piece)
+            self._budget.held += len(piece)
+            if self._held > self._port.max_body:
+                raise _too_large(self._port.max_body)
+            if self._budget.held > self._port.body_budget:
+                raise unavailable()
+            pieces.append(piece)
+        return b"".join(pieces)
+
+
+class Budget:
+    """Bytes of all the bodies that a worker holds."""
+
+    __slots__ = ("held",)
+
+    def __init__(self) -> None:
+        self.held = 0
+
+
+def expects(request: web.BaseRequest) -> bool:
+    """Whether the caller waits to be told before it sends the body."""
+    return request.headers.get("Expect", "").lower() == "100-continue"
+
+
+def _check_head(request: web.BaseRequest, max_body: int) -> None:
+    if any(value.lower() != "identity" for value in request.headers.getall("Content-Encoding", ())):
+        raise Refused(415, "unsupported_media_type", "Send the body without Content-Encoding.")
+    if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
+        raise Refused(415, "unsupported_media_type", "Send the header `Content-Type: application/json`.")
+    if (request.content_length or 0) > max_body:
+        raise _too_large(max_body)
+
+
+def _too_large(most: int) -> Refused:
+    return Refused(413, "body_too_large", f"The body is larger than {most} bytes. Shorten the conversation.")

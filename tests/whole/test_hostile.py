@@ -1,0 +1,151 @@
+"""Bytes that no client sends, at the real port: what the caller gets, what the upstream sees, what is left behind.
+
+Each case of `hostile_requests` is one connection. The answer is the expected one in the one error shape, or the proper
+answer; the upstream sees nothing, or exactly the request that we build; and what follows on the connection is never
+read as a request unless the framing before it was sound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.store.client import Client
+from gateway.testing import Running, running
+from tests.whole.conftest import CHAIN, configuration
+from tests.whole.hostile_requests import GROUPS, SMUGGLED, Case
+from tests.whole.raw import Answer, get, read_answer
+from tests.whole.scripted import CHUNKED, LAST, Scripted, chunk
+
+EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+HEADERS_UPSTREAM = {
+    "host",
+    "authorization",
+    "content-type",
+    "content-length",
+    "accept",
+    "accept-encoding",
+    "user-agent",
+    "traceparent",
+    "tracestate",
+}
+CONNECTIONS = 8
+ERROR_SHAPE = {"message", "type", "param", "code", "request_id"}
+HEADERS_OUT = {
+    *("content-type", "content-length", "transfer-encoding", "connection", "x-request-id", "cache-control"),
+    *("x-accel-buffering", "www-authenticate", "allow", "retry-after", "retry-after-ms", "x-should-retry"),
+    *(f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in ("requests", "tokens")),
+}
+LIMITS = "port: {max_body: 1048576, head_timeout: 3, body_timeout: 3}"
+OPEN = (
+    CHAIN.replace("requests_per_minute: 1000", "requests_per_minute: 1000000")
+    .replace("use: auth", "use: auth\n    with: {wrong_tokens_per_minute: 100000}")
+    .replace("tokens_per_minute: 1000000", "tokens_per_minute: null")
+)
+
+
+@pytest.fixture
+async def scripted() -> AsyncIterator[Scripted]:
+    async with Scripted([CHUNKED + chunk(EVENT) + LAST]) as server:
+        yield server
+
+
+@pytest.fixture
+async def gateway(scripted: Scripted, store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Running]:
+    yaml = configuration(scripted.base_url, chain=OPEN, more=LIMITS)
+    async with running(yaml, tmp_path, store_url) as whole:
+        yield whole
+
+
+async def exchange(port: int, token: bytes, case: Case, mark: bytes) -> tuple[list[Answer], bytes]:
+    """The answers on one connection, and what came after them. Where the framing is sound, a question for the health follows."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**22)
+    answers: list[Answer] = []
+    try:
+        async with asyncio.timeout(10):
+            writer.write(
+                (case.sent.replace(b"MARK", mark) + (SMUGGLED if case.smuggles else b"")).replace(b"TOKEN", token)
+            )
+            if b"Expect: 100" in case.sent and case.status == 200:
+                assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            answers.append(await read_answer(reader))
+            if case.smuggles:
+                return answers, await reader.read()
+            writer.write(get("/healthz"))
+            answers.append(await read_answer(reader))
+            return answers, b""
+    except asyncio.IncompleteReadError as error:
+        return answers, error.partial
+    except ConnectionError:
+        return answers, b""
+    finally:
+        writer.close()
+
+
+def verdict(case: Case, answers: list[Answer], rest: bytes) -> str:
+    """What is wrong with the answers, or nothing."""
+    if not answers:
+        return "no answer"
+    first, *others = answers
+    code = first.error["code"] if first.status >= 400 else ""
+    if (first.status, code) != (case.status, case.code):
+        return f"{first.status} {code} {first.body[:80]!r}"
+    if code and (set(first.error) != ERROR_SHAPE or first.error["request_id"] != first.headers["x-request-id"]):
+        return "not in our shape"
+    if set(first.headers) - HEADERS_OUT:
+        return f"headers that are not on our list: {set(first.headers) - HEADERS_OUT}"
+    if case.smuggles and rest:
+        return f"read on: {rest[:40]!r}"
+    if others and others[0].body != b"ok\n":
+        return f"lost its place: {others[0]}"
+    return ""
+
+
+def sent_wrongly(request: bytes) -> str:
+    """What of an upstream's request we did not build."""
+    start, *lines = request.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
+    names = [line.partition(":")[0].lower() for line in lines]
+    if start != "POST /v1/chat/completions HTTP/1.1" or len(names) != len(set(names)) or set(names) - HEADERS_UPSTREAM:
+        return f"{start} {names}"
+    return (
+        ""
+        if "authorization: bearer channel-credential-4711" in [line.lower() for line in lines]
+        else "not our credential"
+    )
+
+
+@pytest.mark.parametrize("group", GROUPS)
+async def test_hostile_requests(gateway: Running, scripted: Scripted, group: str) -> None:
+    token = (await gateway.token(credit=10**12)).encode()
+    turn = asyncio.Semaphore(CONNECTIONS)
+    marks = {f"{number:04}".encode(): case for number, case in enumerate(GROUPS[group])}
+
+    async def one(mark: bytes, case: Case) -> str:
+        async with turn:
+            try:
+                wrong = verdict(case, *await exchange(gateway.port, token, case, mark))
+            except TimeoutError:
+                wrong = "hangs, or is kept open"
+        return f"{case.name}: {wrong}" if wrong else ""
+
+    wrong = [text for text in await asyncio.gather(*(one(*item) for item in marks.items())) if text]
+    for mark, case in marks.items():
+        seen = sum(b'"content":"' + mark + b'"' in request for request in scripted.requests)
+        if seen != (case.status == 200 and b"/completions" in case.sent):
+            wrong.append(f"{case.name}: the upstream saw it {seen} times")
+    wrong += [text for request in scripted.requests if (text := sent_wrongly(request))]
+    assert not wrong, "\n".join(wrong)
+    assert not any(b"EVIL" in request for request in scripted.requests)
+    await given_back(gateway)
+
+
+async def given_back(gateway: Running) -> None:
+    """Nothing is held: no money, no body, no exchange."""
+    await gateway.gateway.life.settled()
+    account = await gateway.store.accounts.get("tester")
+    assert account is not None
+    assert (account.held_micros, account.holds) == (0, 0)
+    assert (gateway.gateway.life.open, gateway.gateway.budget.held) == (0, 0)
