@@ -1,0 +1,185 @@
+"""One socket to a Redis server: commands of one loop tick leave in one write, replies are matched in their order.
+
+1. **A connection that failed is never used again.** A late or a lost reply would make every later one somebody else's; so
+   a reply that is overdue ends the connection, and all who wait on it get `StoreAway`.
+2. **No task, timer or buffer for a command**: its future, its bytes and its deadline. Deadlines come in the order of the
+   commands, so one timer watches the oldest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from hiredis import HiredisError, PushNotification, Reader, pack_command
+from redis.exceptions import RedisError
+
+from gateway.errors import GatewayError, StoreAway, StoreError
+
+Argument = str | bytes | int
+Command = tuple[Argument, ...]
+Shape = Callable[[Any], Any]
+Connect = Callable[[Callable[[], asyncio.Protocol]], Awaitable[object]]
+
+LONGEST_PAUSE_S: Final = 0.2
+"""Between two attempts to reach a server that is away."""
+
+LATE_S: Final = 0.001
+"""What a loop that was busy past a deadline gets, to read what has come in the meantime."""
+
+MOMENTARY: Final = (
+    *("LOADING", "MASTERDOWN", "READONLY", "OOM", "CLUSTERDOWN", "NOREPLICAS", "BUSY", "TRYAGAIN", "MISCONF", "MOVED"),
+    *("NOAUTH", "WRONGPASS"),
+)
+"""What a server says when it cannot serve just now, or not us."""
+
+_INCOMPLETE: Final = object()
+
+
+class UnknownScript(StoreError):
+    """The store does not know the script's digest: it restarted, or its cache was flushed."""
+
+
+class Demoted(StoreAway):
+    """The server is a replica now: another one must be found."""
+
+
+def error_of(text: str) -> Exception:
+    """What an error reply means. It never repeats what was sent."""
+    word = text.partition(" ")[0]
+    if word == "NOSCRIPT":
+        return UnknownScript(word)
+    if word in MOMENTARY:
+        return (Demoted if word == "READONLY" else StoreAway)(f"the store cannot serve: {word}")
+    return StoreError(text[:200])
+
+
+class Connection(asyncio.Protocol):
+    """A connection that opens itself when it is made. What is asked meanwhile waits.
+
+    `greeting` is sent first, and each of its commands must succeed.
+    """
+
+    def __init__(self, connect: Connect, greeting: Sequence[Command], *, timeout_s: float, pause_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._reader = Reader(replyError=error_of, notEnoughData=_INCOMPLETE)
+        self._unsent: list[tuple[float, asyncio.Future[Any], Shape | None, bytes]] = []
+        self._sent: deque[tuple[float, asyncio.Future[Any], Shape | None, bytes]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self.opened = False
+        """Whether the server let us in."""
+        self.lost = False
+        """Whether it must be replaced by another connection."""
+        self._opening = self._loop.create_task(self._open(connect, greeting, pause_s))
+
+    def submit(self, command: Command, shape: Shape | None = None) -> asyncio.Future[Any]:
+        """Send with the rest of this tick. The future gets the reply as `shape` makes it, `StoreAway` or `StoreError`."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._unsent.append((self._loop.time() + self._timeout_s, future, shape, pack_command(command)))
+        if len(self._unsent) == 1 and self.opened:
+            self._loop.call_soon(self._flush)
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._timeout_s, self._watch)
+        return future
+
+    async def close(self) -> None:
+        """Wait for all replies that are due, then close."""
+        if waiting := [future for _, future, _, _ in (*self._sent, *self._unsent)]:
+            await asyncio.wait(waiting)
+        self._fail("the connection to the store is closed")
+        self._opening.cancel()
+        await asyncio.wait((self._opening,))
+        await asyncio.sleep(0)  # the transport tells of its end in the next tick
+
+    # What the transport calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        if self.lost:
+            transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        demoted = False
+        self._reader.feed(data)
+        try:
+            while (reply := self._reader.gets()) is not _INCOMPLETE:
+                if type(reply) is not PushNotification:
+                    _, future, shape, _ = self._sent.popleft()
+                    demoted |= type(reply) is Demoted
+                    if not future.done():
+                        _answer(future, reply, shape)
+        except (HiredisError, IndexError):
+            self._fail("the store does not speak RESP")
+        if demoted:
+            self._fail("the store is a replica now")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail("the connection to the store was lost")
+
+    async def _open(self, connect: Connect, greeting: Sequence[Command], pause_s: float) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await asyncio.sleep(min(pause_s, self._timeout_s / 2))
+                await connect(lambda: self)
+                asked, self._unsent = self._unsent, []
+                replies = [self.submit(command) for command in greeting]
+                self._flush()
+                self._unsent.extend(asked)
+                await asyncio.gather(*replies)
+        except (OSError, TimeoutError, RedisError, GatewayError) as error:
+            self._fail(
+                str(error) if isinstance(error, GatewayError) else f"the store is not reached: {type(error).__name__}"
+            )
+        else:
+            self.opened = True
+            self._flush()
+
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        wanted = [asked for asked in unsent if not asked[1].done()]
+        if wanted and self._transport is not None:
+            self._sent.extend(wanted)
+            self._transport.write(b"".join([packed for _, _, _, packed in wanted]))
+
+    def _watch(self) -> None:
+        """Wake when the oldest command is overdue."""
+        self._timer = None
+        if waiting := self._sent or self._unsent:
+            left = waiting[0][0] - self._loop.time()
+            if left > 0:
+                self._timer = self._loop.call_later(left, self._watch)
+            else:
+                self._timer = self._loop.call_later(LATE_S, self._judge, waiting[0])
+
+    def _judge(self, overdue: tuple[Any, ...]) -> None:
+        if (waiting := self._sent or self._unsent) and waiting[0] is overdue:
+            self._fail("the store did not answer in time")
+        else:
+            self._watch()
+
+    def _fail(self, why: str) -> None:
+        self.lost = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        waiting = (*self._sent, *self._unsent)
+        self._sent.clear()
+        self._unsent.clear()
+        for _, future, _, _ in waiting:
+            if not future.done():
+                future.set_exception(StoreAway(why))
+
+
+def _answer(future: asyncio.Future[Any], reply: Any, shape: Shape | None) -> None:
+    if isinstance(reply, Exception):
+        future.set_exception(reply)
+        return
+    try:
+        future.set_result(reply if shape is None else shape(reply))
+    except Exception as error:
+        future.set_exception(StoreError(f"the store's reply is not understood: {type(error).__name__}"))

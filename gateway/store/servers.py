@@ -1,0 +1,181 @@
+"""How a store is reached, by its URL: one server, the master that Sentinel names, or a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from redis.asyncio import Redis, RedisCluster, Sentinel, SSLConnection
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import SentinelConnectionPool
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    ClusterDownError,
+    MovedError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.maint_notifications import MaintNotificationsConfig
+
+from gateway.errors import Misconfigured, StoreAway
+from gateway.store.connection import LONGEST_PAUSE_S, Command, Connection, Shape, UnknownScript, error_of
+
+MOMENTARY: Final = (ReadOnlyError, OutOfMemoryError, ClusterDownError, MovedError, TryAgainError)
+"""Answers of a node that cannot serve just now, or not this."""
+
+
+class Servers(Protocol):
+    """What takes commands. `redis` is redis-py's client of the same store."""
+
+    redis: Redis | RedisCluster
+
+    def submit(self, command: Command, shape: Shape | None) -> asyncio.Future[Any]:
+        """The future gets the reply as `shape` makes it, `StoreAway` or `StoreError`."""
+
+    async def close(self) -> None:
+        """Wait for the replies that are due, then close."""
+
+
+def reach(url: str, timeout_s: float, connections: int) -> Servers:
+    """What a URL names; nothing is sent. Raises `Misconfigured`, whose text never holds the URL."""
+    parts = urlsplit(url)
+    options: dict[str, Any] = {
+        "protocol": 3,
+        "retry": Retry(NoBackoff(), 0),
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+    }
+    if parts.scheme in ("redis", "rediss", "unix"):
+        return OneServer(Redis.from_url(url, **options), timeout_s)
+    if parts.scheme not in ("sentinel", "cluster"):
+        raise Misconfigured(
+            "redis: must be `embedded` or begin with redis://, rediss://, unix://, sentinel:// or cluster://"
+        )
+    if parts.username:
+        options["username"] = unquote(parts.username)
+    if parts.password:
+        options["password"] = unquote(parts.password)
+    hosts = [_host_port(item) for item in parts.netloc.rpartition("@")[2].split(",")]
+    if parts.scheme == "sentinel":
+        sentinel = Sentinel(hosts, sentinel_kwargs={"socket_timeout": timeout_s}, **options)  # type: ignore[no-untyped-call, unused-ignore]
+        return OneServer(sentinel.master_for(parts.path.strip("/") or "mymaster"), timeout_s)  # type: ignore[no-untyped-call, unused-ignore]
+    if parse_qs(parts.query).get("ssl") == ["true"]:
+        options["ssl"] = True
+    nodes = [ClusterNode(host, port) for host, port in hosts]
+    return Cluster(RedisCluster(startup_nodes=nodes, max_connections=connections, **options), timeout_s)  # type: ignore[abstract, unused-ignore]
+
+
+class OneServer:
+    """One server: a connection, and the next one when it is lost."""
+
+    def __init__(self, redis: Redis, timeout_s: float) -> None:
+        self.redis: Redis | RedisCluster = redis
+        self._pool = redis.connection_pool
+        self._timeout_s = timeout_s
+        self._connection: Connection | None = None
+        self._pause_s = 0.0
+
+    def submit(self, command: Command, shape: Shape | None) -> asyncio.Future[Any]:
+        if self._connection is None or self._connection.lost:
+            self._connection = self._next()
+        return self._connection.submit(command, shape)
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+        if isinstance(self._pool, SentinelConnectionPool):
+            for sentinel in self._pool.sentinel_manager.sentinels:
+                await sentinel.aclose()
+
+    def _next(self) -> Connection:
+        if self._connection is None or self._connection.opened:
+            self._pause_s = 0.0
+        else:
+            self._pause_s = min(max(2 * self._pause_s, 0.01), LONGEST_PAUSE_S)
+        given = self._pool.connection_kwargs
+        greeting: list[Command] = [("HELLO", "3")]
+        if password := given.get("password"):
+            greeting = [("HELLO", "3", "AUTH", given.get("username") or "default", password)]
+        if database := given.get("db"):
+            greeting.append(("SELECT", database))
+        return Connection(self._connect, greeting, timeout_s=self._timeout_s, pause_s=self._pause_s)
+
+    async def _connect(self, protocol: Callable[[], asyncio.Protocol]) -> None:
+        loop, given = asyncio.get_running_loop(), self._pool.connection_kwargs
+        if "path" in given:
+            await loop.create_unix_connection(protocol, given["path"])
+            return
+        host, port = given.get("host") or "localhost", given.get("port") or 6379
+        if isinstance(self._pool, SentinelConnectionPool):
+            host, port = await self._pool.get_master_address()  # type: ignore[no-untyped-call, unused-ignore]
+        made = self._pool.make_connection()  # type: ignore[no-untyped-call, unused-ignore]
+        tls = made.ssl_context.get() if isinstance(made, SSLConnection) else None
+        await loop.create_connection(protocol, host, port, ssl=tls)
+
+
+class Cluster:
+    """redis-py's own client of a cluster, with a task for each command."""
+
+    def __init__(self, redis: RedisCluster, timeout_s: float) -> None:
+        self.redis: Redis | RedisCluster = redis
+        self._timeout_s = timeout_s
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def submit(self, command: Command, shape: Shape | None) -> asyncio.Future[Any]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        task = loop.create_task(self._ask(command, future))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return future
+
+    async def close(self) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _ask(self, command: Command, future: asyncio.Future[Any]) -> None:
+        if future.done():
+            return
+        overdue = asyncio.get_running_loop().call_later(
+            self._timeout_s, _fail, future, StoreAway("the store did not answer in time")
+        )
+        try:
+            reply = await self.redis.execute_command(*command)  # type: ignore[no-untyped-call, unused-ignore]
+        except Exception as error:
+            _fail(future, _translated(error))
+        else:
+            if not future.done():
+                future.set_result(reply)
+        finally:
+            overdue.cancel()
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _translated(error: Exception) -> Exception:
+    """redis-py takes the first word off the errors it has classes for."""
+    if isinstance(error, NoScriptError):
+        return UnknownScript("NOSCRIPT")
+    if isinstance(error, ResponseError) and not isinstance(error, MOMENTARY):
+        return error_of(str(error))
+    return StoreAway(f"the store cannot serve: {type(error).__name__}")
+
+
+def _host_port(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    try:
+        return host, int(port)
+    except ValueError:
+        raise Misconfigured(
+            "redis: every host needs its port, as in sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster"
+        ) from None

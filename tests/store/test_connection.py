@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from gateway.errors import StoreAway, StoreError
+from gateway.store.client import Client
+from gateway.store.connection import Connection
+from gateway.store.embedded import EmbeddedStore
+
+StartStore = Callable[[], EmbeddedStore]
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@asynccontextmanager
+async def connected(url: str, **settings: Any) -> AsyncIterator[Client]:
+    client = Client.connect(url, **settings)
+    yield client
+    await client.close()
+
+
+@asynccontextmanager
+async def peer(script: Script) -> AsyncIterator[Client]:
+    """A client of something that is no store, and does what `script` does."""
+    server = await asyncio.start_server(script, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with connected(f"redis://{host}:{port}", timeout_s=0.2) as client:
+        yield client
+    server.close()
+
+
+async def outcomes(*futures: asyncio.Future[Any]) -> list[type]:
+    return [type(result) for result in await asyncio.gather(*futures, return_exceptions=True)]
+
+
+async def test_the_commands_of_one_tick_leave_in_one_write() -> None:
+    reads: list[bytes] = []
+
+    async def count(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            reads.append(data)
+            writer.write(b"+OK\r\n" * data.count(b"*"))
+        writer.close()
+
+    async with peer(count) as client:
+        await client.call("PING")
+        del reads[:]
+        await asyncio.gather(*(client.call("PING") for _ in range(100)))
+    assert len(reads) == 1
+
+
+async def test_all_who_wait_on_a_frozen_server_are_told_in_time_and_it_is_found_again(own_store: StartStore) -> None:
+    store = own_store()
+    async with connected(store.url, timeout_s=0.1) as client:
+        await client.call("PING")
+        os.kill(store.pid, signal.SIGSTOP)
+        try:
+            start = time.monotonic()
+            early = [client.submit("INCR", "n") for _ in range(3)]
+            await asyncio.sleep(0.05)
+            assert await outcomes(*early, client.submit("INCR", "n")) == [StoreAway] * 4
+            assert await outcomes(client.submit("INCR", "m")) == [StoreAway]  # nor does a new connection help
+            assert time.monotonic() - start < 0.5
+        finally:
+            os.kill(store.pid, signal.SIGCONT)
+        while await outcomes(client.submit("PING")) == [StoreAway]:
+            pass
+        assert int(await client.call("GET", "n")) <= 4  # nothing is sent twice
+        assert await client.call("GET", "m") is None  # what was not sent yet is not sent at all
+
+
+async def test_a_loop_that_was_busy_past_the_deadline_reads_what_has_come(store_url: str) -> None:
+    async with connected(store_url, timeout_s=0.05) as client:
+        await client.call("PING")
+        asked = client.submit("ECHO", "here")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        time.sleep(0.15)  # noqa: ASYNC251 - keeps the loop busy
+        assert await asked == b"here"
+
+
+async def test_who_waits_on_a_connection_that_is_cut_is_told_and_the_next_one_is_served(client: Client) -> None:
+    await client.call("PING")
+    cut = client.submit("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "no")
+    after = client.submit("ECHO", "lost")
+    assert (await outcomes(cut, after))[1] is StoreAway
+    assert await client.call("ECHO", "again") == b"again"
+
+
+async def test_what_the_server_says_unasked_is_nobodys_reply(client: Client, store_url: str) -> None:
+    await client.call("CLIENT", "TRACKING", "ON", "BCAST")
+    async with connected(store_url) as other:
+        for index in range(10):
+            told = client.submit("ECHO", str(index))
+            await other.call("SET", f"key{index}", index)
+            assert await told == str(index).encode()
+    assert await client.call("ECHO", "after") == b"after"
+
+
+async def test_a_server_that_became_a_replica_is_left(own_store: StartStore) -> None:
+    store = own_store()
+    async with connected(store.url) as client, connected(store.url) as operator:
+        first = await client.call("CLIENT", "ID")
+        await operator.call("REPLICAOF", "127.0.0.1", 1)
+        with pytest.raises(StoreAway, match="READONLY"):
+            await client.call("SET", "a", "1")
+        await operator.call("REPLICAOF", "NO", "ONE")
+        assert await client.call("SET", "a", "1")
+        assert await client.call("CLIENT", "ID") != first
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"+OK\r\n+OK\r\n+OK\r\n", b""])
+async def test_who_does_not_speak_as_a_store_is_away(said: bytes) -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+        await reader.read()
+        writer.close()
+
+    async with peer(speak) as client:
+        assert await outcomes(client.submit("PING"), client.submit("PING")) == [StoreAway] * 2
+
+
+async def test_a_reply_of_another_shape_is_an_error_of_its_own(client: Client) -> None:
+    await client.call("PING")
+
+    async def give_up(protocol: Callable[[], asyncio.Protocol]) -> None:
+        path = client.redis.connection_pool.connection_kwargs["path"]  # type: ignore[union-attr]
+        await asyncio.get_running_loop().create_unix_connection(protocol, path)
+
+    connection = Connection(give_up, [("HELLO", "3")], timeout_s=0.5, pause_s=0)
+    odd, good = connection.submit(("PING",), shape=lambda reply: reply["field"]), connection.submit(("PING",))
+    assert await outcomes(odd, good) == [StoreError, bytes]
+    await connection.close()
+
+
+async def test_closing_waits_for_the_replies_that_are_due(store_url: str) -> None:
+    client = Client.connect(store_url)
+    asked = [client.submit("ECHO", str(index)) for index in range(10)]
+    await client.close()
+    assert [future.result() for future in asked] == [str(index).encode() for index in range(10)]

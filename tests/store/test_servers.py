@@ -1,0 +1,128 @@
+"""Real servers of every shape, each on a port of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import Misconfigured, StoreAway, StoreError
+from gateway.store.client import Client, Script
+from gateway.store.embedded import EmbeddedStore, find_server
+
+StartServer = Callable[..., int]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[StartServer]:
+    """Starts a server with these settings, and tells its port."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*settings: str, file: str | None = None) -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        folder = tmp_path / str(port)
+        folder.mkdir()
+        conf = folder / "conf"
+        conf.write_text(f'bind 127.0.0.1\nport {port}\ndir "{folder}"\nlogfile "{folder}/log"\nsave ""\n{file or ""}')
+        started.append(subprocess.Popen([find_server(), str(conf), *settings]))
+        return port
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Client]:
+    client = Client.connect(url, timeout_s=0.5)
+    yield client
+    await client.close()
+
+
+async def until_answered(client: Client, *command: str, answer: object) -> None:
+    async with asyncio.timeout(10):
+        while (await asyncio.gather(client.call(*command), return_exceptions=True))[0] != answer:
+            await asyncio.sleep(0.02)
+
+
+async def test_password_and_database_of_the_url_are_used(start: StartServer) -> None:
+    port = start("--requirepass", "p:ss/word")
+    async with connected(f"redis://:p%3Ass%2Fword@127.0.0.1:{port}/3") as client:
+        await until_answered(client, "PING", answer=True)
+        await client.call("SET", "a", "1")
+        assert "db3" in await client.call("INFO", "keyspace")
+
+
+async def test_a_wrong_password_is_store_away_and_shown_to_nobody(start: StartServer) -> None:
+    port = start("--requirepass", "right")
+    async with connected(f"redis://:right@127.0.0.1:{port}") as client:
+        await until_answered(client, "PING", answer=True)
+    for wrong in (":hunter2@", ""):
+        async with connected(f"redis://{wrong}127.0.0.1:{port}") as client:
+            with pytest.raises(StoreAway) as caught:
+                await client.call("PING")
+            assert "hunter2" not in repr(caught.value)
+
+
+async def test_sentinel_names_the_master(start: StartServer) -> None:
+    port = start()
+    named = f"sentinel monitor purse 127.0.0.1 {port} 1\n"
+    sentinel = start("--sentinel", file=named)
+    async with connected(f"sentinel://127.0.0.1:{sentinel}/purse") as client:
+        await until_answered(client, "PING", answer=True)
+        assert (await client.call("INFO", "server"))["tcp_port"] == port
+
+
+async def test_a_cluster_takes_the_same_calls(start: StartServer) -> None:
+    port = start("--cluster-enabled", "yes")
+    async with connected(f"redis://127.0.0.1:{port}") as node:
+        await until_answered(node, "PING", answer=True)
+        with pytest.raises(StoreAway, match="CLUSTERDOWN"):
+            await node.call("SET", "a", "1")
+        await node.call("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        await until_answered(node, "SET", "a", "1", answer=True)
+    async with connected(f"cluster://127.0.0.1:{port}") as client:
+        await until_answered(client, "GET", "a", answer=b"1")
+        with pytest.raises(StoreError, match="not an integer"):
+            await client.call("INCRBY", "a", "x")
+        script = Script("both", "return { KEYS[1], ARGV[1] }")
+        assert [await client.run(script, ["{a}b"], [3]) for _ in range(2)] == [[b"{a}b", b"3"]] * 2
+        given_up = client.submit("SET", "a", "2")
+        given_up.cancel()
+        assert await client.call("GET", "a") == b"1"
+
+
+async def test_nobody_there_is_store_away_whatever_the_shape(tmp_path: Path) -> None:
+    for url in ("redis://127.0.0.1:1", f"unix://{tmp_path}/none", "sentinel://127.0.0.1:1/m", "cluster://127.0.0.1:1"):
+        async with connected(url) as client:
+            with pytest.raises(StoreAway):
+                await client.call("PING")
+
+
+async def test_a_host_without_a_port_is_refused_without_showing_the_url() -> None:
+    with pytest.raises(Misconfigured, match="every host needs its port") as caught:
+        Client.connect("sentinel://:hunter2@host/name")
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_a_server_that_comes_back_is_found_soon(tmp_path: Path) -> None:
+    store = EmbeddedStore.start(tmp_path)
+    async with connected(store.url) as client:
+        await client.call("SET", "a", "1")
+        store.stop()
+        for _ in range(3):
+            with pytest.raises(StoreAway):
+                await client.call("GET", "a")
+        again = EmbeddedStore.start(tmp_path)
+        try:
+            assert await client.call("GET", "a") == b"1"
+        finally:
+            again.stop()
