@@ -1,0 +1,157 @@
+"""No eight characters of any secret are in a file, a log line, a record, a key of the store or an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession
+
+from gateway.config import Config, load
+from gateway.fake_upstream import FakeUpstream
+from gateway.store.client import Client
+from gateway.store.embedded import EmbeddedStore
+from gateway.store.store import Store
+from tests.cli.processes import free_port, gateway
+from tests.whole.conftest import CHAIN, configuration
+from tests.whole.raw import ask, chat
+from tests.whole.test_usage_kills import until_listening
+from tests.whole.test_usage_log import contents, every_use
+
+OWN_FILES = ("pepper", "admin.token")
+"""The files that hold a secret, and nothing else."""
+
+READ = {
+    b"string": ("GET",),
+    b"hash": ("HGETALL",),
+    b"zset": ("ZRANGE", 0, -1, "WITHSCORES"),
+    b"set": ("SMEMBERS",),
+    b"list": ("LRANGE", 0, -1),
+    b"stream": ("XRANGE", "-", "+"),
+}
+
+
+def pieces_in(secret: str, haystack: bytes) -> list[str]:
+    """The pieces of eight characters of a secret that are in there."""
+    windows = [secret[at : at + 8] for at in range(len(secret) - 7)]
+    assert len(windows) > 12
+    return [window for window in windows if window.encode() in haystack]
+
+
+async def keyspace(client: Client) -> bytes:
+    """Every key of the store with all that is in it."""
+    found: list[object] = []
+    cursor = b"0"
+    while True:
+        cursor, keys = await client.call("SCAN", cursor, "COUNT", 1000)
+        for key in keys:
+            command, *arguments = READ[await client.call("TYPE", key)]
+            found += [key, await client.call(command, key, *arguments)]
+        if int(cursor) == 0:
+            return repr(found).encode()
+
+
+@asynccontextmanager
+async def serving(file: Path, port: int, log: Path) -> AsyncIterator[None]:
+    """The whole program, all that it says in `log`."""
+    with log.open("ab") as said:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gateway", "serve", "--config", str(file)),
+            stdout=said,
+            stderr=said,
+        )
+    await until_listening(port)
+    try:
+        yield
+    finally:
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), 30) == 0
+
+
+async def made_up(config: Config) -> str:
+    """The token of a new account."""
+    embedded = await asyncio.to_thread(EmbeddedStore.start, config.data_path)
+    async with Store.open(config, embedded.url) as store:
+        await store.accounts.create("tester")
+        await store.wallet.credit("tester", "opening", 5_000_000)
+        token = (await store.tokens.create("tester")).token
+    await asyncio.to_thread(embedded.stop)
+    return token
+
+
+async def said_to_a_caller(port: int, requests: Sequence[bytes]) -> bytes:
+    answers = []
+    for request in requests:
+        with suppress(asyncio.IncompleteReadError):
+            answer = await ask(port, request)
+            answers.append(repr(answer.headers).encode() + answer.body)
+    return b"".join(answers)
+
+
+async def said_at_the_admin_port(port: int, token: str) -> bytes:
+    """Somebody tries a caller's token there, wherever one may be put."""
+    said = []
+    async with ClientSession(f"http://127.0.0.1:{port}") as client:
+        for path in ("/healthz", "/usage/summary", f"/usage/summary?by={token}", f"/usage/live?token={token}"):
+            for headers in ({"Authorization": f"Bearer {token}"}, {"X-Api-Key": token, "Last-Event-ID": token}):
+                async with client.get(path, headers=headers) as answer:
+                    said.append(repr(answer.headers).encode() + await answer.read())
+    return b"".join(said)
+
+
+async def said_by(command: Sequence[str], file: Path) -> bytes:
+    code, out, err = await gateway(*command, "--config", str(file), cwd=file.parent)
+    assert code == 0, err
+    return out.encode() + err.encode()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the whole program")
+async def test_no_piece_of_a_secret_is_kept_or_said_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent.parent))
+    for variable in ("GATEWAY_PEPPER", "GATEWAY_ADMIN_TOKEN"):
+        monkeypatch.delenv(variable, raising=False)
+    credential = secrets.token_urlsafe(40)
+    port, admin, data, log = free_port(), free_port(), tmp_path / "data", tmp_path / "serve.log"
+    async with FakeUpstream(pace_s=0, key=credential) as upstream:
+        file = tmp_path / "gateway.yaml"
+        more = f"listen: 127.0.0.1:{port}\nadmin: 127.0.0.1:{admin}\ndata: {data}"
+        chain = CHAIN + "  - use: tests.whole.broken:Fragile\n"
+        yaml = configuration(upstream.base_url, chain=chain, more=more)
+        file.write_text(yaml.replace("channel-credential-4711", '"${CREDENTIAL}"'))
+        monkeypatch.setenv("CREDENTIAL", credential)
+        config = load(file).config
+        token = await made_up(config)
+        async with serving(file, port, log):
+            wrong = f"{token[:-4]}AAAA"
+            uses = [*every_use(token), *every_use(wrong), chat(token, headers={"x-break": token})]
+            said = await said_to_a_caller(port, uses)
+            for upstream.mode in ("401", "404", "echo-key", "first-error"):
+                said += await said_to_a_caller(port, [chat(token, {"user": token})])
+            said += await said_at_the_admin_port(admin, token)
+            for command in (("usage", "list"), ("usage", "export"), ("token", "list", "tester"), ("check",)):
+                said += await said_by(command, file)
+    embedded = await asyncio.to_thread(EmbeddedStore.start, data)
+    client = Client.connect(embedded.url, timeout_s=5)
+    said += await keyspace(client)
+    await client.close()
+    await asyncio.to_thread(embedded.stop)
+    own = {name: (data / name).read_text().strip() for name in OWN_FILES}
+    for name in OWN_FILES:
+        (data / name).unlink()
+    said += log.read_bytes() + await asyncio.to_thread(contents, data)
+    for proof in (
+        b"unknown_path",
+        b"internal_error",
+        b"Traceback",
+        b"upstream_auth_failed",
+        b"tester-",
+        b"gw:{tester}",
+    ):
+        assert proof in said
+    for secret in (token.rpartition("-")[2], credential, *own.values()):
+        assert pieces_in(secret, said) == []
