@@ -1,0 +1,124 @@
+"""A proxy between a gateway and its store that does what a bad network does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from enum import StrEnum
+from types import TracebackType
+from typing import Self
+from urllib.parse import unquote, urlsplit
+
+
+class Fault(StrEnum):
+    """What happens to the commands of one read of a client's socket."""
+
+    CUT_BEFORE = "the connection is cut before the store sees them"
+    CUT_REQUEST = "the connection is cut in the middle of them"
+    DROP_REPLY = "they are executed and their reply is dropped with the connection"
+    CUT_REPLY = "they are executed and the connection is cut in the middle of the reply"
+    DELAY = "they are executed and the reply comes after everyone gave up"
+    SILENCE = "they are executed and nothing is heard of that connection any more"
+
+
+class StoreProxy:
+    """Listens at `url` in front of the unix socket of a store.
+
+    `fault` is asked for every read of a client's socket that holds a call of a script.
+    """
+
+    def __init__(self, store_url: str, *, delay_s: float = 0.7) -> None:
+        self._path = unquote(urlsplit(store_url).path)
+        self._delay_s = delay_s
+        self.fault: Callable[[], Fault | None] = lambda: None
+        self.done = dict.fromkeys(Fault, 0)
+        """How often each was done."""
+        self._open: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+
+    @property
+    def url(self) -> str:
+        """Where a gateway finds the store through this proxy."""
+        assert self._server is not None
+        return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    def once(self, fault: Fault) -> None:
+        """Do it to the next call, and to no other."""
+        left = [fault]
+        self.fault = lambda: left.pop() if left else None
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        for writer in list(self._open):
+            writer.transport.abort()
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            store_reader, store_writer = await asyncio.open_unix_connection(self._path)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._open |= {writer, store_writer}
+        link = _Link(self, writer, store_writer)
+        replies = asyncio.create_task(link.pump_replies(store_reader, self._delay_s))
+        try:
+            await link.pump_commands(reader)
+        finally:
+            for end in (writer, store_writer):
+                end.transport.abort()
+                self._open.discard(end)
+            replies.cancel()
+            await asyncio.gather(replies, return_exceptions=True)
+
+
+class _Link:
+    """One connection."""
+
+    def __init__(self, proxy: StoreProxy, client: asyncio.StreamWriter, store: asyncio.StreamWriter) -> None:
+        self._proxy = proxy
+        self._client = client
+        self._store = store
+        self._pending: Fault | None = None
+
+    async def pump_commands(self, reader: asyncio.StreamReader) -> None:
+        while data := await _read(reader):
+            fault = self._proxy.fault() if b"EVAL" in data else None
+            if fault is not None:
+                self._proxy.done[fault] += 1
+            if fault is Fault.CUT_BEFORE:
+                return
+            if fault is Fault.CUT_REQUEST:
+                self._store.write(data[: len(data) // 2])
+                return
+            self._pending = fault or self._pending
+            self._store.write(data)
+
+    async def pump_replies(self, reader: asyncio.StreamReader, delay_s: float) -> None:
+        while data := await _read(reader):
+            fault, self._pending = self._pending, None
+            if fault is Fault.SILENCE:
+                self._pending = fault
+                continue
+            if fault is Fault.DELAY:
+                await asyncio.sleep(delay_s)
+            if fault is Fault.CUT_REPLY:
+                self._client.write(data[: len(data) // 2])
+            if fault in (Fault.DROP_REPLY, Fault.CUT_REPLY):
+                self._client.close()
+                return
+            self._client.write(data)
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read(65536)
+    except OSError:
+        return b""

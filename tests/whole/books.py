@@ -1,0 +1,145 @@
+"""A gateway whose processes may die, the store and the upstream they work with, and the books that must then be right."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from gateway import reports
+from gateway.cli.commands import program
+from gateway.config import load
+from gateway.record import Record
+from gateway.sink import Sink
+from gateway.store.accounts import Account
+from gateway.store.embedded import EmbeddedStore
+from gateway.store.store import Store
+from tests.cli.processes import free_port
+
+OPENING = 1_000_000_000
+LEASE_S = 2.5
+"""What the timers below come to."""
+
+FILE = """
+listen: 127.0.0.1:{port}
+admin: null
+redis: {redis}
+data: {folder}/data
+channels:
+  fake: {{base_url: "{upstream}", timers: {{connect: 0.1, first_byte: 0.3, idle: 1, total: 1.5}}}}
+models:
+  words: {{input: 1, output: 2, max_output_tokens: 100, channels: [fake]}}
+groups: {{default: {{}}}}
+plugins:
+  - use: usage-logger
+  - use: auth
+  - use: rate-limit
+    with: {{requests_per_minute: 1000000, concurrent: 1000}}
+  - use: quota
+    with: {{max_holds: 1000, lease_margin: 1, on_crash: {on_crash}}}
+  - use: model-routing
+"""
+
+
+class Books:
+    """One account, `tester`, with much credit, on a store of the test's own in `folder/store`."""
+
+    def __init__(self, folder: Path, upstream: str, on_crash: str = "release") -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.embedded = EmbeddedStore.start(folder / "store")
+        self.url = self.embedded.url
+        self.file = folder / "gateway.yaml"
+        self._text = {"port": self.port, "folder": folder, "upstream": upstream, "on_crash": on_crash}
+        self.reach_store_at(self.url)
+        self.token = ""
+
+    def reach_store_at(self, url: str) -> None:
+        """Where the gateways that are started from now on find the store."""
+        self.file.write_text(FILE.format(redis=url, **self._text))
+
+    async def open(self, balance: int = OPENING) -> None:
+        """Make the account."""
+        async with self.store() as store:
+            await store.accounts.create("tester")
+            await store.wallet.credit("tester", "opening", balance)
+            self.token = (await store.tokens.create("tester")).token
+
+    @asynccontextmanager
+    async def store(self) -> AsyncIterator[Store]:
+        """The store itself, past whatever is put before it."""
+        async with Store.open(load(self.file).config, self.url) as store:
+            yield store
+
+    def kill_store(self) -> None:
+        """Kill the store and start it again on what it left."""
+        os.kill(self.embedded.pid, 9)
+        self.embedded.stop()
+        self.embedded = EmbeddedStore.start(self.folder / "store")
+
+    @asynccontextmanager
+    async def worker(self, crash_at: str = "") -> AsyncIterator[asyncio.subprocess.Process]:
+        """One worker, ready; terminated at the end where it still lives."""
+        with (self.folder / "worker.log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.worker_process", str(self.file), str(self.port)),
+                env=os.environ | {"GATEWAY_CRASH_AT": crash_at},
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+            )
+        try:
+            assert process.stdout is not None
+            assert await asyncio.wait_for(process.stdout.readline(), 20) == b"ready\n", self.log()
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                process.terminate()
+            await asyncio.wait_for(process.wait(), 20)
+
+    def log(self) -> str:
+        """What the workers logged."""
+        return (self.folder / "worker.log").read_text()
+
+    async def account(self) -> Account:
+        """The account as it is now."""
+        async with self.store() as store:
+            account = await store.accounts.get("tester")
+        assert account is not None
+        return account
+
+    async def records(self) -> dict[str, Record]:
+        """The usage log, all of it in its files, and what never ended closed as crashed."""
+        async with self.store() as store:
+            sink = Sink(store.usage, retention_months=13, crashed_after_s=600)
+            while await sink.step():
+                pass
+            sink.rows.close_crashed(round(time.time() * 1000))
+            sink.rows.close()
+            return {record.id: record for record in reports.select(store.usage.folder)}
+
+    async def charges(self) -> dict[str, list[int]]:
+        """What each request was charged, line by line of the ledger."""
+        charges: dict[str, list[int]] = {}
+        async with self.store() as store:
+            for _, fields in await store.client.call("XRANGE", "gw:{tester}:ledger", "-", "+"):
+                if fields[b"kind"] not in (b"credit", b"adjust"):
+                    charges.setdefault(fields[b"id"].decode(), []).append(-int(fields[b"amount"]))
+        return charges
+
+    async def verified(self) -> dict[str, Any]:
+        """The report of `gateway verify`, which found nothing wrong; nothing is held."""
+        command = ["verify", "--json", "--config", str(self.file)]
+        result = await asyncio.to_thread(CliRunner().invoke, program(), command)
+        assert result.exit_code == 0, result.output
+        account = await self.account()
+        assert (account.held_micros, account.holds) == (0, 0)
+        report: dict[str, Any] = json.loads(result.stdout)
+        return report

@@ -1,0 +1,144 @@
+"""A worker ends at once at each point of an exchange's life: the books are right, and the charge is what the rules say."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from gateway.crash import EXIT_CODE, LABELS
+from gateway.exchange import Outcome
+from gateway.fake_upstream import FakeUpstream
+from tests.whole.books import LEASE_S, Books
+from tests.whole.raw import Answer, ask, chat
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the store of a test ends with its thread")
+
+UNHELD = ("arrival.sent", "hold.before")
+HELD = (
+    "hold.after",
+    "upstream.before",
+    "upstream.sent",
+    "upstream.answered",
+    "stream.begun",
+    "stream.event:2",
+    "stream.ended",
+    "settle.before",
+)
+CHARGED = ("settle.after", "record.before", "record.after", "answer.finished")
+
+EXACT = 1 + 2 * 12
+"""The fake upstream counts words: one of the prompt, twelve of its answer."""
+FLOOR = -(-len('[{"role": "user", "content": "hi"}]') // 4)
+
+
+@asynccontextmanager
+async def opened(folder: Path, on_crash: str = "release") -> AsyncIterator[Books]:
+    async with FakeUpstream(pace_s=0.002) as upstream:
+        books = Books(folder, upstream.base_url, on_crash)
+        try:
+            await books.open()
+            yield books
+        finally:
+            books.embedded.stop()
+
+
+async def crashed(books: Books, label: str) -> Answer | None:
+    """What a caller got of the request during which the worker ended."""
+    answer = None
+    async with books.worker(crash_at=label) as worker:
+        with suppress(OSError, EOFError):
+            answer = await ask(books.port, chat(books.token))
+        assert await asyncio.wait_for(worker.wait(), 10) == EXIT_CODE, books.log()
+    return answer
+
+
+async def settled_books(books: Books, lease_s: float = 0) -> tuple[list[int], Outcome | None]:
+    """After a restart and the length of a lease: the charges of the one request, and how its record was closed."""
+    began = time.monotonic()
+    async with books.worker():
+        await asyncio.sleep(began + lease_s - time.monotonic())
+    records = await books.records()
+    await books.verified()
+    (charges,) = (await books.charges()).values() or [[]]
+    assert (await books.account()).balance_micros == 1_000_000_000 - sum(charges)
+    (record,) = records.values() or [None]
+    return charges, record.outcome if record else None
+
+
+def test_every_label_is_tried() -> None:
+    tried = {label.partition(":")[0] for label in UNHELD + HELD + CHARGED}
+    assert tried | {"journal.kept", "journal.delivered", "settlements.repeated"} == set(LABELS)
+
+
+@pytest.mark.parametrize("label", UNHELD)
+async def test_before_the_hold_nothing_is_charged(tmp_path: Path, label: str) -> None:
+    async with opened(tmp_path) as books:
+        assert await crashed(books, label) is None
+        charges, outcome = await settled_books(books)
+        assert (charges, outcome in (None, Outcome.GATEWAY_CRASHED)) == ([], True)
+
+
+@pytest.mark.parametrize(
+    ("label", "on_crash"),
+    [*((label, "release") for label in HELD), ("upstream.sent", "charge_floor"), ("settle.before", "charge_floor")],
+)
+async def test_while_it_is_held_the_lease_decides(tmp_path: Path, label: str, on_crash: str) -> None:
+    async with opened(tmp_path, on_crash) as books:
+        answer = await crashed(books, label)
+        assert answer is None or not answer.whole
+        floor = FLOOR if on_crash == "charge_floor" else 0
+        assert await settled_books(books, LEASE_S) == ([floor], Outcome.GATEWAY_CRASHED)
+
+
+@pytest.mark.parametrize("label", CHARGED)
+async def test_once_charged_it_is_charged_exactly_once(tmp_path: Path, label: str) -> None:
+    async with opened(tmp_path) as books:
+        answer = await crashed(books, label)
+        assert answer is not None
+        assert answer.whole == (label == "answer.finished"), "who has a whole answer has been charged"
+        ended = label in ("record.after", "answer.finished")
+        assert await settled_books(books) == ([EXACT], Outcome.COMPLETED if ended else Outcome.GATEWAY_CRASHED)
+
+
+async def test_what_is_in_the_journal_is_charged_once_whoever_dies_with_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as books:
+        async with books.worker(crash_at="journal.kept") as worker:
+            asking = asyncio.create_task(ask(books.port, chat(books.token)))
+            await until(lambda: held(books))
+            os.kill(books.embedded.pid, signal.SIGSTOP)
+            assert await asyncio.wait_for(worker.wait(), 20) == EXIT_CODE
+            os.kill(books.embedded.pid, signal.SIGCONT)
+            await asyncio.gather(asking, return_exceptions=True)
+        async with books.worker(crash_at="journal.delivered") as worker:
+            assert await asyncio.wait_for(worker.wait(), 10) == EXIT_CODE
+        charges, _ = await settled_books(books, LEASE_S)
+        assert sum(charges) > 0
+        assert not list((tmp_path / "data" / "journal").glob("*.jsonl"))
+
+
+async def test_settlements_that_were_repeated_are_charged_once(tmp_path: Path) -> None:
+    async with opened(tmp_path) as books:
+        async with books.worker(crash_at="settlements.repeated") as worker:
+            assert (await ask(books.port, chat(books.token))).whole
+            await asyncio.sleep(2.5)  # the worker learns which incarnation it was
+            await asyncio.to_thread(books.kill_store)
+            assert await asyncio.wait_for(worker.wait(), 10) == EXIT_CODE
+        assert (await settled_books(books))[0] == [EXACT]
+
+
+async def held(books: Books) -> bool:
+    return (await books.account()).holds == 1
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(5):
+        while not await holds():
+            await asyncio.sleep(0.005)

@@ -1,0 +1,108 @@
+"""A balance for exactly twenty requests admits twenty of two hundred, and is never below the bound meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from gateway.store.client import Client
+from gateway.testing import Running, running
+from tests.whole.conftest import configuration
+from tests.whole.raw import ask, chat
+from tests.whole.scripted import CHUNKED, LAST, Scripted, chunk
+
+CHAIN = """
+plugins:
+  - use: usage-logger
+  - use: auth
+  - use: quota
+    with: {{max_holds: 500{max_hold}}}
+  - use: model-routing
+"""
+ADMITTED, CALLERS = 20, 200
+BODY = chat("", {"max_tokens": 10}).partition(b"\r\n\r\n")[2]
+FULL = len(BODY) + 16 + 128 + 2 * 10
+"""What one request holds, and what the upstream below lets it cost."""
+
+GREEDY = (
+    b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}\n\n'
+    b'data: {"id":"c","choices":[],"usage":{"prompt_tokens":999999,"completion_tokens":999999}}\n\n'
+    b"data: [DONE]\n\n"
+)
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[Scripted]:
+    """One that takes its time, and then tells more usage than can be."""
+    async with Scripted([CHUNKED, 0.05, chunk(GREEDY) + LAST]) as upstream:
+        yield upstream
+
+
+class Lowest:
+    """Looks at the balance and at what is held, as often as it can."""
+
+    def __init__(self, gateway: Running) -> None:
+        self._gateway = gateway
+        self.balance = self.available = 1 << 62
+        self.looks = 0
+
+    async def watch(self) -> None:
+        while True:
+            account = await self._gateway.store.accounts.get("tester")
+            assert account is not None
+            self.balance = min(self.balance, account.balance_micros)
+            self.available = min(self.available, account.balance_micros - account.held_micros)
+            self.looks += 1
+
+
+async def race(gateways: list[Running], credit: int) -> tuple[Counter[int], Lowest]:
+    """The statuses that two hundred callers got of a new account's very first requests."""
+    token = await gateways[0].token(credit=credit)
+    lowest = Lowest(gateways[0])
+    watching = asyncio.create_task(lowest.watch())
+    asked = [ask(gateways[number % len(gateways)].port, chat(token, {"max_tokens": 10})) for number in range(CALLERS)]
+    answers = await asyncio.gather(*asked)
+    for gateway in gateways:
+        await gateway.gateway.life.settled()
+    watching.cancel()
+    return Counter(answer.status for answer in answers), lowest
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["one gateway", "two gateways"])
+async def test_exactly_twenty_are_called_and_the_balance_is_never_below_zero(
+    upstream: Scripted, store_url: str, client: Client, tmp_path: Path, count: int
+) -> None:
+    await client.call("SCRIPT", "FLUSH")
+    async with AsyncExitStack() as stack:
+        gateways = []
+        for number in range(count):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            (folder / "data").symlink_to(tmp_path, target_is_directory=True)
+            yaml = configuration(upstream.base_url, chain=CHAIN.format(max_hold=""))
+            gateways.append(await stack.enter_async_context(running(yaml, folder, store_url)))
+        statuses, lowest = await race(gateways, ADMITTED * FULL)
+        assert statuses == {200: ADMITTED, 402: CALLERS - ADMITTED}
+        assert len(upstream.requests) == ADMITTED
+        assert (lowest.balance, lowest.available) == (0, 0)
+        assert lowest.looks > 20
+        assert await gateways[0].store.wallet.verify("tester") == []
+
+
+async def test_with_smaller_holds_the_balance_is_never_below_the_stated_bound(
+    upstream: Scripted, store_url: str, client: Client, tmp_path: Path
+) -> None:
+    hold = FULL // 2
+    yaml = configuration(upstream.base_url, chain=CHAIN.format(max_hold=f", max_hold: {hold / 1_000_000:.6f}"))
+    async with running(yaml, tmp_path, store_url) as gateway:
+        statuses, lowest = await race([gateway], ADMITTED * hold)
+        assert statuses[200] == len(upstream.requests) == ADMITTED
+        assert 0 > lowest.balance >= -500 * (FULL - hold)
+        assert lowest.balance == ADMITTED * (hold - FULL)
+        assert lowest.available == ADMITTED * (hold - FULL)
+        assert await gateway.store.wallet.verify("tester") == []

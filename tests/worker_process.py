@@ -1,0 +1,17 @@
+"""One worker in a process of its own, for tests that kill it: `python -m tests.worker_process FILE PORT`."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+from gateway import logs, worker
+from gateway.config import load
+
+if __name__ == "__main__":
+    logs.configure()
+    loaded = load(Path(sys.argv[1]))
+    listener = socket.create_server(("127.0.0.1", int(sys.argv[2])), backlog=1024)
+    listener.setblocking(False)
+    worker.run(loaded, loaded.config.redis, listener, lambda: print("ready", flush=True))
