@@ -18,15 +18,19 @@ from gateway.store.embedded import EmbeddedStore, find_server
 StartServer = Callable[..., int]
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[StartServer]:
     """Starts a server with these settings, and tells its port."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*settings: str, file: str | None = None) -> int:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
+        port = free_port()
         folder = tmp_path / str(port)
         folder.mkdir()
         conf = folder / "conf"
@@ -82,7 +86,7 @@ async def test_sentinel_names_the_master(start: StartServer) -> None:
 
 
 async def test_a_cluster_takes_the_same_calls(start: StartServer) -> None:
-    port = start("--cluster-enabled", "yes")
+    port = start("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
     async with connected(f"redis://127.0.0.1:{port}") as node:
         await until_answered(node, "PING", answer=True)
         with pytest.raises(StoreAway, match="CLUSTERDOWN"):
