@@ -182,6 +182,8 @@ class Call:
             return verdict.dropped()
         if not stream.events.started:
             return verdict.garbled()
+        if stream.first.result() is End.SIZE:
+            return verdict.too_large()
         self._answered()
         for moment in self.chain.on_response:
             moment(exchange)

@@ -87,10 +87,11 @@ class CallerSide:
         if not self.chunked:
             self._keep_alive = False
         head = self._head(200, headers, "Transfer-Encoding: chunked\r\n" if self.chunked else "")
-        self._write(head + (b"%x\r\n%b\r\n" % (len(first), first) if self.chunked else first))
+        # An empty chunk would be the proper end of the answer.
+        self._write(head + (b"%x\r\n%b\r\n" % (len(first), first) if self.chunked and first else first))
 
     def write(self, data: bytes) -> None:
-        """More of the stream, in one write. Nothing happens once the caller is gone."""
+        """More of the stream, which is not empty, in one write. Nothing happens once the caller is gone."""
         if not self.gone:
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
 

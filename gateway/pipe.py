@@ -61,6 +61,11 @@ class Pipe:
                 route.gate.left(candidate, exchange.id)
         raise last.error if last is not None else Refused(404, "model_not_found", "Nothing serves this model.")
 
+    @property
+    def streaming(self) -> int:
+        """How many calls of upstreams are under way."""
+        return len(self._streams)
+
     def stop_streams(self) -> None:
         """End what still streams, with the error event."""
         for stream in list(self._streams):

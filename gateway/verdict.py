@@ -92,6 +92,11 @@ def garbled() -> Verdict:
     return Verdict(failed("The upstream's answer is not an event stream. Tell the operator, or choose another model."))
 
 
+def too_large() -> Verdict:
+    """An answer whose first read was beyond the channel's `max_response_bytes`."""
+    return Verdict(failed("The answer is larger than this gateway allows. Ask for less."), maybe_billed=True)
+
+
 def timed_out() -> Verdict:
     """Nothing came within the channel's `first_byte`; the upstream may have begun to work, so a retry may cost twice."""
     text = "The upstream took too long to begin its answer. Retry later or choose another model."

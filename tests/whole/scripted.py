@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -24,7 +25,15 @@ class Hold:
     """Say nothing more, until the gateway closes."""
 
 
-Step = bytes | float | type[Fin] | type[Reset] | type[Hold]
+class Forever:
+    """Send the same bytes again and again, until the gateway closes."""
+
+    def __init__(self, data: bytes, pace_s: float = 0.0) -> None:
+        self.data = data
+        self.pace_s = pace_s
+
+
+Step = bytes | float | type[Fin] | type[Reset] | type[Hold] | Forever
 """Bytes to send at once, seconds to wait, or an end."""
 
 
@@ -34,25 +43,32 @@ def chunk(data: bytes) -> bytes:
 
 
 class Scripted:
-    """Each connection's each request is answered by `script`; `gone` is set when the gateway closes a connection."""
+    """The first request is answered by the first of `scripts`, and so on; the last one answers all the rest.
 
-    def __init__(self, script: Sequence[Step]) -> None:
-        self.script = script
+    `gone` is set when the gateway closes a connection, `open` holds the connections that it has not closed.
+    """
+
+    def __init__(self, *scripts: Sequence[Step], tls: ssl.SSLContext | None = None) -> None:
+        self.scripts = scripts
         self.requests: list[bytes] = []
         self.arrived = asyncio.Event()
         self.gone = asyncio.Event()
         self.connections = 0
+        self.sent = 0
+        self.open: set[asyncio.StreamWriter] = set()
+        self._tls = tls
         self._server: asyncio.Server | None = None
-        self._open: set[asyncio.StreamWriter] = set()
 
     @property
     def base_url(self) -> str:
         """Ends in /v1."""
         assert self._server is not None
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
+        scheme = "https" if self._tls else "http"
+        host = "localhost" if self._tls else "127.0.0.1"
+        return f"{scheme}://{host}:{self._server.sockets[0].getsockname()[1]}/v1"
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
         return self
 
     async def __aexit__(
@@ -60,12 +76,18 @@ class Scripted:
     ) -> None:
         assert self._server is not None
         self._server.close()
-        for writer in list(self._open):
-            writer.transport.abort()
+        self.abort()
         await self._server.wait_closed()
+        while self.open:
+            await asyncio.sleep(0)
+
+    def abort(self) -> None:
+        """Reset all connections."""
+        for writer in list(self.open):
+            writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open.add(writer)
+        self.open.add(writer)
         self.connections += 1
         try:
             while True:
@@ -75,24 +97,30 @@ class Scripted:
                 )
                 self.requests.append(head + await reader.readexactly(length))
                 self.arrived.set()
-                await self._play(reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
+                script = self.scripts[min(len(self.requests), len(self.scripts)) - 1]
+                for step in script:
+                    await self._play(step, reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
             self.gone.set()
         finally:
-            self._open.discard(writer)
+            self.open.discard(writer)
             writer.close()
 
-    async def _play(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for step in self.script:
-            if isinstance(step, bytes):
-                writer.write(step)
-                await writer.drain()
-            elif isinstance(step, float):
-                await asyncio.sleep(step)
-            elif step is Hold:
-                await reader.read()
-                raise ConnectionResetError
-            else:
-                if step is Reset:
-                    writer.transport.abort()
-                raise ConnectionResetError
+    async def _play(self, step: Step, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if isinstance(step, bytes):
+            writer.write(step)
+            await writer.drain()
+            self.sent += len(step)
+        elif isinstance(step, float):
+            await asyncio.sleep(step)
+        elif isinstance(step, Forever):
+            while True:
+                await self._play(step.data, reader, writer)
+                await asyncio.sleep(step.pace_s)
+        elif step is Hold:
+            await reader.read()
+            raise ConnectionResetError
+        else:
+            if step is Reset:
+                writer.transport.abort()
+            raise ConnectionResetError

@@ -1,0 +1,354 @@
+"""What an upstream may do wrong: what the caller gets, the connection, the charge, the record, and that all is given back."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from gateway import Outcome
+from gateway.store.client import Client
+from gateway.testing import Running, running
+from tests.whole.aftermath import assert_ended, charged, given_back, last_end, tasks
+from tests.whole.conftest import configuration
+from tests.whole.raw import Answer, ask, chat
+from tests.whole.scripted import CHUNKED, HEAD, LAST, Fin, Forever, Hold, Reset, Scripted, Step, chunk
+from tests.whole.test_stream import DONE, PASSED, STREAM, USAGE, WORDS, event
+
+KEY = "channel-credential-4711"
+OK = b"HTTP/1.1 200 OK\r\n"
+HALF = b"".join(WORDS[:4])
+FAILURE = b'data: {"error": {"message": "the model fell over", "code": "boom"}}\n\n'
+TIMERS = ", timers: {connect: 1, first_byte: 0.3, idle: 0.3, total: 1}, max_response_bytes: 3000"
+
+FAILED, TRUNCATED = Outcome.UPSTREAM_FAILED, Outcome.UPSTREAM_TRUNCATED
+
+
+def whole(status: str, body: bytes = b"", *headers: str, kind: str = "application/json") -> bytes:
+    """One answer with a length."""
+    lines = "".join(f"{line}\r\n" for line in (f"Content-Type: {kind}", f"Content-Length: {len(body)}", *headers))
+    return f"HTTP/1.1 {status}\r\n{lines}\r\n".encode() + body
+
+
+BEFORE_FIRST_BYTE: dict[str, tuple[list[Step], int, str, str, int]] = {
+    # What it does: the script, the status, the code, the charge, how many connections are kept for the next request.
+    "closes without a word": ([Fin], 502, "upstream_error", "input", 0),
+    "resets without a word": ([Reset], 502, "upstream_error", "input", 0),
+    "accepts and says nothing": ([Hold], 504, "upstream_timeout", "input", 0),
+    "sends its head and nothing more": ([CHUNKED, Hold], 504, "upstream_timeout", "input", 0),
+    "sends comments and never an event": (
+        [CHUNKED, Forever(chunk(b": x\n\n"), 0.05)],
+        504,
+        "upstream_timeout",
+        "input",
+        0,
+    ),
+    "trickles a head": ([OK, Forever(b"X: y\r\n", 0.05)], 504, "upstream_timeout", "input", 0),
+    "ends in the first event": ([CHUNKED + chunk(WORDS[0][:9]) + LAST], 502, "upstream_error", "nothing", 1),
+    "breaks in the first event": ([CHUNKED + chunk(WORDS[0][:9]), Fin], 502, "upstream_error", "input", 0),
+    "ends without an event": ([CHUNKED + LAST], 502, "upstream_error", "nothing", 1),
+    "ends after comments": ([CHUNKED + chunk(b": x\n\n") + LAST], 502, "upstream_error", "nothing", 1),
+    "comments beyond the ceiling": ([CHUNKED + chunk(b": xxxx\n\n" * 500), Hold], 502, "upstream_error", "nothing", 0),
+    "an error as first event": ([CHUNKED + chunk(FAILURE + DONE) + LAST], 502, "upstream_error", "nothing", 1),
+    "an error after a comment": ([CHUNKED + chunk(b": x\n\n" + FAILURE), Hold], 502, "upstream_error", "nothing", 0),
+    "JSON": ([whole("200 OK", b"{}")], 502, "upstream_error", "nothing", 1),
+    "a page": ([whole("200 OK", b"<p>", kind="text/html")], 502, "upstream_error", "nothing", 1),
+    "nothing, with 204": ([b"HTTP/1.1 204 No Content\r\n\r\n"], 502, "upstream_error", "nothing", 1),
+    "a page of an error": ([whole("500 Oops", b"<p>" * 99, kind="text/html")], 502, "upstream_error", "nothing", 1),
+    "529": ([whole("529 Overloaded", b"{}")], 502, "upstream_error", "nothing", 1),
+    "429": ([whole("429 Slow", b"{}", "Retry-After: 7")], 429, "upstream_rate_limited", "nothing", 1),
+    "429 for an hour": ([whole("429 Slow", b"{}", "Retry-After: 3600")], 429, "upstream_rate_limited", "nothing", 1),
+    "gzip": (
+        [whole("200 OK", gzip.compress(STREAM), "Content-Encoding: gzip", kind="text/event-stream")],
+        *(502, "upstream_error", "nothing", 1),
+    ),
+    "an error in gzip": (
+        [whole("500 No", gzip.compress(b"{}"), "Content-Encoding: gzip")],
+        502,
+        "upstream_error",
+        "nothing",
+        1,
+    ),
+    "more than the ceiling at once": ([CHUNKED + chunk(WORDS[1] * 50) + LAST], 502, "upstream_error", "input", 1),
+    "garbage": ([b"SSH-2.0-OpenSSH_9.6\r\n", Hold], 502, "upstream_error", "nothing", 0),
+    "a header line too long": ([OK + b"X: " + b"y" * 70_000 + b"\r\n\r\n", Hold], 502, "upstream_error", "nothing", 0),
+    "too many header lines": ([OK + b"X: yyyyyyyy\r\n" * 9_000 + b"\r\n", Hold], 502, "upstream_error", "nothing", 0),
+    "a control character": ([OK + b"X: \x01\r\n\r\n", Hold], 502, "upstream_error", "nothing", 0),
+    "a NUL": ([OK + b"X: \x00\r\n\r\n", Hold], 502, "upstream_error", "nothing", 0),
+    "two lengths": (
+        [HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n", Hold],
+        502,
+        "upstream_error",
+        "nothing",
+        0,
+    ),
+    "101": (
+        [b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", Hold],
+        502,
+        "upstream_error",
+        "nothing",
+        0,
+    ),
+    **{
+        f"redirects with {status}": (
+            [whole(f"{status} Over there", b"", "Location: http://127.0.0.1:1/steal")],
+            *(502, "upstream_error", "nothing", 1),
+        )
+        for status in (301, 302, 303, 307, 308)
+    },
+    **{
+        f"refuses us with {status}": (
+            [whole(f"{status} No", b'{"error": {"message": "your key channel-credential-4711 is bad"}}')],
+            *(502, "upstream_auth_failed", "nothing", 1),
+        )
+        for status in (401, 402, 403)
+    },
+}
+
+
+@pytest.mark.parametrize("fault", BEFORE_FIRST_BYTE)
+async def test_before_the_first_byte(fault: str, store_url: str, client: Client, tmp_path: Path) -> None:
+    script, status, code, charge, pooled = BEFORE_FIRST_BYTE[fault]
+    async with (
+        Scripted(script) as upstream,
+        running(configuration(upstream.base_url, channel=TIMERS), tmp_path, store_url) as gateway,
+    ):
+        token = await gateway.token()
+        before = tasks()
+        answer = await ask(gateway.port, chat(token))
+        assert (answer.status, answer.error["code"]) == (status, code)
+        assert answer.whole
+        assert b"4711" not in answer.body
+        assert b"Over there" not in answer.body
+        assert int(answer.headers.get("retry-after", 1)) <= 59
+        await assert_ended(gateway, FAILED, charge, code)
+        await given_back(gateway, upstream, before, pooled)
+        assert len(upstream.requests) == 1
+
+
+AFTER_FIRST_BYTE: dict[str, tuple[list[Step], Outcome, str]] = {
+    "resets in an event": ([CHUNKED + chunk(HALF + b'data: {"x'), 0.05, Reset], TRUNCATED, "upstream_truncated"),
+    "closes in an event": ([CHUNKED + chunk(HALF + b'data: {"x'), Fin], TRUNCATED, "upstream_truncated"),
+    "closes within a chunk": ([CHUNKED + b"fff\r\n" + HALF, Fin], TRUNCATED, "upstream_truncated"),
+    "ends in an event": ([CHUNKED + chunk(HALF + b'data: {"x') + LAST], TRUNCATED, "upstream_truncated"),
+    "ends without a sign": ([CHUNKED + chunk(HALF) + LAST], TRUNCATED, "upstream_truncated"),
+    "ends short of its length": ([HEAD + b"Content-Length: 9999\r\n\r\n" + HALF, Fin], TRUNCATED, "upstream_truncated"),
+    "a close without a sign": ([HEAD + b"\r\n" + HALF, Fin], TRUNCATED, "upstream_truncated"),
+    "a broken chunk": ([CHUNKED + chunk(HALF) + b"zz\r\n", Hold], TRUNCATED, "upstream_truncated"),
+    "stalls": ([CHUNKED + chunk(HALF), Hold], Outcome.UPSTREAM_STALLED, "upstream_timeout"),
+    "trickles": ([CHUNKED, Forever(chunk(WORDS[1]), 0.1)], Outcome.STOPPED, "upstream_timeout"),
+    "trickles comments": (
+        [CHUNKED + chunk(HALF), Forever(chunk(b": x\n\n"), 0.1)],
+        Outcome.STOPPED,
+        "upstream_timeout",
+    ),
+    "runs on": ([CHUNKED, Forever(chunk(WORDS[1]), 0.001)], Outcome.STOPPED, "upstream_error"),
+}
+
+
+@pytest.mark.parametrize("fault", AFTER_FIRST_BYTE)
+async def test_after_the_first_byte(fault: str, store_url: str, client: Client, tmp_path: Path) -> None:
+    script, outcome, code = AFTER_FIRST_BYTE[fault]
+    async with (
+        Scripted(script) as upstream,
+        running(configuration(upstream.base_url, channel=TIMERS), tmp_path, store_url) as gateway,
+    ):
+        token = await gateway.token()
+        before = tasks()
+        answer = await ask(gateway.port, chat(token))
+        assert answer.status == 200
+        assert not answer.whole
+        *events, last, rest = answer.body.split(b"\n\n")
+        assert rest == b""
+        assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == code
+        assert len(answer.body) < 3500
+        assert all(json.loads(event.removeprefix(b"data: ")) for event in events if event[:1] == b"d")
+        await assert_ended(gateway, outcome, "estimate", code)
+        await given_back(
+            gateway,
+            upstream,
+            before,
+            1 if isinstance(last_step := script[-1], bytes) and last_step.endswith(LAST) else 0,
+        )
+        assert len(upstream.requests) == 1
+
+
+async def test_an_error_event_mid_stream_is_passed_on_and_its_text_is_no_output(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    told = FAILURE.replace(b"fell", b"fell " * 500)
+    async with (
+        Scripted([CHUNKED + chunk(HALF + told) + LAST]) as upstream,
+        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+    ):
+        token = await gateway.token()
+        before = tasks()
+        answer = await ask(gateway.port, chat(token))
+        assert (answer.status, answer.body, answer.whole) == (200, HALF + told, False)
+        record = await assert_ended(gateway, Outcome.UPSTREAM_ERROR_IN_STREAM, "estimate")
+        assert record.completion_tokens <= 6
+        await given_back(gateway, upstream, before, 1)
+
+
+COMMENTED = STREAM.replace(b"\n\ndata", b"\n\n: a comment\n\ndata")
+PASSES: dict[str, tuple[list[Step], bytes]] = {
+    "chunked": ([CHUNKED + chunk(STREAM) + LAST], PASSED),
+    "with a length": ([HEAD + b"Content-Length: %d\r\n\r\n" % len(STREAM) + STREAM], PASSED),
+    "up to its close": ([HEAD + b"\r\n" + STREAM, Fin], PASSED),
+    "HTTP/1.0": ([HEAD.replace(b"1.1", b"1.0") + b"\r\n" + STREAM, Fin], PASSED),
+    "without [DONE]": ([CHUNKED + chunk(STREAM.replace(DONE, b"")) + LAST], PASSED.replace(DONE, b"")),
+    "with the usage first": ([CHUNKED + chunk(USAGE), 0.05, chunk(STREAM) + LAST], PASSED),
+    "with CRLF": ([CHUNKED + chunk(STREAM.replace(b"\n", b"\r\n")) + LAST], PASSED.replace(b"\n", b"\r\n")),
+    "with comments between": (
+        [CHUNKED + chunk(COMMENTED) + LAST],
+        COMMENTED.replace(USAGE, b""),
+    ),
+    "after 100, 102 and 103": (
+        [
+            b"HTTP/1.1 100 Continue\r\n\r\n",
+            0.01,
+            b"HTTP/1.1 102 P\r\n\r\nHTTP/1.1 103 E\r\nContent-Type: x\r\n\r\n",
+            CHUNKED + chunk(STREAM) + LAST,
+        ],
+        PASSED,
+    ),
+    "with an answer that nobody asked for behind it": (
+        [CHUNKED + chunk(STREAM) + LAST + whole("200 OK", STREAM)],
+        PASSED,
+    ),
+}
+
+
+@pytest.mark.parametrize("way", PASSES)
+async def test_what_is_unusual_and_right_passes(way: str, store_url: str, client: Client, tmp_path: Path) -> None:
+    script, expected = PASSES[way]
+    async with (
+        Scripted(script) as upstream,
+        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+    ):
+        token = await gateway.token()
+        before = tasks()
+        answer = await ask(gateway.port, chat(token))
+        assert (answer.status, answer.whole) == (200, True)
+        assert answer.body == expected
+        await assert_ended(gateway, Outcome.COMPLETED, "exact")
+        closes = Fin in script or "nobody asked" in way
+        await given_back(gateway, upstream, before, 0 if closes else 1)
+
+
+async def test_an_error_body_of_fifty_megabytes_is_hardly_read(store_url: str, client: Client, tmp_path: Path) -> None:
+    size = 50_000_000
+    script: list[Step] = [b"HTTP/1.1 500 No\r\nContent-Length: %d\r\n\r\n" % size, *[b"x" * 50_000] * (size // 50_000)]
+    async with (
+        Scripted(script) as upstream,
+        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+    ):
+        token = await gateway.token()
+        before = tasks()
+        answer = await ask(gateway.port, chat(token))
+        assert answer.error["code"] == "upstream_error"
+        await assert_ended(gateway, FAILED, "nothing", "upstream_error")
+        await given_back(gateway, upstream, before, 0)
+        assert upstream.sent < 20_000_000, "what was sent is in the kernel's buffers, at most"
+
+
+async def test_a_pooled_connection_that_was_closed_under_us_is_replaced_once(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    good: list[Step] = [CHUNKED + chunk(STREAM) + LAST]
+    async with (
+        Scripted(good, [Reset], good) as upstream,
+        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+    ):
+        token = await gateway.token()
+        before = tasks()
+        for _ in range(2):
+            answer = await ask(gateway.port, chat(token))
+            assert (answer.status, answer.body) == (200, PASSED)
+        record = await last_end(gateway)
+        assert len(record.attempts) == 1
+        assert await charged(gateway) == 2 * record.charge_micros
+        await given_back(gateway, upstream, before, 1)
+        assert (len(upstream.requests), upstream.connections) == (3, 2)
+
+
+@pytest.mark.parametrize("script", [[Reset], [Fin], [b"HTTP/1.1 ", Reset]])
+async def test_a_fresh_connection_or_one_that_began_to_answer_is_not_replaced(
+    store_url: str, client: Client, tmp_path: Path, script: list[Step]
+) -> None:
+    good: list[Step] = [CHUNKED + chunk(STREAM) + LAST]
+    scripts = [good, script] if len(script) == 2 else [good, script, script]
+    async with (
+        Scripted(*scripts) as upstream,
+        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+    ):
+        token = await gateway.token()
+        assert (await ask(gateway.port, chat(token))).status == 200
+        answer = await ask(gateway.port, chat(token))
+        assert (answer.status, answer.error["code"]) == (502, "upstream_error")
+        assert answer.headers["x-should-retry"] == "false"
+        assert len(upstream.requests) == len(scripts)
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1/v1", "http://no-such-host.invalid/v1", "http://[::1]:1/v1"])
+async def test_who_cannot_be_reached_costs_nothing(
+    store_url: str, client: Client, tmp_path: Path, address: str
+) -> None:
+    async with running(configuration(address, channel=TIMERS), tmp_path, store_url) as gateway:
+        token = await gateway.token()
+        before = tasks()
+        answer = await ask(gateway.port, chat(token))
+        assert (answer.status, answer.error["code"]) == (502, "upstream_unreachable")
+        await assert_ended(gateway, FAILED, "nothing", "upstream_unreachable")
+        await given_back(gateway, None, before, 0)
+
+
+ECHOES: dict[str, list[Step]] = {
+    "an event": [CHUNKED + chunk(event({"content": KEY}) + STREAM) + LAST],
+    "a comment": [CHUNKED + chunk(f": {KEY}\n\n".encode() + STREAM) + LAST],
+    "an event in two reads": [
+        CHUNKED + chunk(event({"content": KEY})[:-30]), 0.02, chunk(event({"content": KEY})[-30:] + STREAM) + LAST
+    ],
+    "two reads": [CHUNKED + chunk(b"data: channel-cred"), 0.02, chunk(b"ential-4711\n\n" + STREAM) + LAST],
+    "an event that is too long to wait for": [
+        CHUNKED + chunk(b"data: " + b"x" * (1 << 20)), 0.05, chunk(b"xx channel-cre"), 0.05, chunk(b"dential-4711 yy\n\n" + STREAM) + LAST,
+    ],
+    "an error event": [CHUNKED + chunk(HALF + FAILURE.replace(b"the model", KEY.encode())) + LAST],
+    "a first error": [CHUNKED + chunk(FAILURE.replace(b"the model", KEY.encode())) + LAST],
+    "an error": [whole("400 No", json.dumps({"error": {"message": f"key {KEY} bad", "code": KEY, "param": KEY}}).encode())],
+    "its own header": [CHUNKED.replace(b"\r\n\r\n", f"\r\nx-request-id: {KEY}\r\n\r\n".encode()) + chunk(STREAM) + LAST],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ECHOES)
+async def test_our_credential_is_replaced_in(place: str, store_url: str, client: Client, tmp_path: Path) -> None:
+    async with (
+        Scripted(ECHOES[place]) as upstream,
+        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+    ):
+        answer = await ask(gateway.port, chat(await gateway.token()))
+        record = await last_end(gateway)
+        assert KEY.encode() in upstream.requests[0]
+        assert "4711" not in repr((answer, record))
+        assert "[redacted]" in repr((answer, record))
+
+
+@pytest.mark.parametrize(
+    "script", [[whole("200 OK", b'{"usage": {"prompt_tokens": 3'), Fin], [whole("200 OK", b"[]"), Fin]]
+)
+async def test_a_json_answer_that_is_none_is_an_error(
+    store_url: str, client: Client, tmp_path: Path, script: list[Step]
+) -> None:
+    more = "port: {allow_non_streaming: true}"
+    async with (
+        Scripted(script) as upstream,
+        running(configuration(upstream.base_url, more=more), tmp_path, store_url) as gateway,
+    ):
+        token = await gateway.token()
+        before = tasks()
+        answer = await ask(gateway.port, chat(token, {"stream": False}))
+        assert (answer.status, answer.error["code"]) == (502, "upstream_error")
+        await last_end(gateway)
+        await given_back(gateway, upstream, before, 0)
