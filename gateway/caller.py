@@ -65,6 +65,11 @@ class CallerSide:
         """Whether the connection may carry another request after this answer."""
         return self._keep_alive and self.finished and not self.gone
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that the kernel has not taken yet."""
+        return 0 if self.gone else self._transport.get_write_buffer_size()
+
     def close_after(self) -> None:
         """Do not keep the connection: something on it was not read."""
         self._keep_alive = False
@@ -132,11 +137,11 @@ class CallerSide:
             self.on_gone()
 
     def _wait_for_reader(self) -> None:
-        if not self.gone and self._transport.get_write_buffer_size():
+        if self.unsent:
             asyncio.get_running_loop().call_later(UNREAD_S, self._drop_unread)
 
     def _drop_unread(self) -> None:
-        if not self.gone and self._protocol.side is self and self._transport.get_write_buffer_size():
+        if self.unsent and self._protocol.side is self:
             self._transport.abort()
 
     def _write(self, data: bytes) -> None:

@@ -26,7 +26,8 @@ class Pipe:
 
     def __init__(self) -> None:
         self._upstreams = Upstreams()
-        self._streams: set[Stream] = set()
+        self.streams: set[Stream] = set()
+        """The calls of upstreams that are under way."""
 
     async def run(self, exchange: Exchange, chain: Chain, caller: CallerSide) -> None:
         """Serve the exchange whole. Raises `Refused` when no candidate answered, `CallerGone` when nobody waits any more."""
@@ -46,7 +47,7 @@ class Pipe:
             del untried[: untried.index(candidate) + 1]
             try:
                 last = await Call(exchange, chain, caller, body, candidate, route.gate).run(
-                    self._upstreams, self._streams
+                    self._upstreams, self.streams
                 )
                 if last is None:
                     return
@@ -61,14 +62,9 @@ class Pipe:
                 route.gate.left(candidate, exchange.id)
         raise last.error if last is not None else Refused(404, "model_not_found", "Nothing serves this model.")
 
-    @property
-    def streaming(self) -> int:
-        """How many calls of upstreams are under way."""
-        return len(self._streams)
-
     def stop_streams(self) -> None:
         """End what still streams, with the error event."""
-        for stream in list(self._streams):
+        for stream in list(self.streams):
             stream.end(End.STOPPING)
 
     async def close(self) -> None:

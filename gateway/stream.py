@@ -105,6 +105,11 @@ class Stream:
         if not self.first.done():
             self.first.set_result(why)
 
+    @property
+    def held(self) -> int:
+        """Bytes on their way to the caller that the kernel has not taken."""
+        return self._caller.unsent
+
     def close(self) -> None:
         """Let go of both sockets; afterwards nothing reaches the caller from here."""
         for timer in self._timers.values():

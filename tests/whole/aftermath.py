@@ -39,7 +39,7 @@ async def given_back(
     async with asyncio.timeout(1):
         while (tasks() - before) or (upstream is not None and len(upstream.open) != pooled):
             await asyncio.sleep(0.01)
-        while gateway.gateway.life.open or gateway.gateway.life.pipe.streaming:
+        while gateway.gateway.life.open or gateway.gateway.life.pipe.streams:
             await asyncio.sleep(0.01)
     account = await gateway.store.accounts.get("tester")
     assert account is not None

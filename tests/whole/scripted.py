@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -26,11 +26,12 @@ class Hold:
 
 
 class Forever:
-    """Send the same bytes again and again, until the gateway closes."""
+    """Send the same bytes again and again, until `until` says so or the gateway closes."""
 
-    def __init__(self, data: bytes, pace_s: float = 0.0) -> None:
+    def __init__(self, data: bytes, pace_s: float = 0.0, until: Callable[[], bool] = lambda: False) -> None:
         self.data = data
         self.pace_s = pace_s
+        self.until = until
 
 
 Step = bytes | float | type[Fin] | type[Reset] | type[Hold] | Forever
@@ -114,7 +115,7 @@ class Scripted:
         elif isinstance(step, float):
             await asyncio.sleep(step)
         elif isinstance(step, Forever):
-            while True:
+            while not step.until():
                 await self._play(step.data, reader, writer)
                 await asyncio.sleep(step.pace_s)
         elif step is Hold:
