@@ -83,7 +83,8 @@ def misdirected(method: str, path: str) -> Refused:
         return Refused(404, "unknown_path", BASE_ENDS_IN_V1)
     if path in ("/chat/completions", "/models"):
         return Refused(404, "unknown_path", BASE_LACKS_V1)
-    allowed = METHODS.get(path) or ("GET" if path.startswith(("/v1/models/", "/v1/requests/")) else "")
+    known = path in HEALTH or path.startswith(("/v1/models/", "/v1/requests/"))
+    allowed = METHODS.get(path) or ("GET" if known else "")
     if allowed and method != allowed:
         return Refused(405, "method_not_allowed", f"Use {allowed} here.", headers={"Allow": allowed})
     return Refused(404, "unknown_path", KNOWN_PATHS)
@@ -104,6 +105,7 @@ OPERATIONS = {
     "/v1/models": Operation.MODELS,
     "/v1/account": Operation.ACCOUNT,
 }
+HEALTH = ("/healthz", "/readyz")
 METHODS = {"/v1/chat/completions": "POST", "/v1/models": "GET", "/v1/account": "GET"}
 
 

@@ -11,7 +11,7 @@ from itertools import chain as chained
 
 from aiohttp import HttpVersion11, web
 
-from gateway.answers import Answers, misdirected, operation_of
+from gateway.answers import HEALTH, Answers, misdirected, operation_of
 from gateway.body import Body, BodyRules, check
 from gateway.caller import CallerSide, Written
 from gateway.chain import Chain
@@ -74,12 +74,12 @@ class Gateway:
             keep_alive=bool(request.keep_alive),
         )
         path = request.raw_path.partition("?")[0]
-        if path in ("/healthz", "/readyz"):
+        if path in HEALTH and request.method == "GET":
             await self._health(caller, path)
             return Written(caller)
         refusal = self._refusal(request, crowded=protocol.crowded)
-        if refusal is not None or expects(request) or request.method == "CONNECT":
-            caller.close_after()  # who is refused may or may not send the rest: what follows is no request
+        if refusal is not None or expects(request) or request.method in ("CONNECT", "HEAD"):
+            caller.close_after()  # caller and gateway may disagree about where the next message begins
         # What is refused whoever asks, nobody decides on: only who sees all that arrives is told.
         operation, argument = (Operation.MISDIRECTED, "") if refusal else operation_of(request.method, path)
         peer = transport.get_extra_info("peername")
