@@ -23,6 +23,11 @@ MESSAGE_ALLOWANCE: Final = 16
 REQUEST_ALLOWANCE: Final = 128
 """Tokens that a chat template may put around a whole conversation, such as a date or a system text."""
 
+MOST_STRINGS: Final = 50_000
+MOST_BRACKETS: Final = 100_000
+"""A body is read while nothing else is: bounding what it holds bounds the time, about 50 ms."""
+FEW_BYTES: Final = 64 * 1024
+
 Value = TypeVar("Value")
 
 
@@ -122,6 +127,8 @@ def check(raw: bytes, rules: BodyRules) -> Body:
 
 
 def _parse(raw: bytes, max_depth: int) -> dict[str, msgspec.Raw]:
+    if len(raw) > 2 * MOST_STRINGS and _has_more_quotes(raw, 2 * MOST_STRINGS):
+        raise _too_many("strings", MOST_STRINGS)
     try:
         raw.decode()
         top = _top.decode(raw)
@@ -140,8 +147,15 @@ def _parse(raw: bytes, max_depth: int) -> dict[str, msgspec.Raw]:
     return top
 
 
+def _has_more_quotes(raw: bytes, most: int) -> bool:
+    """Whether more quotes open or close strings; those escaped within strings do not."""
+    return raw.count(b'"') > most and raw.count(b'"') - raw.count(rb"\"") > most
+
+
 def _has_more_brackets(valid: bytes, most: int) -> bool:
-    """Whether it could be nested deeper. `replace` finds a few bytes in many sooner than `count`."""
+    """Whether it could be nested deeper. `replace` finds a few bytes in many sooner than `count`, but many later."""
+    if len(valid) > FEW_BYTES:
+        return valid.count(b"{") + valid.count(b"[") > most
     return 2 * len(valid) - len(valid.replace(b"{", b"")) - len(valid.replace(b"[", b"")) > most
 
 
@@ -150,6 +164,8 @@ def _depth(valid: bytes) -> int:
     if b"\\" in valid:
         valid = valid.replace(rb"\\", b"").replace(rb"\"", b"")
     steps = b"".join(valid.split(b'"')[::2]).translate(_STEPS, _NOT_BRACKETS)
+    if len(steps) > 2 * MOST_BRACKETS:
+        raise _too_many("arrays and objects", MOST_BRACKETS)
     return max(accumulate(memoryview(steps).cast("b")), default=0)
 
 
@@ -212,3 +228,7 @@ def _invalid_json(why: str) -> Refused:
 
 def _too_deep(max_depth: int) -> Refused:
     return Refused(400, "invalid_request", f"The body is nested deeper than {max_depth} levels. Send it flatter.")
+
+
+def _too_many(what: str, most: int) -> Refused:
+    return Refused(400, "invalid_request", f"The body holds more than {most} {what}. Send fewer, larger ones.")

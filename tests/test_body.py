@@ -295,3 +295,23 @@ def test_a_depth_bomb_is_refused_at_once(opened: bytes, field: str) -> None:
     error = refused(with_field(b'"%s":' % field.encode() + opened * 100_000))
     assert error.code in ("invalid_request", "invalid_json")
     assert time.monotonic() - start < 1, "a bomb takes milliseconds; this allows for a busy machine"
+
+
+@pytest.mark.parametrize(
+    ("field", "what"),
+    [
+        (b",".join(b'"%x":1' % number for number in range(60_000)), "strings"),
+        (b'"a":[' + b",".join([b'""'] * 60_000) + b"]", "strings"),
+        (b'"a":[' + b",".join([b"[]"] * 120_000) + b"]", "arrays and objects"),
+    ],
+    ids=["keys", "strings", "arrays"],
+)
+def test_what_takes_long_to_read_is_refused_early(field: bytes, what: str) -> None:
+    error = refused(with_field(field))
+    assert error.code == "invalid_request"
+    assert what in error.message
+
+
+@pytest.mark.parametrize("text", ['\\"', "[{", "\\\\[{"], ids=["quotes", "brackets", "escapes and brackets"])
+def test_long_texts_about_json_pass(text: str) -> None:
+    checked(body(messages=[{"role": "user", "content": text * 200_000}]))

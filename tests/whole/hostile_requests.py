@@ -351,7 +351,9 @@ def _methods() -> list[Case]:
         refused("POST to the health", post(LENGTH, start=b"POST /healthz HTTP/1.1"), 405, "method_not_allowed"),
         broken("CONNECT to the health", request(HOST, start=b"CONNECT /healthz HTTP/1.1"), 405, "method_not_allowed"),
         broken("HEAD of the health", request(HOST, start=b"HEAD /healthz HTTP/1.1"), 405, "method_not_allowed"),
-        broken("HEAD of the models", request(HOST, BEARER, start=b"HEAD /v1/models HTTP/1.1"), 405, "method_not_allowed"),
+        broken(
+            "HEAD of the models", request(HOST, BEARER, start=b"HEAD /v1/models HTTP/1.1"), 405, "method_not_allowed"
+        ),
         refused("OPTIONS *", request(*bodyless, start=b"OPTIONS * HTTP/1.1"), 404, "unknown_path"),
         broken(
             "CONNECT to an authority",

@@ -1,0 +1,180 @@
+"""Every parser of ours against what nobody would send: it answers or it refuses, and what it answers is true.
+
+A few seconds in the usual run. `FUZZ_SECONDS=600 pytest tests/fuzz` gives each parser ten minutes of new inputs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from multidict import CIMultiDict
+
+from gateway import config
+from gateway.body import Body, BodyRules, check
+from gateway.errors import Misconfigured, Refused
+from gateway.sse import EventStream
+from gateway.store.seal import Seal
+from plugins.auth import _credential
+from tests.fuzz import seeds
+
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "0"))
+EXAMPLES = 300
+SLOWEST_S = 0.5
+RULES = BodyRules(allow_non_streaming=True)
+SECRET = "kanarienvogel-4711"
+SEAL = Seal(b"pepper" * 6)
+
+Edit = tuple[int, int, bytes]
+
+
+def spoilt(of: list[bytes], pieces: list[bytes]) -> st.SearchStrategy[bytes]:
+    """A seed, cut and stuffed at a few places."""
+    edit = st.tuples(st.integers(0, 400), st.integers(0, 12), st.sampled_from(pieces) | st.binary(max_size=4))
+    edits = st.lists(edit, max_size=6)
+    made_up = st.lists(st.sampled_from(pieces), max_size=20).map(b"".join)
+    return st.builds(_edited, st.sampled_from(of), edits) | made_up
+
+
+def _edited(seed: bytes, edits: list[Edit]) -> bytes:
+    for at, cut, stuff in edits:
+        place = at % (len(seed) + 1)
+        seed = seed[:place] + stuff + seed[place + cut :]
+    return seed
+
+
+def fuzz(target: Callable[..., None], *inputs: st.SearchStrategy[object]) -> None:
+    """Try a target on many inputs; each within its time."""
+
+    def timed(given_inputs: tuple[object, ...]) -> None:
+        began = time.process_time()
+        target(*given_inputs)
+        assert time.process_time() - began < SLOWEST_S
+
+    run = settings(
+        max_examples=20_000 if SECONDS else EXAMPLES,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink],
+    )(given(st.tuples(*inputs))(timed))
+    ends = time.monotonic() + SECONDS
+    run()
+    while time.monotonic() < ends:
+        run()
+
+
+def pairs_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    assert len(dict(pairs)) == len(pairs), "a key twice"
+    return dict(pairs)
+
+
+def no_constant(name: str) -> None:
+    raise AssertionError(f"{name} passed")
+
+
+def body_is_checked_or_refused(raw: bytes) -> None:
+    try:
+        body = check(raw, RULES)
+    except Refused as refused:
+        assert refused.status == 400
+        assert refused.message.isprintable()
+        return
+    said = json.loads(raw, parse_constant=no_constant)
+    assert (body.model, body.stream, body.messages) == (
+        said["model"],
+        said.get("stream") is True,
+        len(said["messages"]),
+    )
+    sent = body.upstream("other", ask_usage=True)
+    heard = json.loads(sent)
+    assert len(heard) == len(set(heard))
+    assert heard["model"] == "other"
+    assert {**heard, "model": 0, "stream_options": 0} == {**said, "model": 0, "stream_options": 0}
+    again = check(sent, RULES)
+    assert (again.max_tokens, again.n, again.stream) == (body.max_tokens, body.n, body.stream)
+    assert top_level_keys(sent) == len(body.top) + (again.asked_usage and "stream_options" not in body.top)
+
+
+def top_level_keys(raw: bytes) -> int:
+    keys: list[int] = []
+    json.loads(raw, object_pairs_hook=lambda pairs: keys.append(len(pairs)))
+    return keys[-1]
+
+
+def stream_means_the_same_however_it_is_cut(data: bytes, cuts: list[int], *, drop_usage: bool) -> None:
+    whole, once = told(data, [], drop_usage=drop_usage)
+    parts, twice = told(data, cuts, drop_usage=drop_usage)
+    assert whole == parts
+    assert once == twice
+    assert len(whole) <= len(data)
+    if not drop_usage:
+        assert data.startswith(whole)
+
+
+def told(data: bytes, cuts: list[int], *, drop_usage: bool) -> tuple[bytes, tuple[object, ...]]:
+    stream = EventStream(drop_usage=drop_usage)
+    ends = sorted({cut % (len(data) + 1) for cut in cuts} | {len(data)})
+    passed, start = b"", 0
+    for end in ends:
+        passed += stream.feed(data[start:end])
+        start = end
+    passed += stream.close()
+    estimate = stream.estimated_completion_tokens()
+    return passed, (stream.events, stream.usage, stream.finished, stream.done, stream.error, stream.complete, estimate)
+
+
+def document_is_read_or_refused_in_one_line(path: Path, raw: bytes) -> None:
+    path.write_bytes(raw)
+    try:
+        loaded = config.load(path, {"KEY": SECRET})
+    except Misconfigured as wrong:
+        text = str(wrong)
+        assert text.isprintable()
+        assert len(text) < 2000
+        assert text.startswith(str(path))
+    else:
+        text = repr(loaded)
+    assert SECRET not in text
+
+
+def only_a_whole_token_passes(raw: bytes) -> None:
+    value = raw.decode("utf-8", "surrogateescape")
+    try:
+        credential = _credential(CIMultiDict({"Authorization": value}))
+    except Refused as refused:
+        assert refused.status == 401
+        return
+    assert SEAL.read(credential) is None
+    good = SEAL.make("tester")[1]
+    assert SEAL.read(good) is not None
+    for wrong in (good + credential, credential + good, good[:-1] + credential[:1], good.replace("t", credential, 1)):
+        assert wrong == good or SEAL.read(wrong) is None or not credential
+
+
+def test_body() -> None:
+    fuzz(body_is_checked_or_refused, spoilt(seeds.BODY, seeds.BODY_PIECES))
+
+
+@pytest.mark.parametrize("drop_usage", [False, True])
+def test_sse(drop_usage: bool) -> None:
+    def target(data: bytes, cuts: list[int]) -> None:
+        stream_means_the_same_however_it_is_cut(data, cuts, drop_usage=drop_usage)
+
+    fuzz(target, spoilt(seeds.SSE, seeds.SSE_PIECES), st.lists(st.integers(0, 400), max_size=6))
+
+
+def test_document(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    fuzz(lambda raw: document_is_read_or_refused_in_one_line(file, raw), spoilt(seeds.DOCUMENT, seeds.DOCUMENT_PIECES))
+
+
+def test_token() -> None:
+    fuzz(only_a_whole_token_passes, spoilt(seeds.TOKEN, seeds.TOKEN_PIECES))
