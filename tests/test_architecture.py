@@ -121,7 +121,9 @@ def mirrored() -> list[Path]:
     """The tests of one module each; what is about the whole is in whole/ and at the top."""
     about_the_whole = {"test_architecture.py", "test_dependencies.py", "test_docs.py"}
     files = (ROOT / "tests").rglob("test_*.py")
-    return sorted(path for path in files if path.parent.name not in ("whole", "fuzz") and path.name not in about_the_whole)
+    return sorted(
+        path for path in files if path.parent.name not in ("whole", "fuzz") and path.name not in about_the_whole
+    )
 
 
 @pytest.mark.parametrize("path", mirrored(), ids=lambda path: str(path.relative_to(ROOT)))

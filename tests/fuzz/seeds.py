@@ -6,7 +6,10 @@ BODY = [
     b'{"model":"words","messages":[{"role":"user","content":"hi"}],"stream":true}',
     b'{"model":"a","model":"b","messages":[{"role":"user"}],"stream":false,"stream":true,"mod\\u0065l":"c"}',
     b'{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"x"}]}],"stream":true,"max_tokens":5,"n":2}',
-    b'{"stream_options":{"include_usage":true,"include_usage":null,"x":[1,2.5e-3,-0]},"stream":true,"model":"m","messages":[{"role":""}]}',
+    (
+        b'{"stream_options":{"include_usage":true,"include_usage":null,"x":[1,2.5e-3,-0]},"stream'
+        b'":true,"model":"m","messages":[{"role":""}]}'
+    ),
     '{"model":"\u00e9\U0001f600","messages":[{"role":"\\ud83d\\ude00"}],"stream":true,"temperature":1e308}'.encode(),
     b'\xef\xbb\xbf{"a":' + b"[" * 99 + b"]" * 99 + b"}",
 ]
@@ -57,7 +60,10 @@ BODY_PIECES = [
 
 SSE = [
     b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":null}]}\n\ndata: [DONE]\n\n',
-    b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\r\n\r\ndata: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2}}\r\n\r\n',
+    (
+        b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\r\n\r\ndata: {"choices":[],"usage'
+        b'":{"prompt_tokens":1,"completion_tokens":2}}\r\n\r\n'
+    ),
     b': comment\r\rid: 1\revent: error\rdata: {"error":{"message":"x"}}\r\r',
     b'data: {"x_groq":{"usage":{"prompt_tokens":1,"completion_tokens":2}},"choices":[{"finish_reason":"length"}]}\n\n',
     b'\xef\xbb\xbfdata: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2}}\n\ndata:\ndata: x\n\n\n\n',
@@ -99,7 +105,10 @@ SSE_PIECES = [
 ]
 
 DOCUMENT = [
-    b'listen: 127.0.0.1:8080\nchannels:\n  a: {base_url: https://x/v1, api_key: "${KEY}"}\nmodels:\n  m: {free: true, channels: [a]}\n',
+    (
+        b'listen: 127.0.0.1:8080\nchannels:\n  a: {base_url: https://x/v1, api_key: "${KEY}'
+        b'"}\nmodels:\n  m: {free: true, channels: [a]}\n'
+    ),
     b'groups:\n  default:\n    models: ["*"]\n    ratio: 1.50\nplugins:\n  - use: auth\n    with: {wrong_tokens_per_minute: 6}\n',
     b"a: &x [1, 2]\nb: *x\nc: !!python/object/apply:os.system [id]\n",
     b"? [complex, key]\n: value\n<<: {a: 1}\n--- \n... \n%YAML 1.1\n",

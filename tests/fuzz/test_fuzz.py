@@ -5,7 +5,6 @@ A few seconds in the usual run. `FUZZ_SECONDS=600 pytest tests/fuzz` gives each 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import time
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from gateway import config
-from gateway.body import Body, BodyRules, check
+from gateway.body import BodyRules, check
 from gateway.errors import Misconfigured, Refused
 from gateway.sse import EventStream
 from gateway.store.seal import Seal
