@@ -1,0 +1,79 @@
+"""The store goes away under load: what was refused meanwhile is in the log afterwards, and nothing is twice.
+
+For 3 seconds, or as long as `GATEWAY_STORE_AWAY_S` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from gateway import Outcome, reports
+from gateway.fake_upstream import FakeUpstream
+from gateway.sink import Sink
+from gateway.store.embedded import EmbeddedStore
+from gateway.testing import Running, running
+from tests.test_rows import rolled_up, summed
+from tests.whole.conftest import CHAIN, configuration
+from tests.whole.raw import ask, chat
+
+AWAY_S = float(os.environ.get("GATEWAY_STORE_AWAY_S", "3"))
+REQUESTS_PER_S = 50
+WIDE = CHAIN.replace("requests_per_minute: 1000, tokens_per_minute: 1000000", "requests_per_minute: 1000000")
+
+
+async def load(gateway: Running, token: str, received: dict[str, int], stop: asyncio.Event) -> None:
+    """Ask at a steady rate, whoever still waits for an answer, and note what every request was answered."""
+
+    async def call() -> None:
+        answer = await ask(gateway.port, chat(token))
+        received[answer.headers["x-request-id"]] = answer.status
+
+    async with asyncio.TaskGroup() as calls:
+        while not stop.is_set():
+            calls.create_task(call())
+            await asyncio.sleep(1 / REQUESTS_PER_S)
+
+
+async def until(received: dict[str, int], more: int) -> None:
+    """Until so many more requests were served."""
+    wanted = list(received.values()).count(200) + more
+    async with asyncio.timeout(30):
+        while list(received.values()).count(200) < wanted:
+            await asyncio.sleep(0.02)
+
+
+async def test_what_was_refused_while_the_store_was_away_is_in_the_log_afterwards(tmp_path: Path) -> None:
+    store = await asyncio.to_thread(EmbeddedStore.start, tmp_path / "store")
+    received: dict[str, int] = {}
+    async with FakeUpstream(pace_s=0, key="channel-credential-4711") as upstream:
+        yaml = configuration(upstream.base_url, chain=WIDE)
+        async with running(yaml, tmp_path, store.url) as gateway:
+            token, stop = await gateway.token(credit=5_000_000_000), asyncio.Event()
+            sink = Sink(gateway.store.usage, retention_months=13, crashed_after_s=600)
+            draining = asyncio.create_task(sink.run(stop))
+            loading = asyncio.create_task(load(gateway, token, received, stop))
+            await until(received, 30)
+            await asyncio.to_thread(store.stop)
+            await asyncio.sleep(AWAY_S)
+            store = await asyncio.to_thread(EmbeddedStore.start, tmp_path / "store")
+            await until(received, 30)
+            stop.set()
+            await loading
+            await gateway.gateway.life.settled()
+            await draining
+            usage = gateway.store.usage
+            while await sink.step():
+                pass
+            assert (await usage.length(), usage.spool.files()) == (0, [])
+    await asyncio.to_thread(store.stop)
+    rows = {row.id: row for row in reports.select(usage.folder)}
+    assert rows.keys() == received.keys()
+    refused = [row for row in rows.values() if row.status == 503]
+    assert len(refused) > REQUESTS_PER_S * AWAY_S / 2
+    assert {(row.outcome, row.error_code, row.charge_micros) for row in refused} == {
+        (Outcome.REFUSED, "service_unavailable", 0)
+    }
+    assert {row.id: row.status for row in rows.values()} == received
+    assert rolled_up(usage.folder) == summed(usage.folder)
