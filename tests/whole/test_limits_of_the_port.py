@@ -1,0 +1,313 @@
+"""The limits, clocks and budgets of the public port: each cuts one caller off, while another is served."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from pathlib import Path
+
+import pytest
+
+from gateway.config import Port, Timers
+from gateway.door import KEPT_DESCRIPTORS
+from gateway.fake_upstream import FakeUpstream
+from gateway.store.client import Client
+from gateway.testing import Running, running
+from tests.whole.conftest import configuration
+from tests.whole.hostile_requests import SMUGGLED
+from tests.whole.raw import Answer, ask, chat, get, head, read_answer
+from tests.whole.test_errors import assert_error
+
+Serving = Callable[[str], AbstractAsyncContextManager[Running]]
+
+
+@pytest.fixture
+def serving(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> Serving:
+    """A gateway with settings of its port."""
+    return lambda port: running(configuration(upstream.base_url, more=f"port: {{{port}}}"), tmp_path, store_url)
+
+
+class Caller:
+    """One connection, used as one likes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def drip(self, data: bytes, pause_s: float) -> None:
+        """One byte at a time, until the other side has had enough."""
+        for byte in data:
+            if self.writer.is_closing():
+                return
+            self.writer.write(bytes([byte]))
+            await asyncio.sleep(pause_s)
+
+    async def answer(self) -> Answer:
+        async with asyncio.timeout(5):
+            return await read_answer(self.reader)
+
+    async def the_end(self) -> bytes:
+        """What still comes before the connection is closed."""
+        async with asyncio.timeout(5):
+            return await self.reader.read()
+
+
+Connect = Callable[[Running], Awaitable[Caller]]
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    """Opens connections, and closes them at the end."""
+    opened: list[Caller] = []
+
+    async def connect(gateway: Running) -> Caller:
+        opened.append(Caller(*await asyncio.open_connection("127.0.0.1", gateway.port)))
+        return opened[-1]
+
+    yield connect
+    for caller in opened:
+        caller.writer.close()
+        with suppress(ConnectionError):
+            await caller.writer.wait_closed()
+
+
+async def assert_served(gateway: Running, token: str) -> None:
+    answer = await ask(gateway.port, chat(token))
+    assert (answer.status, answer.whole) == (200, True)
+
+
+# The head.
+
+
+async def test_a_head_that_trickles_is_cut_off(serving: Serving, connect: Connect) -> None:
+    async with serving("head_timeout: 0.2") as gateway:
+        token = await gateway.token()
+        slow = await connect(gateway)
+        dripping = asyncio.create_task(slow.drip(get("/v1/account", token), 0.02))
+        await assert_served(gateway, token)
+        assert_error(await slow.answer(), 408, "invalid_request_error", "invalid_request")
+        assert await slow.the_end() == b""
+        dripping.cancel()
+
+
+async def test_so_is_the_second_head_of_a_connection(serving: Serving, connect: Connect) -> None:
+    async with serving("head_timeout: 0.2") as gateway:
+        slow = await connect(gateway)
+        slow.send(get("/v1/models"))
+        assert (await slow.answer()).status == 401
+        slow.send(b"GET /v1/mod")
+        assert_error(await slow.answer(), 408, "invalid_request_error", "invalid_request")
+
+
+async def test_a_head_in_several_pieces_is_read(serving: Serving, connect: Connect) -> None:
+    async with serving("head_timeout: 2") as gateway:
+        caller = await connect(gateway)
+        await caller.drip(get("/healthz"), 0.001)
+        assert (await caller.answer()).status == 200
+
+
+async def test_a_connection_that_says_nothing_is_closed(serving: Serving, connect: Connect) -> None:
+    async with serving("idle_timeout: 0.2") as gateway:
+        fresh, used = await connect(gateway), await connect(gateway)
+        used.send(get("/healthz"))
+        await used.answer()
+        assert (await fresh.the_end(), await used.the_end()) == (b"", b"")
+
+
+async def test_a_head_that_never_ends_is_cut_off_at_its_limit(gateway: Running, connect: Connect) -> None:
+    endless = await connect(gateway)
+    endless.send(b"GET /v1/models HTTP/1.1\r\n")
+    sent = 0
+    for number in range(100):
+        endless.send(b"X-%d: " % number + b"x" * 1000 + b"\r\n")
+        sent += 1000
+        await asyncio.sleep(0.001)
+        if endless.reader.at_eof() or endless.writer.is_closing():
+            break
+    assert_error(await endless.answer(), 431, "invalid_request_error", "invalid_request")
+    assert sent < 2 * Port().max_head
+    assert await endless.the_end() == b""
+
+
+@pytest.mark.parametrize("after", [b"GET /v1/mod", b"X: " + b"x" * 200_000], ids=["a slow head", "a long head"])
+async def test_what_follows_a_request_does_not_touch_its_stream(
+    serving: Serving, upstream: FakeUpstream, after: bytes, connect: Connect
+) -> None:
+    upstream.pace_s = 0.03
+    async with serving("head_timeout: 0.1") as gateway:
+        caller = await connect(gateway)
+        caller.send(chat(await gateway.token()))
+        while not upstream.requests:
+            await asyncio.sleep(0.01)
+        for start in range(0, len(after), 4096):
+            caller.send(after[start : start + 4096])
+            await asyncio.sleep(0)
+        answer = await caller.answer()
+        assert (answer.status, answer.whole) == (200, True)
+        assert b"[DONE]" in answer.body
+        await caller.the_end()
+
+
+# The body.
+
+
+@pytest.mark.parametrize("tail", [b"zz\r\n", b"-1\r\n", b"3\r\nabcd\r\n"])
+async def test_framing_that_breaks_after_the_head_is_answered_at_once(
+    gateway: Running, tail: bytes, connect: Connect
+) -> None:
+    lines = {"Host": "gateway", "Content-Type": "application/json", "Transfer-Encoding": "chunked"}
+    caller = await connect(gateway)
+    caller.send(head("POST", "/v1/chat/completions", lines | {"Authorization": f"Bearer {await gateway.token()}"}))
+    caller.send(b"2\r\n{}\r\n")
+    await asyncio.sleep(0.05)
+    caller.send(tail + SMUGGLED)
+    async with asyncio.timeout(1):
+        assert_error(await caller.answer(), 400, "invalid_request_error", "invalid_request")
+        assert await caller.the_end() == b""
+
+
+async def test_framing_that_breaks_after_the_answer_ends_the_connection(gateway: Running, connect: Connect) -> None:
+    caller = await connect(gateway)
+    caller.send(head("POST", "/v1/chat/completions", {"Host": "gateway", "Transfer-Encoding": "chunked"}))
+    assert (await caller.answer()).status == 401
+    caller.send(b"zz\r\n" + SMUGGLED)
+    assert await caller.the_end() == b""
+
+
+async def test_a_body_that_was_expected_is_not_read_as_a_request_after_a_refusal(
+    gateway: Running, connect: Connect
+) -> None:
+    caller = await connect(gateway)
+    caller.send(chat("no-token", b"", headers={"Expect": "100-continue", "Content-Length": "77"}))
+    answer = await caller.answer()
+    assert_error(answer, 401, "authentication_error", "token_invalid")
+    assert answer.headers["connection"] == "close"
+    caller.send(SMUGGLED)
+    assert await caller.the_end() == b""
+
+
+async def test_a_large_body_is_refused_before_it_is_sent(gateway: Running, connect: Connect) -> None:
+    caller = await connect(gateway)
+    caller.send(chat(await gateway.token(), b"", headers={"Expect": "100-continue", "Content-Length": str(2**40)}))
+    assert_error(await caller.answer(), 413, "invalid_request_error", "body_too_large")
+    assert await caller.the_end() == b""
+
+
+async def test_who_asks_before_sending_is_told_to_send(gateway: Running, connect: Connect) -> None:
+    request = chat(await gateway.token(), headers={"Expect": "100-continue"})
+    start, _, body = request.partition(b"\r\n\r\n")
+    caller = await connect(gateway)
+    caller.send(start + b"\r\n\r\n")
+    assert await caller.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    caller.send(body)
+    assert (await caller.answer()).status == 200
+
+
+async def test_bodies_beyond_the_budget_are_refused_until_there_is_room(serving: Serving, connect: Connect) -> None:
+    async with serving("body_budget: 100000") as gateway:
+        token = await gateway.token()
+        first = await connect(gateway)
+        padded = chat(token, {"user": "x" * 60_000})
+        first.send(padded[:-1])
+        while gateway.gateway.budget.held < 60_000:
+            await asyncio.sleep(0.01)
+        refused = await ask(gateway.port, padded)
+        assert_error(refused, 503, "service_error", "service_unavailable")
+        assert (refused.headers["connection"], bool(refused.headers["retry-after"])) == ("close", True)
+        await assert_served(gateway, token)
+        first.send(padded[-1:])
+        assert (await first.answer()).status == 200
+        await gateway.gateway.life.settled()
+        assert gateway.gateway.budget.held == 0
+        assert (await ask(gateway.port, padded)).status == 200
+
+
+# Room.
+
+
+async def test_exchanges_beyond_the_most_that_may_be_open_are_refused(
+    serving: Serving, upstream: FakeUpstream, connect: Connect
+) -> None:
+    upstream.mode = "silent"
+    async with serving("max_open: 1, drain: 0") as gateway:
+        token = await gateway.token()
+        first = await connect(gateway)
+        first.send(chat(token))
+        while not upstream.requests:
+            await asyncio.sleep(0.01)
+        refused = await ask(gateway.port, chat(token))
+        assert_error(refused, 503, "service_error", "service_unavailable")
+        assert refused.headers["connection"] == "close"
+        assert (await ask(gateway.port, get("/healthz"))).status == 200
+        first.writer.close()
+        upstream.mode = "words"
+        while gateway.gateway.life.open:
+            await asyncio.sleep(0.01)
+        await assert_served(gateway, token)
+
+
+def highest_descriptor() -> int:
+    return max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+
+
+async def test_near_the_end_of_file_descriptors_open_streams_go_on_and_new_requests_are_refused(
+    serving: Serving, upstream: FakeUpstream, connect: Connect
+) -> None:
+    upstream.pace_s = 0.03
+    highest = highest_descriptor()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + KEPT_DESCRIPTORS + 40, hard))
+    try:
+        async with serving("max_open: 10") as gateway:
+            token = await gateway.token()
+            stream = await connect(gateway)
+            stream.send(chat(token))
+            while not upstream.requests:
+                await asyncio.sleep(0.01)
+            while not taken or taken[-1] < highest + 40:
+                taken.append(os.dup(0))
+            silent = await connect(gateway)
+            refused = await ask(gateway.port, chat(token))
+            assert_error(refused, 503, "service_error", "service_unavailable")
+            assert refused.headers["connection"] == "close"
+            answer = await stream.answer()
+            assert (answer.status, answer.whole) == (200, True)
+            assert b"408 " in await silent.the_end()
+            while taken:
+                os.close(taken.pop())
+            await assert_served(gateway, token)
+    finally:
+        for number in taken:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# The defaults.
+
+LOOSEST = {
+    Port: {
+        "max_head": 64 * 1024,
+        "max_body": 8 * 1024 * 1024,
+        "body_budget": 256 * 1024 * 1024,
+        "max_open": 10_000,
+        "head_timeout": 15,
+        "body_timeout": 60,
+        "idle_timeout": 75,
+        "allow_non_streaming": False,
+        "drain": 30,
+    },
+    Timers: {"connect": 5, "first_byte": 60, "idle": 60, "total": 600, "write_stall": 60},
+}
+
+
+@pytest.mark.parametrize("section", LOOSEST)
+def test_no_default_is_looser_than_what_was_tried(section: type[Port] | type[Timers]) -> None:
+    defaults = {name: getattr(section(), name) for name in section.__struct_fields__}
+    assert defaults.keys() == LOOSEST[section].keys()
+    assert {name for name, value in defaults.items() if value > LOOSEST[section][name]} == set()
