@@ -16,7 +16,7 @@ LARGEST_BYTES = 12 * 1024
 
 LAYERS = (
     ("__main__", "cli", "testing"),
-    ("supervisor", "worker", "reload", "demo", "sink", "care", "admin", "bound"),
+    ("supervisor", "worker", "reload", "demo", "doctor", "sink", "care", "admin", "bound"),
     ("server",),
     ("door", "intake"),
     ("life", "loading", "services"),
