@@ -8,6 +8,7 @@ of them could be a token that was pasted in the wrong place.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final, Literal
 
 import msgspec
@@ -89,8 +90,13 @@ def month(id: str) -> str:  # noqa: A002
 
 def utc(ms: int) -> str:
     """ISO 8601 with milliseconds, as in `2026-11-21T06:21:30.123Z`."""
+    return f"{_second(ms // 1000)}.{ms % 1000:03d}Z"
+
+
+@lru_cache(maxsize=64)
+def _second(at: int) -> str:
+    """Many requests share a second, and `strftime` costs more than all else that a record needs."""
     try:
-        moment = datetime.fromtimestamp(ms // 1000, UTC)
+        return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%S}"
     except (OverflowError, OSError) as error:
         raise ValueError("not a time") from error
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}Z"

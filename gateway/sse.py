@@ -158,18 +158,21 @@ class EventStream:
         return max(events, ceil(text / BYTES_PER_TOKEN))
 
     def _begun(self, data: bytes) -> bytes:
-        """Data that begins at a border."""
-        end = data.rfind(b"\n\n") + 2
-        whole = data if end == len(data) else data[:end]
-        fast = 1 < end <= self._longest and data.find(b"\r", end) < 0  # what follows may be framed otherwise
-        if fast and (events := _plain_events(whole)):
-            if whole is not data:
-                self._pending += data[end:]
+        """Data that begins at a border. What comes before the first telling event is not taken apart."""
+        telling = _TELLING.search(data)
+        end = data.rfind(b"\n\n", 0, telling.start() if telling else len(data)) + 2
+        plain = data[:end]
+        passed = []
+        # With a carriage return, events may be framed otherwise.
+        if 1 < end <= self._longest and b"\r" not in data and (events := _plain_events(plain)):
             self.started = True
-            self._count_output(whole, events)
-            return whole
-        passed, end = [], 0
-        for event in _whole_events(data):
+            self._count_output(plain, events)
+            if end == len(data):
+                return plain
+            passed.append(plain)
+        else:
+            end = 0
+        for event in _whole_events(data[end:]):
             end += len(event)
             passed.append(self._taken(event))
         self._pending += data[end:]
@@ -248,13 +251,13 @@ class EventStream:
 
 
 def _plain_events(data: bytes) -> int:
-    """How many events there are, where each is one line of a JSON object that tells nothing but text; else 0."""
-    if not data.startswith(b"data: {") or data.find(b"\r") >= 0:
+    """How many events, where each is one line with a JSON object; else 0."""
+    if not data.startswith(b"data: {"):
         return 0
     if data.find(b"\n") == len(data) - 2:
-        return 0 if _TELLING.search(data) else 1
+        return 1
     events = data.count(b"\n\ndata: {") + 1
-    return 0 if data.count(b"\n") != 2 * events or _TELLING.search(data) else events
+    return events if data.count(b"\n") == 2 * events else 0
 
 
 def _borders(data: bytes | bytearray, start: int = 0) -> re.Pattern[bytes]:

@@ -20,6 +20,7 @@ LONGEST_FOREIGN_NAME: Final = 128
 class Arrival(msgspec.Struct, frozen=True):
     """An arrival on its way into the log."""
 
+    record: Record
     kept: asyncio.Future[object]
 
 
@@ -37,15 +38,18 @@ class UsageLogger(Plugin):
 
     async def on_request(self, exchange: Exchange) -> None:
         """Send the arrival; the upstream is not called before it is kept."""
-        kept = self.usage.submit_arrival(_opened(exchange))
-        exchange[Arrival] = Arrival(kept)
+        opened = _opened(exchange)
+        kept = self.usage.submit_arrival(opened)
+        exchange[Arrival] = Arrival(opened, kept)
         exchange.before_upstream(kept)
 
     async def on_end(self, exchange: Exchange) -> None:
         """Close the record with all that is known by now."""
-        await asyncio.wait([exchange[Arrival].kept])
+        arrival = exchange[Arrival]
+        if not arrival.kept.done():
+            await asyncio.wait([arrival.kept])
         model = exchange.model if exchange.model in self.models else ""
-        await self.usage.end(_closed(exchange, model))
+        await self.usage.end(_closed(arrival.record, exchange, model))
 
 
 def _opened(exchange: Exchange) -> Record:
@@ -57,11 +61,11 @@ def _opened(exchange: Exchange) -> Record:
     )
 
 
-def _closed(exchange: Exchange, model: str) -> Record:
+def _closed(opened: Record, exchange: Exchange, model: str) -> Record:
     usage = exchange.usage
     last = exchange.attempts[-1] if exchange.attempts else None
     return msgspec.structs.replace(
-        _opened(exchange),
+        opened,
         account=exchange.account,
         token_id=exchange.token_id,
         group=exchange.group,
