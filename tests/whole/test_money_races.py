@@ -25,6 +25,8 @@ plugins:
     with: {{max_holds: 500{max_hold}}}
   - use: model-routing
 """
+PATIENT = "store: {timeout: 10}"
+"""A machine that does other things at the same time makes two hundred callers wait; nobody is to be refused for that."""
 ADMITTED, CALLERS = 20, 200
 BODY = chat("", {"max_tokens": 10}).partition(b"\r\n\r\n")[2]
 FULL = len(BODY) + 16 + 128 + 2 * 10
@@ -91,7 +93,7 @@ async def test_exactly_twenty_are_called_and_the_balance_is_never_below_zero(
             folder = tmp_path / str(number)
             folder.mkdir()
             (folder / "data").symlink_to(tmp_path, target_is_directory=True)
-            yaml = configuration(upstream.base_url, chain=CHAIN.format(max_hold=""))
+            yaml = configuration(upstream.base_url, chain=CHAIN.format(max_hold=""), more=PATIENT)
             gateways.append(await stack.enter_async_context(running(yaml, folder, store_url)))
         statuses, lowest = await race(gateways, ADMITTED * FULL)
         assert statuses == {200: ADMITTED, 402: CALLERS - ADMITTED}
@@ -104,7 +106,9 @@ async def test_with_smaller_holds_the_balance_is_never_below_the_stated_bound(
     upstream: Scripted, store_url: str, client: Client, tmp_path: Path
 ) -> None:
     hold = FULL // 2
-    yaml = configuration(upstream.base_url, chain=CHAIN.format(max_hold=f", max_hold: {hold / 1_000_000:.6f}"))
+    yaml = configuration(
+        upstream.base_url, chain=CHAIN.format(max_hold=f", max_hold: {hold / 1_000_000:.6f}"), more=PATIENT
+    )
     async with running(yaml, tmp_path, store_url) as gateway:
         statuses, lowest = await race([gateway], ADMITTED * hold)
         assert statuses[200] == len(upstream.requests) == ADMITTED
