@@ -163,7 +163,7 @@ class EventStream:
         end = data.rfind(b"\n\n", 0, telling.start() if telling else len(data)) + 2
         plain = data[:end]
         passed = []
-        # With a carriage return, events may be framed otherwise.
+        # A carriage return may frame events otherwise.
         if 1 < end <= self._longest and b"\r" not in data and (events := _plain_events(plain)):
             self.started = True
             self._count_output(plain, events)
@@ -251,7 +251,7 @@ class EventStream:
 
 
 def _plain_events(data: bytes) -> int:
-    """How many events, where each is one line with a JSON object; else 0."""
+    """How many events, where each is a line with an object; else 0."""
     if not data.startswith(b"data: {"):
         return 0
     if data.find(b"\n") == len(data) - 2:
