@@ -163,7 +163,7 @@ class EventStream:
         end = data.rfind(b"\n\n", 0, telling.start() if telling else len(data)) + 2
         plain = data[:end]
         passed = []
-        # A carriage return may frame events otherwise.
+        # Carriage returns frame otherwise.
         if 1 < end <= self._longest and b"\r" not in data and (events := _plain_events(plain)):
             self.started = True
             self._count_output(plain, events)
