@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -25,6 +26,7 @@ from gateway.errors import Misconfigured
 from gateway.section import Bytes, Count, Seconds, SecondsOrNone
 from gateway.section import Section as Section  # noqa: PLC0414 - part of the file
 
+CLICKHOUSE: Final = re.compile(r"https?://([^\s/@:]+(:[^\s/@]*)?@)?([\w.-]+|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?(/\w*)?")
 ACCOUNT_ID: Final = re.compile(r"[a-z0-9]{3,32}")
 
 
@@ -117,9 +119,22 @@ class StoreSettings(Section, frozen=True):
 
 
 class UsageSettings(Section, frozen=True):
-    """How long usage records are kept, in whole months besides the current one."""
+    """How long usage records are kept, in whole months besides the current one, and where else than on this machine."""
+
+    hidden = frozenset({"clickhouse"})
 
     retention_months: Count = 13
+    clickhouse: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            sound = not self.clickhouse or (
+                CLICKHOUSE.fullmatch(self.clickhouse) and urlsplit(self.clickhouse).port != 0
+            )
+        except ValueError:
+            sound = False
+        if not sound:
+            raise ValueError("clickhouse must be like https://user:password@host:8443/database")
 
 
 class Demo(Section, frozen=True):

@@ -22,7 +22,7 @@ LAYERS = (
     ("life", "loading", "services"),
     ("pipe", "attempt", "collect", "stream", "sse", "upstream", "verdict"),
     ("chain", "caller", "answers"),
-    ("store", "reports", "reconciliation", "rows", "record", "spool", "plugin", "catalogue"),
+    ("store", "reports", "reconciliation", "rows", "record", "clickhouse", "spool", "plugin", "catalogue"),
     ("facts",),
     ("exchange", "config", "channel", "section", "credentials", "conversion", "document"),
     ("body", "fake_upstream", "logs", "secret"),

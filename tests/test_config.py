@@ -55,7 +55,7 @@ WRONG = {
     # Unknown settings, at every level
     "lissten: 127.0.0.1:1": f"1: lissten: unknown setting; known here: {TOP}",
     "store:\n  time: 1": "2: store.time: unknown setting; known here: accept_loss, connect_for, connections, timeout",
-    "usage: {months: 1}": "1: usage.months: unknown setting; known here: retention_months",
+    "usage: {months: 1}": "1: usage.months: unknown setting; known here: clickhouse, retention_months",
     "demo: {up: x}": "1: demo.up: unknown setting; known here: account, credit, upstream",
     "channels:\n  a:\n    base_url: http://h\n    key: x": "4: channels.a.key: unknown setting; known here: "
     "api_key, api_keys, ask_usage, base_url, ca_file, concurrent, drain_limit, max_response_bytes, on_caller_gone, "

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 import typer
 
-from gateway import admin, demo, loading, logs, sink, supervisor, worker
+from gateway import admin, clickhouse, demo, loading, logs, sink, supervisor, worker
 from gateway.bound import bound_of
 from gateway.chain import warnings
 from gateway.cli.common import ConfigOption, data_folder
@@ -75,6 +75,8 @@ def serve(
             processes.add("demo upstream", demo.upstream(settings.demo))
         if settings.admin is not None:
             processes.add("admin", _administer(settings, settings.admin))
+        if settings.usage.clickhouse:
+            processes.add("clickhouse", _copy(settings))
         processes.add("sink", _drain_usage(settings, url))
         for index in range(len(listeners)):
             processes.add("worker", _work(current, url, listeners, index), index + 1)
@@ -126,6 +128,14 @@ def _administer(config: Config, address: str) -> supervisor.Work:
     def work(ready: supervisor.Ready) -> None:
         ready()
         admin.main(config, address)
+
+    return work
+
+
+def _copy(config: Config) -> supervisor.Work:
+    def work(ready: supervisor.Ready) -> None:
+        ready()
+        clickhouse.main(config)
 
     return work
 

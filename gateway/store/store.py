@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from gateway.clickhouse import ClickHouse
 from gateway.config import Config
 from gateway.errors import GatewayError
 from gateway.store.accounts import Accounts
+from gateway.store.channels import Channels
 from gateway.store.client import Client
 from gateway.store.journal import Journal
 from gateway.store.limits import Limits
@@ -30,9 +32,11 @@ class Store:
         self.accounts = Accounts(client)
         self.tokens = Tokens(client, pepper_of(config.data_path))
         self.limits = Limits(client)
+        self.channels = Channels(client)
         self.journal = Journal(config.data_path / "journal")
         self.wallet = Wallet(client, settling=settling, journal=self.journal)
-        self.usage = UsageLog(client, config.data_path / "usage")
+        elsewhere = ClickHouse(config.usage.clickhouse, timeout_s=2) if config.usage.clickhouse else None
+        self.usage = UsageLog(client, config.data_path / "usage", elsewhere=elsewhere)
 
     async def answers(self) -> bool:
         """Whether the store answers just now."""

@@ -19,6 +19,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from gateway import crash, reports
+from gateway.clickhouse import ClickHouse
 from gateway.errors import GatewayError, StoreAway
 from gateway.record import Record, arrival_ms, decode, encode
 from gateway.spool import Spool
@@ -34,9 +35,12 @@ PAGE: Final = 1000
 
 
 class UsageLog:
-    """Arrivals, ends, and the record of one request. `folder` holds the files of the sink and the spool."""
+    """Arrivals, ends, and the record of one request. `folder` holds the files of the sink and the spool; `elsewhere`
+    knows the requests that ended on other machines.
+    """
 
-    def __init__(self, client: Client, folder: Path, *, most: int = MOST) -> None:
+    def __init__(self, client: Client, folder: Path, *, most: int = MOST, elsewhere: ClickHouse | None = None) -> None:
+        self._elsewhere = elsewhere
         self.client = client
         self.folder = folder
         self.spool = Spool(folder / "spool")
@@ -83,6 +87,8 @@ class UsageLog:
             if waiting is None or waiting.outcome is None:
                 waiting = await asyncio.to_thread(reports.find, self.folder, id) or waiting
             record = waiting
+        if record is None and self._elsewhere is not None:
+            record = await self._elsewhere.find(id)
         return record if record is None or account in (None, record.account) else None
 
     async def length(self) -> int:
