@@ -69,7 +69,8 @@ def reach(url: str, timeout_s: float, connections: int) -> Servers:
     if parse_qs(parts.query).get("ssl") == ["true"]:
         options["ssl"] = True
     nodes = [ClusterNode(host, port) for host, port in hosts]
-    return Cluster(RedisCluster(startup_nodes=nodes, max_connections=connections, **options), timeout_s)  # type: ignore[abstract, unused-ignore]
+    spared = 2 * connections  # some are for what is read page by page, past the commands
+    return Cluster(RedisCluster(startup_nodes=nodes, max_connections=spared, **options), timeout_s, connections)  # type: ignore[abstract, unused-ignore]
 
 
 class OneServer:
@@ -121,12 +122,16 @@ class OneServer:
 
 
 class Cluster:
-    """redis-py's own client of a cluster, with a task for each command."""
+    """redis-py's own client of a cluster, with a task for each command, so many under way at once.
 
-    def __init__(self, redis: RedisCluster, timeout_s: float) -> None:
+    It has no waiting line of its own: where all connections to a node are busy, it fails.
+    """
+
+    def __init__(self, redis: RedisCluster, timeout_s: float, at_once: int) -> None:
         self.redis: Redis | RedisCluster = redis
         self._timeout_s = timeout_s
         self._tasks: set[asyncio.Task[None]] = set()
+        self._places = asyncio.Semaphore(at_once)
 
     def submit(self, command: Command, shape: Shape | None) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
@@ -141,13 +146,14 @@ class Cluster:
             await asyncio.wait(self._tasks)
 
     async def _ask(self, command: Command, future: asyncio.Future[Any]) -> None:
-        if future.done():
-            return
         overdue = asyncio.get_running_loop().call_later(
             self._timeout_s, _fail, future, StoreAway("the store did not answer in time")
         )
         try:
-            reply = await self.redis.execute_command(*command)  # type: ignore[no-untyped-call, unused-ignore]
+            async with self._places:
+                if future.done():
+                    return
+                reply = await self.redis.execute_command(*command)  # type: ignore[no-untyped-call, unused-ignore]
         except Exception as error:
             _fail(future, _translated(error))
         else:

@@ -27,6 +27,7 @@ from gateway.store.client import Argument, Client, Script
 from gateway.store.invariants import Audit, Ledger, Snapshot, broken
 from gateway.store.journal import Journal, Settlement
 from gateway.store.replies import Credit, Credited, Hold, HoldReply, Settle, Settled
+from gateway.store.safety import told_by_masters
 
 __all__ = ["Credit", "Credited", "Hold", "HoldReply", "Settle", "Settled", "Settlement", "Wallet"]
 
@@ -69,7 +70,7 @@ class Wallet:
         self._window = (int(keep_s * 1000), int(skew_s * 1000))
         self._patience_s = patience_s
         self._recent: deque[tuple[float, Settlement]] = deque()
-        self._run_id = ""
+        self._masters: frozenset[str] = frozenset()
         self.scripts = {name: script(name) for name in ("hold", "settle", "credit", "sweep", "snapshot")}
 
     async def hold(
@@ -135,16 +136,17 @@ class Wallet:
         return Settled(Settle(word.decode()), charged)
 
     async def check_incarnation(self) -> int:
-        """Repeat the last two minutes' settlements to a server that is not the one before; returns how many.
+        """Repeat the last two minutes' settlements where a master of the store is not the one before; returns how many.
 
         Call it at start and every few seconds: one that took over may have forgotten what was acknowledged.
         """
-        run_id = (await self._settling.call("INFO", "server"))["run_id"]
-        recent = [settlement for _, settlement in self._recent] if self._run_id not in ("", run_id) else []
+        masters = frozenset(told["run_id"] for told in await told_by_masters(self._settling, "server"))
+        forgetful = bool(self._masters) and not masters <= self._masters
+        recent = [settlement for _, settlement in self._recent] if forgetful else []
         for start in range(0, len(recent), _PAGE):
             await asyncio.gather(*map(self.deliver, recent[start : start + _PAGE]))
             crash.point("settlements.repeated")
-        self._run_id = run_id
+        self._masters = masters
         return len(recent)
 
     async def verify(self, account: str) -> list[str]:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,8 +23,8 @@ class Starts:
     def __init__(self, ends: ExitStack) -> None:
         self.ends = ends
 
-    def __call__(self, data: Path, timeout_s: float = 10) -> EmbeddedStore:
-        store = EmbeddedStore.start(data, timeout_s)
+    def __call__(self, data: Path, timeout_s: float = 10, *, adopt: bool = True) -> EmbeddedStore:
+        store = EmbeddedStore.start(data, timeout_s, adopt=adopt)
         self.ends.callback(store.stop)
         return store
 
@@ -102,6 +103,20 @@ async def test_half_a_last_line_in_the_append_only_file_is_dropped(start: Starts
     second = start(tmp_path)
     assert await ask(second, "GET", "a") == b"1"
     assert await ask(second, "GET", "b") is None
+
+
+def test_who_does_not_adopt_says_that_another_uses_the_folder(start: Starts, tmp_path: Path) -> None:
+    start(tmp_path)
+    with pytest.raises(Misconfigured, match=f"data: another gateway uses {tmp_path}; stop it"):
+        start(tmp_path, 0.2, adopt=False)
+
+
+def test_who_does_not_adopt_waits_for_the_others_end(start: Starts, tmp_path: Path) -> None:
+    short = start(tmp_path)
+    threading.Timer(0.2, short.stop).start()
+    own = start(tmp_path, adopt=False)
+    assert own.owned
+    assert own.pid != short.pid
 
 
 async def test_a_running_server_is_adopted_and_left_to_its_owner(start: Starts, tmp_path: Path) -> None:

@@ -49,6 +49,22 @@ async def test_what_the_store_could_not_take_is_charged_by_a_replay(own_store: S
     await client.close()
 
 
+async def test_what_the_store_refuses_is_kept(client: Client, wallet: Wallet, tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    keeping, rid = Wallet(client, journal=journal), new_rid()
+    await take(keeping, rid)
+    await client.call("RENAME", KEY + "holds", "aside")
+    await client.call("SET", KEY + "holds", "no hash")
+    assert await keeping.settle(ACCOUNT, rid, 4) == Settled(Settle.KEPT, 4)
+    assert journal.waiting() == [Settlement(ACCOUNT, rid, 4)]
+    with pytest.raises(StoreError):
+        await journal.replay(keeping)
+    await client.call("RENAME", "aside", KEY + "holds")
+    assert await journal.replay(keeping) == 1
+    assert await balance_and_held(client) == (96, 0)
+    assert journal.waiting() == []
+
+
 async def test_a_cancelled_settlement_is_kept(own_store: StartStore, tmp_path: Path) -> None:
     store = own_store()
     client = Client.connect(store.url, timeout_s=0.1)

@@ -93,6 +93,16 @@ class TestHold:
             await overdue(client, rid)
         assert (await take(wallet, max(rids), 1)).outcome is Hold.DONE
 
+    async def test_tells_which_holds_it_ended(self, client: Client, wallet: Wallet) -> None:
+        dead, own = new_rid(), new_rid()
+        await take(wallet, dead, floor=3)
+        await take(wallet, own)
+        await overdue(client, dead)
+        await overdue(client, own)
+        reply = await take(wallet, own)
+        assert (reply.outcome, set(reply.expired)) == (Hold.DONE, {(dead, 3), (own, 0)})
+        assert (await take(wallet, new_rid())).expired == ()
+
     async def test_amounts_near_the_largest_stay_exact(self, client: Client, wallet: Wallet) -> None:
         most = 2**53 - 1
         await wallet.credit(ACCOUNT, "large", most - 100)
@@ -428,6 +438,16 @@ class TestVerify:
         await client.call("HDEL", KEY + "ended", rid)
         await wallet.settle(ACCOUNT, rid, 5)
         assert await wallet.verify(ACCOUNT) == [f"request {rid} was resolved twice: orphan after orphan"]
+
+    async def test_audit_tells_what_each_request_was_charged(self, client: Client, wallet: Wallet) -> None:
+        charged, dead, late = new_rid(), new_rid(), new_rid(DAY_S + 1)
+        await wallet.settle(ACCOUNT, charged, 5)
+        await take(wallet, dead, floor=3)
+        await overdue(client, dead)
+        await wallet.settle(ACCOUNT, late, 7)
+        audit = await wallet.audit(ACCOUNT)
+        assert {rid: resolved.charged for rid, resolved in audit.requests.items()} == {charged: 5, dead: 3}
+        assert (audit.lines, audit.expired, audit.stale, audit.wrong) == (3, [(dead, 3)], {late: 7}, [])
 
     async def test_reads_a_ledger_of_many_pages(self, client: Client, wallet: Wallet) -> None:
         await asyncio.gather(*(wallet.settle(ACCOUNT, new_rid(), 1) for _ in range(2500)))

@@ -1,0 +1,79 @@
+"""The wallet on a cluster of three nodes: all keys of an account are in one slot, and the masters are watched."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from gateway.store.accounts import Accounts
+from gateway.store.client import Client
+from gateway.store.safety import check_store, told_by_masters
+from gateway.store.wallet import Credit, Hold, Settle, Wallet
+from tests.store.cluster import cluster
+from tests.store.conftest import new_rid
+from tests.store.test_wallet import (  # noqa: F401 - the same suite, on this file's `client`
+    TestCredit,
+    TestHold,
+    TestSettle,
+    TestVerify,
+    test_a_bad_argument_of_a_hold_changes_nothing,
+    test_a_bad_cost_changes_nothing,
+    test_a_bad_credit_changes_nothing,
+    test_a_balance_for_20_requests_admits_20_of_200_at_once,
+    test_callers_that_give_up_leave_no_reply_for_others,
+)
+
+
+@pytest.fixture(scope="module")
+def cluster_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One cluster for this file."""
+    with cluster(tmp_path_factory.mktemp("cluster")) as url:
+        yield url
+
+
+@pytest.fixture
+async def client(cluster_url: str) -> AsyncIterator[Client]:
+    """A client of the cluster, emptied."""
+    client = Client.connect(cluster_url, timeout_s=5)
+    await client.call("FLUSHALL")
+    yield client
+    await client.close()
+
+
+async def test_accounts_of_all_slots_are_served_and_verified(client: Client) -> None:
+    accounts, wallet = Accounts(client), Wallet(client)
+    names = [f"account{number}" for number in range(30)]
+    for name in names:
+        await accounts.create(name)
+        assert (await wallet.credit(name, "opening", 100)).outcome is Credit.OK
+        rid = new_rid()
+        terms = {"floor": 0, "lease_ms": 60_000, "max_holds": 9}
+        held = await wallet.hold(name, rid, amount=10, fingerprint="a", **terms)
+        assert held.outcome is Hold.HELD
+        assert (await wallet.settle(name, rid, 7)).outcome is Settle.OK
+    assert sorted([account.id async for account in accounts.all()]) == sorted(names)
+    assert [await wallet.verify(name) for name in names] == [[]] * 30
+    sizes = [await client.redis.execute_command("DBSIZE", target_nodes=node) for node in client.redis.get_primaries()]  # type: ignore[union-attr]
+    assert all(sizes), "every node has accounts"
+
+
+async def test_every_master_is_looked_at(client: Client) -> None:
+    assert len({told["run_id"] for told in await told_by_masters(client, "server")}) == 3
+    assert await check_store(client, accept_loss=False) == []
+    weak = client.redis.get_primaries()[1]  # type: ignore[union-attr]
+    for policy, found in (("allkeys-lru", 1), ("noeviction", 0)):
+        await client.redis.execute_command("CONFIG", "SET", "maxmemory-policy", policy, target_nodes=weak)
+        assert len(await check_store(client, accept_loss=True)) == found
+
+
+async def test_settlements_are_repeated_where_one_master_is_another(client: Client) -> None:
+    await Accounts(client).create("acme")
+    wallet = Wallet(client)
+    assert await wallet.check_incarnation() == 0
+    rid = new_rid()
+    await wallet.settle("acme", rid, 7)
+    assert await wallet.check_incarnation() == 0
+    wallet._masters = frozenset(sorted(wallet._masters)[:2])
+    assert await wallet.check_incarnation() == 1
+    assert await wallet.verify("acme") == []

@@ -1,0 +1,58 @@
+"""While gateways are replaced one by one, an earlier version's scripts and this one's share the accounts.
+
+`earlier/` holds the scripts as they were released before. What they keep must be readable by both for as long as both run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+from gateway.store.client import Client, Script
+from gateway.store.wallet import Hold, Settle, Wallet
+from tests.store.conftest import ACCOUNT, balance_and_held, new_rid, open_account, overdue, take
+
+EARLIER = Path(__file__).parent / "earlier"
+
+
+def earlier(client: Client) -> Wallet:
+    """A wallet as it was."""
+    wallet = Wallet(client)
+    for name in ("hold", "settle", "credit"):
+        text = "\n".join((EARLIER / f"{part}.lua").read_text() for part in ("wallet", name))
+        wallet.scripts[name] = Script(name, text)
+    return wallet
+
+
+async def test_one_version_ends_what_the_other_began(client: Client) -> None:
+    await open_account(client, 1000)
+    versions = (Wallet(client), earlier(client))
+    assert versions[0].scripts["hold"].digest != versions[1].scripts["hold"].digest
+    for one, other in (versions, reversed(versions)):
+        rid, dead = new_rid(), new_rid()
+        assert (await take(one, rid)).outcome is Hold.HELD
+        assert (await take(other, rid)).outcome is Hold.HELD
+        assert (await other.settle(ACCOUNT, rid, 4)).outcome is Settle.OK
+        assert (await one.settle(ACCOUNT, rid, 4)).outcome is Settle.DONE
+        assert (await take(one, rid)).outcome is Hold.DONE
+        await take(one, dead, floor=3)
+        await overdue(client, dead)
+        await take(other, new_rid(), 1)
+        assert (await one.settle(ACCOUNT, dead, 9)).outcome is Settle.LATE
+    assert (await balance_and_held(client))[0] == 1000 - 2 * (4 + 9)
+    assert await versions[0].verify(ACCOUNT) == []
+
+
+async def test_both_at_once_charge_each_request_once(client: Client) -> None:
+    await open_account(client, 1000)
+    versions, chance = (Wallet(client), earlier(client)), random.Random(3)
+    rids = [new_rid() for _ in range(100)]
+
+    async def request(rid: str) -> None:
+        await take(chance.choice(versions), rid, 5, max_holds=1000)
+        await asyncio.gather(*(chance.choice(versions).settle(ACCOUNT, rid, 5) for _ in range(3)))
+
+    await asyncio.gather(*map(request, rids))
+    assert await balance_and_held(client) == (500, 0)
+    assert await versions[0].verify(ACCOUNT) == []

@@ -1,0 +1,77 @@
+"""What is done for the money while nobody asks: delivered, repeated, swept; and one fault holds up nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from gateway.care import SWEEP_TURN, Care
+from gateway.store.client import Client
+from gateway.store.journal import Settlement
+from gateway.store.store import Store
+from gateway.testing import services
+from tests.store.conftest import ACCOUNT, balance_and_held, new_rid, overdue, take
+
+
+@pytest.fixture
+async def store(store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Store]:
+    async with services(tmp_path, store_url) as given:
+        await given.store.accounts.create(ACCOUNT)
+        await given.store.wallet.credit(ACCOUNT, "opening", 100)
+        yield given.store
+
+
+async def dead(store: Store, client: Client) -> str:
+    """A hold past its lease."""
+    rid = new_rid()
+    await take(store.wallet, rid)
+    await overdue(client, rid)
+    return rid
+
+
+async def test_dead_holds_are_ended_and_told(store: Store, client: Client) -> None:
+    rids = [await dead(store, client) for _ in range(3)]
+    with structlog.testing.capture_logs() as logs:
+        await Care(store).round()
+    assert await balance_and_held(client) == (100, 0)
+    (told,) = [entry for entry in logs if entry["event"] == "holds_expired"]
+    assert (told["account"], sorted(told["requests"])) == (ACCOUNT, sorted(rids))
+
+
+async def test_of_all_workers_one_sweeps_in_a_while(store: Store, client: Client) -> None:
+    await Care(store).round()
+    await dead(store, client)
+    await Care(store).round()
+    assert await balance_and_held(client) == (100, 10)
+    await client.call("DEL", SWEEP_TURN)
+    await Care(store).round()
+    assert await balance_and_held(client) == (100, 0)
+
+
+async def test_the_journal_is_delivered(store: Store, client: Client) -> None:
+    store.journal.append(Settlement(ACCOUNT, new_rid(), 7))
+    await Care(store).round()
+    assert await balance_and_held(client) == (93, 0)
+
+
+async def test_what_the_store_refuses_holds_up_nothing_else(store: Store, client: Client) -> None:
+    store.journal.append(Settlement(ACCOUNT, "not-a-uuid", 7))
+    store.journal.append(Settlement(ACCOUNT, new_rid(), 7))
+    await dead(store, client)
+    with structlog.testing.capture_logs() as logs:
+        await Care(store).round()
+    assert await balance_and_held(client) == (93, 0)
+    (told,) = [entry for entry in logs if entry["event"] == "care_waits"]
+    assert (told["work"], "not a UUIDv7" in told["reason"]) == ("deliver", True)
+
+
+async def test_it_goes_on_by_itself_until_it_is_left(store: Store, client: Client) -> None:
+    store.journal.append(Settlement(ACCOUNT, new_rid(), 7))
+    async with Care(store), asyncio.timeout(5):
+        while await balance_and_held(client) != (93, 0):
+            await asyncio.sleep(0.01)
+    assert {task.get_name() for task in asyncio.all_tasks()} == {asyncio.current_task().get_name()}  # type: ignore[union-attr]
