@@ -22,7 +22,7 @@ from gateway.body import Body
 from gateway.caller import CallerSide
 from gateway.chain import Chain
 from gateway.collect import collected, usage_of
-from gateway.errors import Refused, internal, render
+from gateway.errors import Refused, render, unavailable
 from gateway.exchange import Attempt, Exchange, Outcome, Usage
 from gateway.facts import Candidate, Gate
 from gateway.stream import End, Stream
@@ -202,11 +202,11 @@ class Call:
         return max(0.0, self.deadline - time.monotonic())
 
     def _cut_short(self, stream: Stream) -> Verdict:
-        """Why a stream ended before its first event that did not end by the upstream's doing."""
+        """The caller left, or the gateway stops, before the first event."""
         self.attempt.usage = Usage(self.body.prompt_tokens_estimate, 0, "estimated")
         if self.caller.gone:
             raise CallerGone
-        return Verdict(stopping() if stream.first.result() is End.STOPPING else internal(), final=True)
+        return Verdict(unavailable(), final=True)
 
     async def _whole(self, upstream: UpstreamSide, stream: Stream) -> Verdict | None:
         """A JSON answer, for operators who let `stream: false` through."""
@@ -253,8 +253,3 @@ class Call:
             if why in (End.UPSTREAM, End.BROKEN, End.IDLE):
                 self.gate.failed(self.candidate, exchange.id, code, None)
             await caller.cut(b"data: %b\n\n" % render(error, exchange.id) if stream.events.at_border else b"")
-
-
-def stopping() -> Refused:
-    """The gateway stops before an answer has begun."""
-    return Refused(503, "service_unavailable", AFTER_FIRST_BYTE[End.STOPPING][2], retry_after_s=1)

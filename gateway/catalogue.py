@@ -51,7 +51,11 @@ class Catalogue:
         self.models = config.models
         self.groups = config.groups
         self.channels = config.channels
-        self._candidates = {name: self._tiers(name, model) for name, model in config.models.items()}
+        self._candidates = {
+            (name, group): self._tiers(name, model, config.groups[group].channels)
+            for name, model in config.models.items()
+            for group in config.groups
+        }
 
     def group(self, name: str) -> Group | None:
         """The group, or None where the configuration has no such one."""
@@ -70,6 +74,8 @@ class Catalogue:
         group = self.groups.get(caller.group)
         if model not in self.models or group is None or not matches(group.models, model):
             return False
+        if not self.tiers(model, caller.group):
+            return False
         return caller.account_models is None or matches(caller.account_models, model)
 
     def visible(self, caller: Caller) -> list[str]:
@@ -80,9 +86,9 @@ class Catalogue:
             if self.allows(caller, name) and (caller.token_models is None or matches(caller.token_models, name))
         ]
 
-    def tiers(self, model: str) -> tuple[tuple[tuple[Candidate, int], ...], ...]:
-        """Candidates with their weights, in tiers of equal priority, the first to try first."""
-        return self._candidates[model]
+    def tiers(self, model: str, group: str) -> tuple[tuple[tuple[Candidate, int], ...], ...]:
+        """Who may serve members of `group`, with their weights, in tiers of equal priority, the first to try first."""
+        return self._candidates[model, group]
 
     def attempts(self, model: str, most: int = 3) -> int:
         """How many upstream calls one request for `model` may lead to."""
@@ -94,9 +100,11 @@ class Catalogue:
         timers = [channel.timers for channel in self.channels.values()]
         return max((max(each.total, 3 * (2 * each.connect + each.first_byte)) for each in timers), default=0)
 
-    def _tiers(self, name: str, model: Model) -> tuple[tuple[tuple[Candidate, int], ...], ...]:
+    def _tiers(self, name: str, model: Model, channels: Sequence[str]) -> tuple[tuple[tuple[Candidate, int], ...], ...]:
         tiers: dict[int, list[tuple[Candidate, int]]] = {}
         for serving in model.servings:
+            if not matches(channels, serving.use):
+                continue
             candidate = Candidate(serving.use, self.channels[serving.use], serving.model or name)
             tiers.setdefault(serving.priority, []).append((candidate, serving.weight))
         return tuple(tuple(tiers[priority]) for priority in sorted(tiers))

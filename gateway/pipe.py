@@ -1,4 +1,4 @@
-"""The upstream side of an exchange: candidates in order, each tried at most once, never after the first byte.
+"""The upstream side of an exchange: candidates in order, no channel twice, never another after the first byte.
 
 At most three are called, and whether one may be is the route's gate to say. Where none gave an answer, the caller gets the
 error of the last one.
@@ -44,7 +44,8 @@ class Pipe:
                 if last is None:
                     raise
                 break
-            del untried[: untried.index(candidate) + 1]
+            rest = untried[untried.index(candidate) + 1 :]
+            untried = [other for other in rest if other.name != candidate.name]
             try:
                 last = await Call(exchange, chain, caller, body, candidate, route.gate).run(
                     self._upstreams, self.streams

@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from hashlib import blake2b
 
 from gateway import Caller, Candidate, Exchange, Operation, Plugin, Refused, Route, Services
 from gateway.answers import model_not_found
 from gateway.catalogue import matches
+from gateway.store.health import Health
 
 
 class ModelRouting(Plugin):
-    """Checks the model against group, account and token, and lists its channels by priority, then by weighted chance."""
+    """Checks the model against group, account and token, and lists its channels by priority, then by weighted chance.
+
+    Channels that fail are left out until they serve again, and full ones until there is room.
+    """
 
     requires = (Caller,)
     provides = (Route,)
 
+    sticky: bool = False
+    """Prefer the same channels for all requests of an account, for upstreams that remember prompts; weights still hold."""
+
     async def start(self, services: Services) -> None:
+        """Take the catalogue, and begin to learn how its channels are."""
         self.catalogue = services.catalogue
-        self.random = random.Random()  # noqa: S311 - spreads load, guards nothing
+        self.health = Health(services.store.channels, services.catalogue.channels)
+        await self.health.start()
+
+    async def stop(self) -> None:
+        """Give back what is held of the channels."""
+        await self.health.stop()
 
     async def on_request(self, exchange: Exchange) -> None:
+        """Refuse a model that the caller may not use, or list who serves it."""
         if exchange.request.operation is not Operation.CHAT:
             return
         model = (await exchange.body()).model
@@ -34,12 +50,24 @@ class ModelRouting(Plugin):
                 "This token may not use this model. Use another token of the account, or one of the models in GET /v1/models.",
                 param="model",
             )
-        tiers = self.catalogue.tiers(model)
-        exchange[Route] = Route(tuple(candidate for tier in tiers for candidate in self._shuffled(tier)))
+        draw = partial(_of_account, caller.account) if self.sticky else _by_chance
+        tiers = self.catalogue.tiers(model, caller.group)
+        exchange[Route] = Route(tuple(candidate for tier in tiers for candidate in shuffled(tier, draw)), self.health)
 
-    def _shuffled(self, tier: Sequence[tuple[Candidate, int]]) -> list[Candidate]:
-        """A draw without replacement by weight (Efraimidis and Spirakis, 2006)."""
-        if len(tier) == 1:
-            return [tier[0][0]]
-        keyed = [(self.random.random() ** (1 / weight), index) for index, (_, weight) in enumerate(tier)]
-        return [tier[index][0] for _, index in sorted(keyed, reverse=True)]
+
+def shuffled(tier: Sequence[tuple[Candidate, int]], draw: Callable[[Candidate], float]) -> list[Candidate]:
+    """A draw without replacement by weight (Efraimidis and Spirakis, 2006). `draw` gives numbers from 0 to 1, evenly."""
+    if len(tier) == 1:
+        return [tier[0][0]]
+    keyed = [(draw(candidate) ** (1 / weight), index) for index, (candidate, weight) in enumerate(tier)]
+    return [tier[index][0] for _, index in sorted(keyed, reverse=True)]
+
+
+def _by_chance(_: Candidate) -> float:
+    return random.random()  # noqa: S311 - spreads load, guards nothing
+
+
+def _of_account(account: str, candidate: Candidate) -> float:
+    """The same for the same account and channel, whatever other channels there are (rendezvous hashing)."""
+    digest = blake2b(f"{account} {candidate.name} {candidate.model}".encode(), digest_size=7).digest()
+    return int.from_bytes(digest) / (1 << 56)

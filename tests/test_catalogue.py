@@ -34,6 +34,7 @@ CATALOGUE = Catalogue(
             "half": Group(models=["small"], ratio=Decimal("0.5")),
             "odd": Group(models=["gpt-4[8k]?", "s*l"], ratio=Decimal("0.333333")),
             "none": Group(models=[]),
+            "b": Group(channels=["b"]),
         },
     )
 )
@@ -143,8 +144,15 @@ def test_only_the_star_is_special_in_a_pattern() -> None:
     assert not matches([], "small")
 
 
+def test_a_group_has_only_its_channels_and_the_models_that_they_serve() -> None:
+    tiers = CATALOGUE.tiers("spread", "b")
+    assert [[candidate.name for candidate, _ in tier] for tier in tiers] == [["b"], ["b"]]
+    assert CATALOGUE.visible(caller("b")) == ["spread"]
+    assert not CATALOGUE.allows(caller("b"), "small")
+
+
 def test_channels_are_in_tiers_of_equal_priority_with_their_weights_and_the_models_name_there() -> None:
-    tiers = CATALOGUE.tiers("spread")
+    tiers = CATALOGUE.tiers("spread", "default")
     told = [[(c.name, c.channel, c.model, weight) for c, weight in tier] for tier in tiers]
     assert told == [
         [("b", B, "spread", 1)],

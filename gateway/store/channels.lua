@@ -1,0 +1,128 @@
+-- The health and the limits of channels, judged by the store's own clock.
+--
+-- KEYS  for each channel: its state (a hash), its slots (request -> end of its lease), its calls of the last minute
+-- ARGV  'admit', request, then for each channel: concurrent, requests a minute (0: no such limit), lease, probe's lease
+--       'sync', worker, reports (JSON, one for each channel), first cool-down, longest, window, fewest failures
+-- Times are in ms. An admit answers which channel (0: none), whether the call is its probe, and how long to wait for one.
+-- A sync answers for each channel its condition (0 healthy, 1 cooling, 2 to be probed, 3 disabled), and for how long.
+--
+-- `until` is when a cool-down ends; it stays until a probe has shown that the channel serves again.
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local function numbers(key, ...)
+  local values = redis.call('HMGET', key, ...)
+  for index = 1, #values do values[index] = tonumber(values[index] or 0) end
+  return unpack(values)
+end
+
+local function room(slots, calls, concurrent, per_minute)
+  if concurrent > 0 then
+    redis.call('ZREMRANGEBYSCORE', slots, '-inf', now)
+    if redis.call('ZCARD', slots) >= concurrent then return 1000 end -- nobody can know when a slot falls free
+  end
+  if per_minute > 0 then
+    redis.call('ZREMRANGEBYSCORE', calls, '-inf', now - 60000)
+    if redis.call('ZCARD', calls) >= per_minute then
+      return redis.call('ZRANGE', calls, 0, 0, 'WITHSCORES')[2] + 60000 - now
+    end
+  end
+  return 0
+end
+
+if ARGV[1] == 'admit' then
+  local request, soonest = ARGV[2], 60000
+  for index = 1, #KEYS / 3 do
+    local state, slots, calls = KEYS[3 * index - 2], KEYS[3 * index - 1], KEYS[3 * index]
+    local concurrent, per_minute, lease, probe_lease = tonumber(ARGV[4 * index - 1]), tonumber(ARGV[4 * index]),
+      tonumber(ARGV[4 * index + 1]), tonumber(ARGV[4 * index + 2])
+    local cool_until, probe, disabled = numbers(state, 'until', 'probe', 'disabled')
+    local wait
+    if disabled > 0 then wait = 60000
+    elseif cool_until > now then wait = cool_until - now
+    elseif cool_until > 0 and probe > now then wait = 1000
+    else wait = room(slots, calls, concurrent, per_minute) end
+    if wait <= 0 then
+      if concurrent > 0 then
+        redis.call('ZADD', slots, now + lease, request)
+        if redis.call('PTTL', slots) < lease then redis.call('PEXPIRE', slots, lease) end
+      end
+      if per_minute > 0 then
+        redis.call('ZADD', calls, now, request)
+        redis.call('PEXPIRE', calls, 60000)
+      end
+      if cool_until > 0 then redis.call('HSET', state, 'probe', now + probe_lease) end
+      return { index, cool_until > 0 and 1 or 0, 0 }
+    end
+    soonest = math.min(soonest, wait)
+  end
+  return { 0, 0, soonest }
+end
+
+local worker, reports = ARGV[2], cjson.decode(ARGV[3])
+local first, longest, window, fewest = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local seen = {}
+
+local function cool(state, at_least)
+  local streak = redis.call('HINCRBY', state, 'streak', 1)
+  local grown = first * 2 ^ math.min(streak - 1, 30)
+  redis.call('HSET', state, 'until', string.format('%.0f', now + math.min(longest, math.max(grown, at_least))))
+  redis.call('HDEL', state, 'probe', 'ok', 'failed', 'ok_before', 'failed_before')
+end
+
+local function count(state, report)
+  local turn = math.floor(now / window)
+  local last, ok, failed, ok_before, failed_before = numbers(state, 'turn', 'ok', 'failed', 'ok_before', 'failed_before')
+  if last < turn then
+    ok_before, failed_before = last == turn - 1 and ok or 0, last == turn - 1 and failed or 0
+    ok, failed = 0, 0
+  end
+  ok, failed = ok + report.ok, failed + report.failed
+  redis.call('HSET', state, 'turn', turn, 'ok', ok, 'failed', failed, 'ok_before', ok_before, 'failed_before', failed_before)
+  failed = failed + failed_before
+  return failed >= fewest and failed >= ok + ok_before
+end
+
+local function note(state, report)
+  if report.ok > 0 then
+    local latency = numbers(state, 'latency')
+    local took = report.took_ms / report.ok
+    redis.call('HSET', state, 'latency', string.format('%.0f', latency == 0 and took or latency * 0.8 + took * 0.2))
+  end
+  if report.error ~= '' then redis.call('HSET', state, 'error', report.error, 'error_at', now) end
+  redis.call('HSET', state, 'in:' .. worker, report.in_flight .. ' ' .. now + 10000)
+  local fields = redis.call('HGETALL', state)
+  for at = 1, #fields, 2 do
+    if fields[at]:sub(1, 3) == 'in:' and tonumber(fields[at + 1]:match(' (%d+)$')) < now then
+      redis.call('HDEL', state, fields[at])
+    end
+  end
+end
+
+for index, report in ipairs(reports) do
+  local state, slots = KEYS[3 * index - 2], KEYS[3 * index - 1]
+  for _, request in ipairs(report.left) do redis.call('ZREM', slots, request) end
+  note(state, report)
+  if report.probe == 'ok' then
+    redis.call('HDEL', state, 'until', 'probe', 'streak')
+  elseif report.probe == 'failed' then
+    cool(state, report.cool_ms)
+  elseif report.probe == 'void' then
+    redis.call('HDEL', state, 'probe')
+  end
+  local cool_until, disabled = numbers(state, 'until', 'disabled')
+  local failing = report.ok + report.failed > 0 and count(state, report)
+  if report.probe ~= 'failed' then
+    if cool_until > now then -- calls that were under way do not make it longer, but what the upstream asks for does
+      if report.cool_ms > 0 and now + math.min(longest, report.cool_ms) > cool_until then
+        redis.call('HSET', state, 'until', string.format('%.0f', now + math.min(longest, report.cool_ms)))
+      end
+    elseif report.cool_ms >= 0 or (failing and cool_until == 0) then
+      cool(state, report.cool_ms)
+    end
+  end
+  cool_until = numbers(state, 'until')
+  local condition = disabled > 0 and 3 or cool_until > now and 1 or cool_until > 0 and 2 or 0
+  seen[#seen + 1] = { condition, math.max(0, cool_until - now) }
+end
+return seen
