@@ -10,10 +10,11 @@ import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import structlog
+from aiohttp import ClientSession
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway import config
@@ -22,15 +23,30 @@ from gateway.body import Body, BodyRules, check
 from gateway.catalogue import Catalogue
 from gateway.config import Config, Loaded
 from gateway.exchange import Exchange, Request
+from gateway.fake_upstream import FakeUpstream
 from gateway.plugin import Plugin, Services
 from gateway.server import Gateway
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.store import Store
 from gateway.worker import opened
 
+__all__ = [
+    "Answered",
+    "FakeUpstream",
+    "FixedClock",
+    "Running",
+    "configuration",
+    "exchange",
+    "running",
+    "services",
+    "started",
+]
+
 AnyPlugin = TypeVar("AnyPlugin", bound=Plugin)
 
 MINIMAL_BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+
+BELOW: Final = ("rate-limit", "quota", "model-routing")
 
 
 class FixedClock:
@@ -93,6 +109,14 @@ async def started(plugin: AnyPlugin, given: Services) -> AnyPlugin:
     return plugin
 
 
+class Answered(msgspec.Struct, frozen=True):
+    """What a caller got, whole. `headers` is case-insensitive."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
 class Running:
     """A whole gateway on a real socket of this process. `base_url` ends in /v1."""
 
@@ -108,6 +132,31 @@ class Running:
         if credit:
             await self.store.wallet.credit(account, "opening", credit)
         return (await self.store.tokens.create(account)).token
+
+    async def ask(self, token: str, text: str = "hi", **fields: object) -> Answered:
+        """One chat completion, streamed; `fields` go into the body. Raises aiohttp's `ClientError` for a stream that is cut."""
+        body = {"model": "words", "messages": [{"role": "user", "content": text}], "stream": True, **fields}
+        headers = {"Authorization": f"Bearer {token}"}
+        async with (
+            ClientSession() as session,
+            session.post(f"{self.base_url}/chat/completions", json=body, headers=headers) as answer,
+        ):
+            return Answered(answer.status, answer.headers, await answer.read())
+
+
+def configuration(base_url: str, *plugins: Mapping[str, object]) -> str:
+    """A whole configuration: the model `words`, which the upstream at `base_url` serves, behind the shipped plugins.
+
+    `plugins` stand between `auth` and `rate-limit`, each as in YAML: `{"use": "office_hours:OfficeHours", "with": {}}`.
+    """
+    chain = ({"use": "usage-logger"}, {"use": "auth"}, *plugins, *({"use": name} for name in BELOW))
+    whole = {
+        "channels": {"fake": {"base_url": base_url}},
+        "models": {"words": {"input": 1, "output": 2, "max_output_tokens": 100, "channels": ["fake"]}},
+        "groups": {"default": {}},
+        "plugins": chain,
+    }
+    return msgspec.json.encode(whole).decode()
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ CODE = sorted(path for package in ("gateway", "plugins") for path in (ROOT / pac
 LARGEST_BYTES = 12 * 1024
 
 LAYERS = (
-    ("__main__", "cli", "testing"),
+    ("__main__", "cli", "testing", "contract", "scaffold"),
     ("supervisor", "worker", "reload", "demo", "doctor", "sink", "care", "admin", "bound"),
     ("server",),
     ("door", "intake"),

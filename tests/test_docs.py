@@ -50,7 +50,7 @@ def test_the_example_plugin_and_its_test_run(tmp_path: Path) -> None:
         text=True,
         timeout=60,
     )
-    assert "2 passed" in run.stdout, run.stdout + run.stderr
+    assert "3 passed" in run.stdout, run.stdout + run.stderr
 
 
 def with_chain(tmp_path: Path, chain: str) -> config.Loaded:
@@ -114,3 +114,15 @@ def test_every_moment_is_in_the_plugin_guide() -> None:
     moments = [name for name in vars(Plugin) if name in ("start", "stop") or name.startswith("on_")]
     assert len(moments) == 6
     assert [moment for moment in moments if f"{moment}(" not in text] == []
+
+
+def test_every_example_plugin_is_in_the_guide_with_the_codes_it_refuses_with() -> None:
+    text = (ROOT / "plugins/README.md").read_text()
+    modules = sorted((ROOT / "plugins/examples").glob("[a-z]*.py"))
+    assert len(modules) == 5
+    for module in modules:
+        tree = ast.parse(module.read_text())
+        class_name = module.stem.title().replace("_", "")
+        (row,) = [line for line in text.splitlines() if f"`plugins.examples.{module.stem}:{class_name}`" in line]
+        assert [code for code in codes(tree) if f"`{code}`" not in row] == []
+        assert len(module.read_text().splitlines()) < 60

@@ -1,0 +1,106 @@
+"""What a plugin's source says, before anything of it runs: is it documented, and are its moments of the right kind?"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Final
+
+import msgspec
+
+from gateway.contract.finding import Finding
+from gateway.plugin import Plugin
+
+MOMENTS: Final = ("start", "stop", "on_request", "on_response", "on_chunk", "on_end")
+
+
+def declared(kind: type[Plugin]) -> Iterator[Finding]:
+    """Docstring, settings, moments and facts."""
+    yield _docstring(kind)
+    yield Finding.of("settings", _undocumented(kind), f"{len(msgspec.structs.fields(kind))}, all documented")
+    yield Finding.of("moments", _wrong_moments(kind), ", ".join(defined(kind)) or "none")
+    yield Finding.of("facts", _wrong_facts(kind), _facts_in_words(kind))
+
+
+def defined(kind: type[Plugin]) -> list[str]:
+    """The moments that the plugin does not leave as they are."""
+    return [moment for moment in MOMENTS if getattr(kind, moment) is not getattr(Plugin, moment)]
+
+
+def _docstring(kind: type[Plugin]) -> Finding:
+    text = inspect.cleandoc(vars(kind).get("__doc__") or "")
+    if not text:
+        return Finding("docstring", False, "say in one sentence what it does: operators read it in `gateway plugins`")
+    return Finding("docstring", True, " ".join(text.partition("\n\n")[0].split()))
+
+
+def _undocumented(kind: type[Plugin]) -> list[str]:
+    documented: set[str] = set()
+    for parent in _parents(kind):
+        try:
+            documented |= _documented(textwrap.dedent(inspect.getsource(parent)))
+        except (OSError, TypeError):
+            return [f"the source of {parent.__name__} cannot be read"]
+    return [
+        f"`{field.name}` is not documented: put a docstring below it, or a comment above it"
+        for field in msgspec.structs.fields(kind)
+        if field.name not in documented
+    ]
+
+
+def _documented(source: str) -> set[str]:
+    """The annotated names of a class that have a docstring below, or a comment beside or above them."""
+    found = set()
+    lines = source.splitlines()
+    body = next(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)).body
+    for node, after in zip(body, [*body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            below = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            beside = lines[(node.end_lineno or node.lineno) - 1].encode()[node.end_col_offset or 0 :].lstrip()
+            above = lines[node.lineno - 2].lstrip()
+            if below or any(len(text) > 2 for text in (beside, above) if text[:1] in (b"#", "#")):
+                found.add(node.target.id)
+    return found
+
+
+def _wrong_moments(kind: type[Plugin]) -> Iterator[str]:
+    for moment in defined(kind):
+        found, promised = getattr(kind, moment), getattr(Plugin, moment)
+        waits = inspect.iscoroutinefunction(promised)
+        if waits != inspect.iscoroutinefunction(found):
+            yield f"`{moment}` must be `{'async def' if waits else 'def'}`"
+        try:
+            inspect.signature(found).bind(*inspect.signature(promised).parameters)
+        except TypeError:
+            yield f"`{moment}` must take {inspect.signature(promised)}"
+    for parent in _parents(kind):
+        for name, value in vars(parent).items():
+            if name.startswith("on_") and inspect.isroutine(value) and name not in MOMENTS:
+                meant = get_close_matches(name, MOMENTS, n=1)
+                yield f"`{name}` is no moment, nobody calls it" + (f": did you mean `{meant[0]}`?" if meant else "")
+
+
+def _wrong_facts(kind: type[Plugin]) -> Iterator[str]:
+    for name in ("requires", "provides"):
+        facts = getattr(kind, name)
+        if not isinstance(facts, tuple) or not all(isinstance(fact, type) for fact in facts):
+            yield f"`{name}` must be a tuple of types, such as `(Caller,)`"
+    if kind.provides and "on_request" not in defined(kind):
+        yield "`provides` names facts, but there is no `on_request` to set them"
+
+
+def _facts_in_words(kind: type[Plugin]) -> str:
+    named = [
+        f"{name} {', '.join(getattr(fact, '__name__', str(fact)) for fact in facts)}"
+        for name, facts in (("requires", kind.requires), ("provides", kind.provides))
+        if facts
+    ]
+    return "; ".join(named) or "none"
+
+
+def _parents(kind: type[Plugin]) -> list[type[Plugin]]:
+    """The class and what it derives from, up to `Plugin`."""
+    return [parent for parent in kind.__mro__ if issubclass(parent, Plugin) and parent is not Plugin]

@@ -1,0 +1,44 @@
+"""The lives that an exchange may have, as a plugin sees them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from gateway.exchange import Outcome
+
+CHUNKS: Final = (
+    b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n',
+    b'data: {"choices":[{"delta":{"content":"Gr\xc3\xbc\xc3\x9fe"}}]}\n\n: a comment\r\n\r\n',
+    b'data: {"choices":[{"delta":{"content":"\xff"}}]}\n\ndata: no JSON\n\n',
+    b'data: {"choices":[],"usage":{"prompt_tokens":10,"completion_tokens":10}}\n\n',
+    b"data: [DONE]\n\n",
+)
+"""What upstreams send, well-formed and not."""
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """How a life ends: what the plugin sees before `on_end`, and what it finds there. `loses` counts its waits from 0."""
+
+    name: str
+    outcome: Outcome
+    chunks: int | None = None
+    """How many chunks were seen; None where the upstream never answered."""
+    loses: int | None = None
+    method: str = "POST"
+    path: str = "/v1/chat/completions"
+
+
+WHOLE: Final = Ending("the answer came whole", Outcome.COMPLETED, len(CHUNKS))
+EARLY: Final = (
+    Ending("a plugin below refused", Outcome.REFUSED),
+    Ending("the caller left before the answer", Outcome.CALLER_GONE),
+    Ending("the caller left before the first chunk", Outcome.CALLER_GONE, 0),
+    Ending("the caller left after a chunk", Outcome.CALLER_GONE, 1),
+    Ending("the upstream failed", Outcome.UPSTREAM_FAILED),
+    Ending("the upstream broke off", Outcome.UPSTREAM_TRUNCATED, 1),
+    Ending("the gateway stopped", Outcome.STOPPED),
+)
+MODELS: Final = Ending("GET /v1/models", Outcome.COMPLETED, method="GET", path="/v1/models")
+MISDIRECTED: Final = Ending("GET /v1/nowhere", Outcome.REFUSED, method="GET", path="/v1/nowhere")

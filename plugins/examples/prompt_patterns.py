@@ -1,0 +1,55 @@
+"""What must not leave the house: refused before it reaches an upstream, and never logged."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from gateway import Exchange, Operation, Plugin, Refused, Services
+
+COMMON: Final = {
+    "card-number": r"\b(?:\d[ -]?){15}\d\b",
+    "private-key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----",
+    "aws-key": r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
+}
+
+
+class PromptPatterns(Plugin):
+    """Refuses prompts that match a pattern, and says which one by its name. Nothing is rewritten.
+
+    Patterns are Python's; they run over the prompt while everything else waits, so keep them free of nested repeats.
+    """
+
+    patterns: dict[str, str] = msgspec.field(default_factory=COMMON.copy)
+    """Names and regular expressions. The name is what a caller is told."""
+
+    async def start(self, services: Services) -> None:
+        """Compile the patterns. Raises `ValueError` for one that is none: a start is the time to find that out."""
+        self._patterns = {}
+        for name, pattern in self.patterns.items():
+            try:
+                self._patterns[name] = re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"patterns.{name} is no regular expression: {error}") from None
+
+    async def on_request(self, exchange: Exchange) -> None:
+        """Search every string of the messages, also tool calls and parts."""
+        if exchange.request.operation is not Operation.CHAT:
+            return
+        text = "\n".join(_strings(msgspec.json.decode((await exchange.body()).top["messages"])))
+        for name, pattern in self._patterns.items():
+            if pattern.search(text):
+                message = (
+                    f"The prompt has something that may not be sent from here ({name}). Take it out and try again."
+                )
+                raise Refused(400, "prompt_forbidden", message, param="messages")
+
+
+def _strings(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [text for item in value for text in _strings(item)] if isinstance(value, list) else []

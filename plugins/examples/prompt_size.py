@@ -1,0 +1,36 @@
+"""How much one request may bring along: a question of the caller's group, so it needs the caller and the body."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway import Caller, Exchange, Operation, Plugin, Refused
+
+
+class PromptSize(Plugin):
+    """Refuses prompts that are too large for the caller's group. Put it below `auth`."""
+
+    requires = (Caller,)
+
+    tokens: int
+    """The most prompt tokens of one request, estimated at one for every four bytes of the messages."""
+    groups: dict[str, int] = msgspec.field(default_factory=dict)
+    """The same for user groups that have a limit of their own, by name."""
+
+    def __post_init__(self) -> None:
+        if min([self.tokens, *self.groups.values()]) < 1:
+            raise ValueError("every limit must be 1 token or more")
+
+    async def on_request(self, exchange: Exchange) -> None:
+        """Refuse what is too large, before money is held for it."""
+        if exchange.request.operation is not Operation.CHAT:
+            return
+        most = self.groups.get(exchange[Caller].group, self.tokens)
+        size = (await exchange.body()).prompt_tokens_estimate
+        if size > most:
+            raise Refused(
+                413,
+                "prompt_too_large",
+                f"The prompt has about {size} tokens, and {most} is the most here. Shorten the conversation.",
+                param="messages",
+            )

@@ -1,0 +1,80 @@
+"""`gateway plugin`: a package to begin with, and the contract tests as a command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli.commands import program
+from tests.cli.processes import gateway
+
+
+def run(*arguments: str, code: int = 0) -> tuple[str, str]:
+    result = CliRunner().invoke(program(), ["plugin", *arguments])
+    assert result.exit_code == code, result.output
+    return result.stdout, result.stderr
+
+
+def test_a_good_plugin_passes_line_by_line() -> None:
+    out, err = run("check", "quota", "--with", "{max_holds: 3}")
+    lines = out.splitlines()
+    assert lines[0] == "pass  docstring: Refuses requests that the balance cannot cover, and charges each request once."
+    assert all(line.startswith("pass  ") for line in lines)
+    assert len(lines) == 11
+    assert err == ""
+
+
+def test_a_broken_promise_is_exit_1_and_scripts_get_one_object_a_line() -> None:
+    out, _ = run("check", "tests.faulty:Misspelt", code=1)
+    assert "FAIL  moments: `on_requests` is no moment" in out
+    out, _ = run("check", "tests.faulty:Misspelt", "--json", code=1)
+    assert [finding["check"] for finding in map(json.loads, out.splitlines()) if not finding["passed"]] == ["moments"]
+
+
+def test_a_header_goes_with_every_request() -> None:
+    out, _ = run("check", "auth", "--header", "Authorization: Bearer sesame-4711", code=1)
+    assert "401 token_invalid" in out
+    assert "sesame" not in out
+
+
+async def test_a_plugin_beside_the_terminal_is_found(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text('from gateway import Plugin\n\n\nclass Mine(Plugin):\n    """Mine."""\n')
+    code, out, err = await gateway("plugin", "check", "mine:Mine", cwd=tmp_path)
+    assert (code, err) == (0, "")
+    assert out.startswith("pass  docstring: Mine.\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "error"),
+    [
+        (["nobody"], 1, "gateway: there is no plugin `nobody`; installed: auth,"),
+        (["tests.faulty:Nobody"], 1, "gateway: `tests.faulty` has no `Nobody`"),
+        (["quota", "--with", "{max_holds: many}"], 2, "gateway: --with:1: max_holds: must be a whole number"),
+        (["quota", "--with", "{holds: 3}"], 2, "gateway: --with:1: holds: unknown setting; known here: lease_margin"),
+        (["quota", "--with", "max_holds"], 2, "write a mapping, as in"),
+        (["quota", "--with", "{"], 2, "write a mapping, as in"),
+        (["quota", "--header", "Authorization"], 2, "write it as 'Name: value'"),
+    ],
+)
+def test_a_mistake_is_one_line_with_a_cure(arguments: list[str], code: int, error: str) -> None:
+    out, err = run("check", *arguments, code=code)
+    assert out == ""
+    assert error in err
+
+
+def test_a_new_package_is_written_once(tmp_path: Path) -> None:
+    out, _ = run("new", "office-hours", "--into", str(tmp_path))
+    assert out.startswith(f"{tmp_path}/office-hours is ready; its README.md says how to go on:\n")
+    assert (tmp_path / "office-hours" / "pyproject.toml").exists()
+    _, err = run("new", "office-hours", "--into", str(tmp_path), code=1)
+    assert err == f"gateway: {tmp_path}/office-hours exists already: take another name, or another --into\n"
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    _, err = run("new", "office-hours", "--into", str(tmp_path / "file"), code=1)
+    assert err.startswith("gateway: cannot write ")
+    assert err.endswith(": Not a directory\n")

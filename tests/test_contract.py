@@ -1,0 +1,93 @@
+"""The contract tests find what breaks a promise, and pass what keeps them all."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.contract import broken, check, lives
+from gateway.errors import Misconfigured
+from tests.faulty import LeavesAThread
+
+EXAMPLES: dict[str, dict[str, object]] = {
+    "plugins.examples.address_allow_list:AddressAllowList": {"networks": ["127.0.0.0/8"]},
+    "plugins.examples.prompt_size:PromptSize": {"tokens": 100},
+    "plugins.examples.response_stamp:ResponseStamp": {},
+    "plugins.examples.first_token_alarm:FirstTokenAlarm": {},
+    "plugins.examples.prompt_patterns:PromptPatterns": {},
+}
+SHIPPED = ("usage-logger", "auth", "rate-limit", "quota", "model-routing")
+
+
+@pytest.mark.parametrize("use", [*SHIPPED, *EXAMPLES, "tests.faulty:Good", "tests.faulty:Answers"])
+async def test_a_good_plugin_keeps_every_promise(use: str) -> None:
+    findings = await check(use, EXAMPLES.get(use))
+    assert broken(findings) == []
+    assert [finding.check for finding in findings] == [
+        *("docstring", "settings", "moments", "facts"),
+        *("request", "ends", "gives back", "chunks", "reload", "stop", "secrets"),
+    ]
+
+
+FAULTS = {
+    "NoDocstring": "docstring: say in one sentence what it does",
+    "Undocumented": "settings: `unknown` is not documented",
+    "Inherits": "settings: `unknown` is not documented",
+    "Waits": "moments: `on_chunk` must be `def`",
+    "Blocks": "moments: `on_request` must be `async def`",
+    "TakesTooLittle": "moments: `on_chunk` must take (self, exchange: 'Exchange', chunk: 'bytes')",
+    "Misspelt": "moments: `on_requests` is no moment, nobody calls it: did you mean `on_request`?",
+    "NamesFacts": "facts: `requires` must be a tuple of types",
+    "PromisesOnly": "facts: `provides` names facts, but there is no `on_request`",
+    "NeverStarts": "start: does not start: today is no day for it",
+    "NeedsOwn": "start: does not start: it requires Own, which no installed plugin provides",
+    "Lacks": "request: `on_request` did not set Caller",
+    "Undeclared": "request: `on_request` raised KeyError",
+    "Refuses": "request: refused the request of this check (403 closed: Come back later.)",
+    "ReadsEveryBody": "ends: reads the body of requests that have none",
+    "EndsWithoutABeginning": "ends: `on_end` raised KeyError: <class 'tests.faulty.Own'> where a reply was lost (wait 1)",
+    "Grows": "gives back: the size of `_seen` changed by 24 in 24 exchanges",
+    "ReleasesWholeOnly": "gives back: `_running` after: a plugin below refused",
+    "NeverReleases": "gives back: free places of `_free` changed by 24 in 24 exchanges",
+    "TrustsTheReply": "gives back: `gw:plugin:check:open` after: the reply of wait 1 of `on_request` was lost",
+    "Believes": "request: `on_chunk` raised UnicodeDecodeError",
+    "Works": "chunks: `on_chunk` makes ",
+    "Sleeps": "chunks: `on_chunk` blocks everybody with `sleep`",
+    "Sends": "chunks: `on_chunk` sends a command to the store",
+    "Forks": "chunks: `on_chunk` begins a task",
+    "Once": "reload: a second instance beside the first one: OSError: the port is taken",
+    "LeavesATask": "stop: Task-",
+    "LeavesAThread": "stop: thread ",
+    "ShowsItsKey": "secrets: `repr` shows `api_key`",
+    "LogsTheToken": "secrets: the caller's credential is shown",
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+async def test_a_broken_promise_is_found_and_no_other_is_blamed(name: str) -> None:
+    (found,) = broken(await check(f"tests.faulty:{name}"))
+    assert found.startswith(FAULTS[name])
+    if name == "LeavesAThread":
+        LeavesAThread.go.set()
+
+
+async def test_what_is_taken_is_named() -> None:
+    (found,) = [finding.text for finding in await check("tests.faulty:Good") if finding.check == "gives back"]
+    assert found == "`gw:plugin:check:open` <id>, free places of `_free`, the size of `_open`"
+
+
+async def test_a_moment_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lives, "LONGEST_S", 0.01)
+    (found,) = broken(await check("tests.faulty:Hangs"))
+    assert found.startswith("request: `on_end` did not end within 0.01 s (the answer came whole)")
+
+
+async def test_a_header_stands_in_for_the_token() -> None:
+    (found,) = broken(await check("auth", headers={"Authorization": "Bearer sesame-4711"}))
+    assert found.startswith("request: refused the request of this check (401 token_invalid: ")
+
+
+async def test_what_is_no_plugin_or_no_setting_is_an_error() -> None:
+    with pytest.raises(ValueError, match="has no `Nobody`"):
+        await check("tests.faulty:Nobody")
+    with pytest.raises(Misconfigured, match="most: must be a whole number"):
+        await check("tests.faulty:Good", {"most": "many"})

@@ -1,0 +1,91 @@
+"""A new plugin's package is complete, and its test passes at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from gateway import config
+from gateway.scaffold import write
+
+
+def test_the_test_of_a_new_package_passes_at_once_and_the_linter_is_content(tmp_path: Path) -> None:
+    folder = write("office-hours", tmp_path)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "4 passed" in run.stdout, run.stdout + run.stderr
+    lint = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "ruff",
+            "check",
+            "--isolated",
+            "--select",
+            "E,F,W,I,N,UP,B",
+            "--line-length",
+            "120",
+            ".",
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert lint.returncode == 0, lint.stdout
+
+
+def test_the_package_has_what_it_takes(tmp_path: Path) -> None:
+    folder = write("office-hours", tmp_path)
+    assert folder == tmp_path / "office-hours"
+    assert sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()) == [
+        *(".gitignore", "README.md", "gateway.yaml", "pyproject.toml"),
+        *("src/office_hours.py", "tests/test_office_hours.py"),
+    ]
+    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+    assert project["name"] == "office-hours"
+    assert project["entry-points"]["gateway.plugins"] == {"office-hours": "office_hours:OfficeHours"}
+    (entry,) = [entry for entry in config.load(folder / "gateway.yaml").config.plugins if entry.use == "office-hours"]
+    assert entry.with_ == {"at_once": 2}
+    for path in folder.rglob("*.*"):
+        assert not path.is_file() or "$" not in path.read_text(), path
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    plugin = write("office-hours", tmp_path) / "src" / "office_hours.py"
+    plugin.write_text("# mine\n")
+    with pytest.raises(ValueError, match="exists already"):
+        write("office-hours", tmp_path)
+    assert plugin.read_text() == "# mine\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("", "use a-z, 0-9 and single hyphens"),
+        ("Office", "use a-z"),
+        ("office_hours", "use a-z"),
+        ("-office", "use a-z"),
+        ("office--hours", "use a-z"),
+        ("../office", "use a-z"),
+        ("4711", "use a-z"),
+        ("o" * 65, "use a-z"),
+        ("class", "take a name of two words, as in class-rules"),
+        ("json", "take a name of two words"),
+        ("plugin", "take a name of two words"),
+        ("rate-limit", "a plugin called `rate-limit` is installed already"),
+        ("aiohttp", "a module called `aiohttp` is installed already"),
+    ],
+)
+def test_a_name_that_cannot_be_used_is_refused_with_a_cure(tmp_path: Path, name: str, cure: str) -> None:
+    with pytest.raises(ValueError, match=cure):
+        write(name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
