@@ -25,16 +25,18 @@ async def store(store_url: str, client: Client, tmp_path: Path) -> AsyncIterator
         yield given.store
 
 
-async def dead(store: Store, client: Client) -> str:
-    """A hold past its lease."""
-    rid = new_rid()
-    await take(store.wallet, rid)
-    await overdue(client, rid)
-    return rid
+async def dead(store: Store, client: Client, count: int = 1) -> list[str]:
+    """Holds past their lease."""
+    rids = [new_rid() for _ in range(count)]
+    for rid in rids:
+        await take(store.wallet, rid)
+    for rid in rids:
+        await overdue(client, rid)
+    return rids
 
 
 async def test_dead_holds_are_ended_and_told(store: Store, client: Client) -> None:
-    rids = [await dead(store, client) for _ in range(3)]
+    rids = await dead(store, client, 3)
     with structlog.testing.capture_logs() as logs:
         await Care(store).round()
     assert await balance_and_held(client) == (100, 0)
