@@ -1,8 +1,9 @@
 """The connections of the public port, before anything on them is a request.
 
 1. A head arrives whole within `head_timeout` of its first byte and within `max_head` bytes, or the connection is closed.
-2. A running exchange is never disturbed by what its caller sends after it.
-3. Near the end of the process's file descriptors a new connection is refused, so that open streams can finish.
+2. A body's framing is bounded like the body itself; where it breaks, whoever reads the body is told at once.
+3. A running exchange is never disturbed by what its caller sends after it.
+4. Near the end of the process's file descriptors a new connection is refused, so that open streams can finish.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from gateway.errors import Refused
 READ_BUFFER: Final = 64 * 1024
 LINGER_S: Final = 2.0
 """How long the rest of a refused request is read and dropped: closing at once would take the answer from its reader."""
+MOST_FRAMING: Final = 512 * 1024
+"""Bytes of chunk sizes, extensions and trailers: a body in one-byte chunks costs a hundred times its bytes."""
 KEPT_DESCRIPTORS: Final = 64
 CROWDED_S: Final = 1.0
 """How long a connection beyond the limit of descriptors may say nothing."""
@@ -55,14 +58,14 @@ class Door(web.Server):
 class GuardedProtocol(CallerProtocol):
     """One connection, with a limit and a clock for each head."""
 
-    __slots__ = ("_descriptors", "_head_bytes", "_heads", "_payload", "_port", "_timer", "crowded")
+    __slots__ = ("_body_bytes", "_descriptors", "_head_bytes", "_heads", "_payload", "_port", "_timer", "crowded")
 
     def __init__(self, *arguments: Any, port: Port, descriptors: int, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._port = port
         self._descriptors = descriptors
         self._heads = 0
-        self._head_bytes = 0
+        self._head_bytes = self._body_bytes = 0
         self._payload: StreamReader | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.crowded = False
@@ -84,9 +87,14 @@ class GuardedProtocol(CallerProtocol):
             message, payload = self._messages[-1]
             if not isinstance(message, RawRequestMessage):
                 self._broken()
-            self._heads, self._head_bytes, self._payload = self._request_count, 0, payload
+            self._heads, self._payload = self._request_count, payload
+            self._head_bytes = self._body_bytes = 0
             self._disarm()
-        elif data and (self._payload is None or self._payload.is_eof()):
+        elif self._payload is not None and not self._payload.is_eof():
+            self._body_bytes += len(data)
+            if self._body_bytes - self._payload.total_bytes > MOST_FRAMING:
+                self._broken()
+        elif data:
             self._head_bytes += len(data)
             if self._timer is None:
                 self._arm(self._port.head_timeout)
@@ -94,7 +102,7 @@ class GuardedProtocol(CallerProtocol):
                 self._end(too_large_a_head(self._port.max_head))
 
     def _broken(self) -> None:
-        """The framing of a body broke: whoever reads it is told, which aiohttp leaves out, and nothing after it is read."""
+        """The framing of a body broke or is too much: whoever reads it is told, which aiohttp leaves out, and nothing after it is read."""
         if self._payload is None or self._payload.is_eof():
             return
         if self._request_in_progress:

@@ -1,12 +1,13 @@
 """Reads the bodies of requests: within the limits of one, within the budget of all.
 
 1. What the head already forbids (media type, encoding, length) is refused before a byte of the body was read.
-2. All the bodies that a worker holds at once stay within `body_budget`; what does not fit is a 503, not memory.
+2. All the bodies that a worker holds at once stay within `body_budget`; what is large and does not fit is a 503, not memory.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from aiohttp import ClientPayloadError, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -14,6 +15,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 from gateway.caller import CallerSide
 from gateway.config import Port
 from gateway.errors import Refused, unavailable
+
+SMALL: Final = 16 * 1024
+"""A body up to this size is read whatever is held: a few who fill the budget do not shut out the others."""
 
 
 class Intake:
@@ -52,7 +56,7 @@ class Intake:
             self._budget.held += len(piece)
             if self._held > self._port.max_body:
                 raise _too_large(self._port.max_body)
-            if self._budget.held > self._port.body_budget:
+            if self._budget.held > self._port.body_budget and self._held > SMALL:
                 raise unavailable()
             pieces.append(piece)
         return b"".join(pieces)

@@ -53,12 +53,11 @@ def fuzz(target: Callable[..., None], *inputs: st.SearchStrategy[object]) -> Non
     """Try a target on many inputs; each within its time."""
 
     def timed(given_inputs: tuple[object, ...]) -> None:
-        began = time.process_time()
-        target(*given_inputs)
-        assert time.process_time() - began < SLOWEST_S
+        if seconds_of(target, given_inputs) > SLOWEST_S:  # once more: it may have met the garbage collector
+            assert seconds_of(target, given_inputs) < SLOWEST_S
 
     run = settings(
-        max_examples=20_000 if SECONDS else EXAMPLES,
+        max_examples=2_000 if SECONDS else EXAMPLES,
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
@@ -70,9 +69,10 @@ def fuzz(target: Callable[..., None], *inputs: st.SearchStrategy[object]) -> Non
         run()
 
 
-def pairs_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    assert len(dict(pairs)) == len(pairs), "a key twice"
-    return dict(pairs)
+def seconds_of(target: Callable[..., None], given_inputs: tuple[object, ...]) -> float:
+    began = time.process_time()
+    target(*given_inputs)
+    return time.process_time() - began
 
 
 def no_constant(name: str) -> None:

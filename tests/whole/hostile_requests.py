@@ -185,6 +185,8 @@ def _chunks() -> list[Case]:
             post(CHUNKED, body=b"4\r\nMARK\r\n".join(_by_byte(part) for part in BODY.split(b"MARK")) + b"0\r\n\r\n"),
         ),
         served("chunk extension of 80 KiB", post(CHUNKED, body=size + b";" + b"x" * 81920 + rest)),
+        broken("chunk extension of 900 KiB", post(CHUNKED, body=size + b";" + b"x" * 921600 + rest)),
+        broken("body in very many one-byte chunks", post(CHUNKED, body=_by_byte(b" " * 200_000) + CHUNKS)),
         broken("chunk extension with a bare return", post(CHUNKED, body=size + b";a\rb" + rest)),
         broken("chunk extension with a bare line feed", post(CHUNKED, body=size + b";a\nb" + rest)),
         broken("chunk size ended by a bare line feed", post(CHUNKED, body=size + b"\n" + BODY + b"\r\n0\r\n\r\n")),
