@@ -102,7 +102,7 @@ class GuardedProtocol(CallerProtocol):
                 self._end(too_large_a_head(self._port.max_head))
 
     def _broken(self) -> None:
-        """The framing of a body broke or is too much: whoever reads it is told, which aiohttp leaves out, and nothing after it is read."""
+        """A body's framing broke or is too much: its reader is told, which aiohttp leaves out; what follows is not read."""
         if self._payload is None or self._payload.is_eof():
             return
         if self._request_in_progress:
