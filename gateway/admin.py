@@ -21,11 +21,13 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from aiohttp_sse import EventSourceResponse, sse_response
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from uuid_utils import uuid7
 
 from gateway import reports
 from gateway.config import Config, host_port
 from gateway.errors import Refused, headers_of, internal, render
+from gateway.metrics import Exporter
 from gateway.record import encode
 from gateway.rows import GROUPS
 from gateway.secret import secret_of
@@ -45,23 +47,23 @@ def token_of(config: Config) -> str:
     return secret_of(config.data_path / "admin.token", "GATEWAY_ADMIN_TOKEN").decode("utf-8", "replace")
 
 
-def main(config: Config, address: str) -> None:
+def main(config: Config, address: str, exporter: Exporter) -> None:
     """Serve on `address` until SIGTERM."""
 
     async def until_terminated() -> None:
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-        await serve(config, address, stop)
+        await serve(config, address, exporter, stop)
 
     asyncio.run(until_terminated())
 
 
-async def serve(config: Config, address: str, stop: asyncio.Event) -> None:
+async def serve(config: Config, address: str, exporter: Exporter, stop: asyncio.Event) -> None:
     """Serve until `stop` is set, from the moment that the address is free."""
     loud = True
     while not stop.is_set():
         try:
-            async with serving(Admin(config.data_path / "usage", token_of(config)), address):
+            async with serving(Admin(config.data_path / "usage", token_of(config), exporter), address):
                 log.info("admin_port_served", address=address)
                 await stop.wait()
         except OSError as error:
@@ -87,8 +89,9 @@ async def serving(admin: Admin, address: str) -> AsyncIterator[int]:
 class Admin:
     """What the port answers."""
 
-    def __init__(self, folder: Path, token: str) -> None:
+    def __init__(self, folder: Path, token: str, exporter: Exporter) -> None:
         self._folder = folder
+        self._exporter = exporter
         self._authorization = f"Bearer {token}".encode()
         self._followers: set[EventSourceResponse] = set()
 
@@ -96,6 +99,7 @@ class Admin:
         """The routes."""
         application = web.Application(middlewares=[self._guard])
         application.router.add_get("/healthz", self._health)
+        application.router.add_get("/metrics", self._metrics)
         application.router.add_get(LIVE, self._live)
         application.router.add_get("/usage/summary", self._summary)
         application.on_shutdown.append(self._dismiss)
@@ -111,7 +115,9 @@ class Admin:
         except Refused as refused:
             return _refusal(refused)
         except web.HTTPException as error:
-            return _refusal(Refused(error.status, "unknown_path", "Known here: GET /usage/live, GET /usage/summary."))
+            return _refusal(
+                Refused(error.status, "unknown_path", "Known here: GET /metrics, GET /usage/live, GET /usage/summary.")
+            )
         except ConnectionError:
             raise
         except Exception as error:
@@ -120,6 +126,9 @@ class Admin:
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=self._exporter.text(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def _summary(self, request: web.Request) -> web.Response:
         by = [name for name in request.query.get("by", "day").split(",") if name]

@@ -109,6 +109,13 @@ class Port(Section, frozen=True):
     drain: SecondsOrNone = 30
 
 
+class Tls(Section, frozen=True):
+    """TLS on the public port: files in PEM, the certificate with those between it and the root."""
+
+    certificate: str
+    key: str
+
+
 class StoreSettings(Section, frozen=True):
     """How the store is spoken to. Times in seconds."""
 
@@ -162,6 +169,7 @@ class Config(Section, frozen=True):
     data: str = "./data"
     workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
     port: Port = Port()
+    tls: Tls | None = None
     store: StoreSettings = StoreSettings()
     usage: UsageSettings = UsageSettings()
     demo: Demo | None = None

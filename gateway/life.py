@@ -20,6 +20,7 @@ from gateway.caller import CallerSide
 from gateway.chain import Chain, Step
 from gateway.errors import GatewayError, StoreAway, as_refused
 from gateway.exchange import Exchange, Operation, Outcome, Reply
+from gateway.metrics import Metrics
 from gateway.pipe import Pipe
 
 log = structlog.get_logger("gateway.life")
@@ -30,8 +31,9 @@ Answer = Callable[[Exchange], Awaitable[Reply]]
 class Life:
     """Runs exchanges and knows which are under way."""
 
-    def __init__(self, pipe: Pipe) -> None:
+    def __init__(self, pipe: Pipe, metrics: Metrics) -> None:
         self.pipe = pipe
+        self.metrics = metrics
         self._ends: set[asyncio.Task[None]] = set()
         self.open = 0
         """Exchanges under way."""
@@ -45,7 +47,7 @@ class Life:
             await self._serve(exchange, chain, caller, answer, entered)
         finally:
             exchange.ended = time.monotonic()
-            task = asyncio.get_running_loop().create_task(chain.end(exchange, entered))
+            task = asyncio.get_running_loop().create_task(self._end(exchange, chain, entered))
             self._ends.add(task)
             task.add_done_callback(self._ended)
             await asyncio.shield(task)
@@ -64,6 +66,10 @@ class Life:
             self._idle.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), most_s)
+
+    async def _end(self, exchange: Exchange, chain: Chain, entered: list[Step]) -> None:
+        await chain.end(exchange, entered)
+        self.metrics.ended(exchange)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._ends.discard(task)

@@ -22,6 +22,7 @@ from gateway import loading
 from gateway.chain import Chain
 from gateway.config import Config, Loaded, load
 from gateway.errors import GatewayError
+from gateway.metrics import Metrics
 from gateway.server import Gateway
 from gateway.services import services_of
 
@@ -65,8 +66,10 @@ class Reloads:
             await chain.start(services)
         except GatewayError as error:
             log.error("reload_refused", reason=str(error), generation=self._gateway.chain.generation)
+            self._gateway.life.metrics.set("last_reload_success", 0)
             return False
         old = self._gateway.swap(chain, services)
+        self._gateway.life.metrics.set("last_reload_success", 1)
         task = asyncio.get_running_loop().create_task(_retire(old))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
@@ -91,8 +94,9 @@ async def _retire(chain: Chain) -> None:
 class Current:
     """The configuration that the parent process would start a worker with."""
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: Loaded, metrics: Metrics) -> None:
         self.loaded = loaded
+        self._metrics = metrics
         self.generation = 1
         self._path = loaded.document.path
         self._seen = self._look()
@@ -113,11 +117,13 @@ class Current:
             loading.build(loaded)
         except GatewayError as error:
             log.error("reload_refused", reason=str(error), generation=self.generation)
+            self._metrics.reloaded(taken_up=False)
             return False
         if restart := needs_restart(self.loaded.config, loaded.config):
             log.warning("reload_needs_restart", settings=restart)
         self.loaded = Loaded(kept(self.loaded.config, loaded.config), loaded.document)
         self.generation += 1
+        self._metrics.reloaded(taken_up=True)
         return True
 
     def _ask(self, *_: object) -> None:

@@ -7,6 +7,7 @@ plugin first needs it, so that what is refused on its head alone was never read.
 from __future__ import annotations
 
 import socket
+import ssl
 from itertools import chain as chained
 
 from aiohttp import HttpVersion11, web
@@ -38,17 +39,18 @@ class Gateway:
         self._rules = BodyRules(allow_non_streaming=port.allow_non_streaming)
         self._runner: web.ServerRunner | None = None
 
-    async def listen(self, listener: socket.socket) -> None:
+    async def listen(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Begin to accept on a bound socket."""
         self._runner = web.ServerRunner(Door(self._handle, self.port))
         await self._runner.setup()
-        await web.SockSite(self._runner, listener, backlog=4096).start()
+        await web.SockSite(self._runner, listener, backlog=4096, ssl_context=tls).start()
 
     def swap(self, chain: Chain, services: Services) -> Chain:
         """Serve new exchanges with another chain; returns the one before, whose exchanges may still be under way."""
         old, self.chain = self.chain, chain
         self.services = services
         self.answers = Answers(services.catalogue, services.store)
+        self.life.metrics.catalogue = services.catalogue
         return old
 
     async def drain(self) -> None:

@@ -64,7 +64,8 @@ class Child(msgspec.Struct):
 class Supervisor:
     """Starts children, starts them again when they die, and stops them kind by kind, the last kind first."""
 
-    def __init__(self) -> None:
+    def __init__(self, died: Callable[[str], None] = lambda kind: None) -> None:
+        self._died = died
         self.children: list[Child] = []
         self._stopping = False
 
@@ -133,6 +134,7 @@ class Supervisor:
                 child.failures = child.failures + 1 if lived < LONGEST_BACK_OFF_S else 1
                 wait = min(LONGEST_BACK_OFF_S, 0.05 * 2 ** (child.failures - 1))
                 child.restart_at = time.monotonic() + wait
+                self._died(child.kind)
                 log.error("child_died", child=child.name, lived_s=round(lived, 1), restart_in_s=round(wait, 2))
 
     def _restart_due(self) -> None:

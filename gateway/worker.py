@@ -10,24 +10,30 @@ from contextlib import asynccontextmanager
 
 from gateway import loading
 from gateway.care import Care
+from gateway.cells import Cells
 from gateway.config import Loaded
 from gateway.life import Life
+from gateway.metrics import Metrics
 from gateway.pipe import Pipe
+from gateway.pulse import Pulse
 from gateway.reload import Reloads
 from gateway.server import Gateway
 from gateway.services import services_of
 from gateway.store.store import Store
+from gateway.tls import renewing
 
 
 @asynccontextmanager
-async def opened(loaded: Loaded, url: str, generation: int = 1) -> AsyncIterator[Gateway]:
+async def opened(loaded: Loaded, url: str, generation: int = 1, cells: Cells | None = None) -> AsyncIterator[Gateway]:
     """A gateway that is ready to listen; drained and stopped at the end. Raises `Misconfigured` when a plugin refuses to start."""
     async with Store.open(loaded.config, url) as store:
         chain = loading.build(loaded, generation=generation)
         services = services_of(loaded.config, store)
         await chain.start(services)
         pipe = Pipe()
-        gateway = Gateway(loaded.config.port, chain, services, Life(pipe))
+        metrics = Metrics(cells or Cells(), services.catalogue)
+        metrics.count_store_calls()
+        gateway = Gateway(loaded.config.port, chain, services, Life(pipe, metrics))
         try:
             yield gateway
             await gateway.drain()
@@ -37,26 +43,40 @@ async def opened(loaded: Loaded, url: str, generation: int = 1) -> AsyncIterator
 
 
 async def serve(
-    loaded: Loaded, url: str, listener: socket.socket, listening: Callable[[], None], generation: int
+    loaded: Loaded,
+    url: str,
+    listener: socket.socket,
+    listening: Callable[[], None],
+    generation: int = 1,
+    cells: Cells | None = None,
 ) -> None:
     """Serve on `listener` until SIGTERM, and take up the file anew on SIGHUP. `listening` is called once requests are accepted."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     async with (
-        opened(loaded, url, generation) as gateway,
+        renewing(loaded.config.tls) as tls,
+        opened(loaded, url, generation, cells) as gateway,
         Care(gateway.services.store),
+        Pulse(gateway),
         Reloads(gateway, loaded.document.path) as reloads,
     ):
         loop.add_signal_handler(signal.SIGHUP, reloads.ask)
-        await gateway.listen(listener)
+        await gateway.listen(listener, tls)
         listening()
         await stop.wait()
 
 
-def run(loaded: Loaded, url: str, listener: socket.socket, listening: Callable[[], None], generation: int = 1) -> None:
+def run(
+    loaded: Loaded,
+    url: str,
+    listener: socket.socket,
+    listening: Callable[[], None],
+    generation: int = 1,
+    cells: Cells | None = None,
+) -> None:
     """`serve` on the fastest event loop there is."""
-    serving = serve(loaded, url, listener, listening, generation)
+    serving = serve(loaded, url, listener, listening, generation, cells)
     try:
         import uvloop
     except ImportError:

@@ -18,6 +18,7 @@ from gateway import admin
 from gateway.admin import Admin, serve, serving, token_of
 from gateway.config import Config
 from gateway.errors import Misconfigured
+from gateway.metrics import Exporter
 from gateway.record import Record, decode
 from gateway.rows import Rows
 from tests.records import arrival, end
@@ -35,7 +36,7 @@ def rows(tmp_path: Path) -> Iterator[Rows]:
 @pytest.fixture
 async def client(rows: Rows) -> AsyncIterator[ClientSession]:
     """Who has the token, at a port in front of `rows`."""
-    async with serving(Admin(rows.folder, TOKEN), "127.0.0.1:0") as port, caller(port) as session:
+    async with serving(Admin(rows.folder, TOKEN, Exporter({})), "127.0.0.1:0") as port, caller(port) as session:
         yield session
 
 
@@ -150,8 +151,8 @@ async def test_a_summary_that_cannot_be_made_is_refused(client: ClientSession, n
 
 @pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], "\x80"])
 async def test_who_has_no_token_learns_only_that_somebody_is_here(rows: Rows, token: str) -> None:
-    async with serving(Admin(rows.folder, TOKEN), "127.0.0.1:0") as port, caller(port, token) as session:
-        for path in ("/usage/live", "/usage/summary", "/nothing"):
+    async with serving(Admin(rows.folder, TOKEN, Exporter({})), "127.0.0.1:0") as port, caller(port, token) as session:
+        for path in ("/metrics", "/usage/live", "/usage/summary", "/nothing"):
             async with session.get(path) as answer:
                 assert (answer.status, (await answer.json())["error"]["code"]) == (401, "token_invalid")
         async with session.get("/healthz") as answer:
@@ -184,7 +185,7 @@ async def test_a_port_that_is_taken_is_said_once_and_served_when_it_is_free(
     stop = asyncio.Event()
     with capture_logs() as lines, socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        running = asyncio.create_task(serve(Config(data=str(tmp_path)), address, stop))
+        running = asyncio.create_task(serve(Config(data=str(tmp_path)), address, Exporter({}), stop))
         await asyncio.sleep(0.1)
         taken.close()
         async with asyncio.timeout(5):
@@ -198,7 +199,7 @@ async def test_a_port_that_is_taken_is_said_once_and_served_when_it_is_free(
 
 async def test_a_stop_does_not_wait_for_followers(rows: Rows) -> None:
     async with ClientSession() as session:
-        async with serving(Admin(rows.folder, TOKEN), "127.0.0.1:0") as port:
+        async with serving(Admin(rows.folder, TOKEN, Exporter({})), "127.0.0.1:0") as port:
             url, headers = f"http://127.0.0.1:{port}/usage/live", {"Authorization": f"Bearer {TOKEN}"}
             answer = await session.get(url, headers=headers)
             began = asyncio.get_running_loop().time()

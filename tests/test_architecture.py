@@ -16,16 +16,16 @@ LARGEST_BYTES = 12 * 1024
 
 LAYERS = (
     ("__main__", "cli", "testing", "contract", "scaffold"),
-    ("supervisor", "worker", "reload", "demo", "doctor", "sink", "care", "admin", "bound"),
+    ("supervisor", "worker", "reload", "demo", "doctor", "sink", "care", "pulse", "admin", "bound", "tls"),
     ("server",),
     ("door", "intake"),
     ("life", "loading", "services"),
     ("pipe", "attempt", "collect", "stream", "sse", "upstream", "verdict"),
     ("chain", "caller", "answers"),
-    ("store", "reports", "reconciliation", "rows", "record", "clickhouse", "spool", "plugin", "catalogue"),
+    ("metrics", "store", "reports", "reconciliation", "rows", "record", "clickhouse", "spool", "plugin", "catalogue"),
     ("facts",),
     ("exchange", "config", "channel", "section", "credentials", "conversion", "document"),
-    ("body", "fake_upstream", "logs", "secret"),
+    ("body", "fake_upstream", "logs", "secret", "cells", "notify"),
     ("errors", "crash"),
 )
 """What imports above what is imported. Within a layer there are no circles."""

@@ -29,6 +29,7 @@ from gateway.config import (
     Serving,
     StoreSettings,
     Timers,
+    Tls,
     UsageSettings,
     find,
     host_port,
@@ -294,6 +295,7 @@ def test_the_reference_is_accepted_and_is_the_default_in_every_setting() -> None
 PLACES: dict[type[Section], tuple[str, ...]] = {
     Config: (),
     Port: ("port",),
+    Tls: ("tls",),
     StoreSettings: ("store",),
     UsageSettings: ("usage",),
     Demo: ("demo",),
@@ -305,7 +307,7 @@ PLACES: dict[type[Section], tuple[str, ...]] = {
 
 
 def test_the_reference_names_every_setting() -> None:
-    document = yaml.safe_load(shipped("gateway.yaml").read_text().replace("# demo:", "demo:"))
+    document = yaml.safe_load(shipped("gateway.yaml").read_text().replace("# demo:", "demo:").replace("# tls:", "tls:"))
     for kind, place in PLACES.items():
         section = document
         for step in place:

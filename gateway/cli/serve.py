@@ -13,12 +13,14 @@ import msgspec
 import structlog
 import typer
 
-from gateway import admin, clickhouse, demo, loading, logs, sink, supervisor, worker
+from gateway import admin, clickhouse, demo, loading, logs, notify, sink, supervisor, worker
 from gateway.bound import bound_of
+from gateway.cells import Cells
 from gateway.chain import warnings
 from gateway.cli.common import ConfigOption, data_folder
 from gateway.config import Config, Demo, find, load
 from gateway.errors import StoreAway
+from gateway.metrics import Exporter, Metrics
 from gateway.reload import Current
 from gateway.store.client import Client
 from gateway.store.embedded import EmbeddedStore
@@ -55,14 +57,19 @@ def serve(
     if (bound := bound_of(settings, chain)) is not None:
         typer.echo(str(bound))
     folder = data_folder(settings)
-    listeners = supervisor.listeners(settings.listen, workers or settings.workers)
+    count = workers or settings.workers
+    listeners = notify.inherited(count) or supervisor.listeners(settings.listen, count)
+    cells = {name: Cells() for name in ("parent", *(f"worker {number}" for number in range(1, count + 1)))}
+    metrics = Metrics(cells["parent"])
+    service = notify.Service()
     embedded = EmbeddedStore.start(folder, adopt=False) if settings.redis == "embedded" else None
     url = embedded.url if embedded else settings.redis
-    processes = supervisor.Supervisor()
-    current = Current(loaded)
+    processes = supervisor.Supervisor(lambda kind: metrics.count("children_died", kind))
+    current = Current(loaded, metrics)
 
     def look_after() -> None:
         nonlocal embedded
+        service.alive()
         if embedded is not None and embedded.ended:
             log.error("store_died", restarted=True)
             embedded = EmbeddedStore.start(folder, adopt=False)
@@ -74,18 +81,22 @@ def serve(
         if settings.demo is not None:
             processes.add("demo upstream", demo.upstream(settings.demo))
         if settings.admin is not None:
-            processes.add("admin", _administer(settings, settings.admin))
+            processes.add("admin", _administer(settings, settings.admin, Exporter(cells)))
         if settings.usage.clickhouse:
             processes.add("clickhouse", _copy(settings))
         processes.add("sink", _drain_usage(settings, url))
         for index in range(len(listeners)):
-            processes.add("worker", _work(current, url, listeners, index), index + 1)
+            processes.add("worker", _work(current, url, listeners, index, cells[f"worker {index + 1}"]), index + 1)
         names = ", ".join(step.name for step in chain.steps)
-        typer.echo(f"{_address(listeners[0])} is served after {time.monotonic() - began:.2f} s, through {names}")
+        typer.echo(
+            f"{_address(settings, listeners[0])} is served after {time.monotonic() - began:.2f} s, through {names}"
+        )
         if settings.demo is not None and token is not None:
-            typer.echo(_welcome(settings, settings.demo, _address(listeners[0]), token))
+            typer.echo(_welcome(settings, settings.demo, _address(settings, listeners[0]), token))
+        service.ready()
         processes.watch(look_after)
     finally:
+        service.stopping()
         processes.stop(timeout_s=settings.port.drain + SINK_STOP_S)
         if embedded is not None:
             embedded.stop()
@@ -124,10 +135,10 @@ def _drain_usage(config: Config, url: str) -> supervisor.Work:
     return work
 
 
-def _administer(config: Config, address: str) -> supervisor.Work:
+def _administer(config: Config, address: str, exporter: Exporter) -> supervisor.Work:
     def work(ready: supervisor.Ready) -> None:
         ready()
-        admin.main(config, address)
+        admin.main(config, address, exporter)
 
     return work
 
@@ -140,18 +151,19 @@ def _copy(config: Config) -> supervisor.Work:
     return work
 
 
-def _work(current: Current, url: str, listeners: list[socket.socket], index: int) -> supervisor.Work:
+def _work(current: Current, url: str, listeners: list[socket.socket], index: int, cells: Cells) -> supervisor.Work:
     def work(ready: supervisor.Ready) -> None:
         for other in listeners[:index] + listeners[index + 1 :]:
             other.close()
-        worker.run(current.loaded, url, listeners[index], ready, current.generation)
+        worker.run(current.loaded, url, listeners[index], ready, current.generation, cells)
 
     return work
 
 
-def _address(listener: socket.socket) -> str:
+def _address(config: Config, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+    scheme = "https" if config.tls else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
 def _welcome(config: Config, shown: Demo, base: str, token: str) -> str:

@@ -17,6 +17,7 @@ from hiredis import HiredisError, PushNotification, Reader, pack_command
 from redis.exceptions import RedisError
 
 from gateway.errors import GatewayError, StoreAway, StoreError
+from gateway.store.calls import CALLS
 
 Argument = str | bytes | int
 Command = tuple[Argument, ...]
@@ -104,11 +105,13 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         demoted = False
+        began = self._loop.time() + self._timeout_s
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not _INCOMPLETE:
                 if type(reply) is not PushNotification:
-                    _, future, shape, _ = self._sent.popleft()
+                    due, future, shape, _ = self._sent.popleft()
+                    CALLS.answered(began - due)
                     demoted |= type(reply) is Demoted
                     if not future.done():
                         _answer(future, reply, shape)
@@ -171,12 +174,15 @@ class Connection(asyncio.Protocol):
         self._sent.clear()
         self._unsent.clear()
         for _, future, _, _ in waiting:
+            CALLS.failed(error := StoreAway(why))
             if not future.done():
-                future.set_exception(StoreAway(why))
+                future.set_exception(error)
 
 
 def _answer(future: asyncio.Future[Any], reply: Any, shape: Shape | None) -> None:
     if isinstance(reply, Exception):
+        if not isinstance(reply, UnknownScript):
+            CALLS.failed(reply)
         future.set_exception(reply)
         return
     try:

@@ -24,6 +24,7 @@ from redis.exceptions import (
 from redis.maint_notifications import MaintNotificationsConfig
 
 from gateway.errors import Misconfigured, StoreAway
+from gateway.store.calls import CALLS
 from gateway.store.connection import LONGEST_PAUSE_S, Command, Connection, Shape, UnknownScript, error_of
 
 MOMENTARY: Final = (ReadOnlyError, OutOfMemoryError, ClusterDownError, MovedError, TryAgainError)
@@ -146,17 +147,21 @@ class Cluster:
             await asyncio.wait(self._tasks)
 
     async def _ask(self, command: Command, future: asyncio.Future[Any]) -> None:
-        overdue = asyncio.get_running_loop().call_later(
-            self._timeout_s, _fail, future, StoreAway("the store did not answer in time")
-        )
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        overdue = loop.call_later(self._timeout_s, _fail, future, StoreAway("the store did not answer in time"))
         try:
             async with self._places:
                 if future.done():
                     return
                 reply = await self.redis.execute_command(*command)  # type: ignore[no-untyped-call, unused-ignore]
         except Exception as error:
-            _fail(future, _translated(error))
+            translated = _translated(error)
+            if not isinstance(translated, UnknownScript):
+                CALLS.failed(translated)
+            _fail(future, translated)
         else:
+            CALLS.answered(loop.time() - began)
             if not future.done():
                 future.set_result(reply)
         finally:

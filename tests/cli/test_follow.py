@@ -14,6 +14,7 @@ from aiohttp import web
 from gateway.admin import Admin, serving, token_of
 from gateway.cli import follow
 from gateway.config import Config
+from gateway.metrics import Exporter
 from gateway.record import Record
 from gateway.rows import Rows
 from tests.cli.processes import free_port
@@ -39,7 +40,7 @@ async def first_of(ended: AsyncIterator[Record], rows: Rows) -> list[Record]:
 async def test_a_gateway_that_breaks_off_is_followed_on_in_its_files(config: Config) -> None:
     rows = Rows(config.data_path / "usage")
     async with AsyncExitStack() as running, aclosing(follow.ended(config)) as ended:
-        served = serving(Admin(rows.folder, token_of(config)), cast(str, config.admin))
+        served = serving(Admin(rows.folder, token_of(config), Exporter({})), cast(str, config.admin))
         await running.enter_async_context(served)
         waiting = await first_of(ended, rows)
         assert [await anext(ended) for _ in waiting] == waiting
@@ -57,7 +58,7 @@ async def test_a_gateway_that_breaks_off_is_followed_on_in_its_files(config: Con
 async def test_the_port_is_asked_first(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = Rows(config.data_path / "usage")
     monkeypatch.setattr(follow, "POLL_S", 3600)
-    served = serving(Admin(rows.folder, token_of(config)), cast(str, config.admin))
+    served = serving(Admin(rows.folder, token_of(config), Exporter({})), cast(str, config.admin))
     async with served, aclosing(follow.ended(config)) as ended, asyncio.timeout(10):
         await first_of(ended, rows)
     rows.close()

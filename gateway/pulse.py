@@ -1,0 +1,61 @@
+"""What a worker measures of itself, four times a second: how late its event loop is, what is under way, what waits."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+from gateway.errors import GatewayError
+from gateway.metrics import Metrics
+from gateway.server import Gateway
+
+EVERY_S: Final = 0.25
+LOG_EVERY: Final = 20
+"""Beats between two looks at how much of the usage log waits."""
+
+
+class Pulse:
+    """The task of one worker, owned by whoever enters it."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._metrics: Metrics = gateway.life.metrics
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Pulse:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        self.beat()
+
+    def beat(self) -> None:
+        """Tell what is under way."""
+        life = self._gateway.life
+        self._metrics.set("open_requests", life.open)
+        self._metrics.set("open_streams", len(life.pipe.streams))
+        self._metrics.set("config_generation", self._gateway.chain.generation)
+
+    async def look_at_log(self) -> None:
+        """Tell what of the usage log waits; where the store does not answer, what was known stays."""
+        usage = self._gateway.services.store.usage
+        with suppress(GatewayError, OSError):
+            self._metrics.set("usage_log_waiting", await usage.length())
+            self._metrics.set("usage_log_spooled", len(await asyncio.to_thread(usage.spool.files)))
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        beats = 0
+        while True:
+            self.beat()
+            if beats % LOG_EVERY == 0:
+                await self.look_at_log()
+            beats += 1
+            due = loop.time() + EVERY_S
+            await asyncio.sleep(EVERY_S)
+            self._metrics.loop_lag.observe(max(0.0, loop.time() - due))

@@ -1,0 +1,17 @@
+"""Told of every call of the store that this process makes, for whoever counts them; nobody does at first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+
+class Calls:
+    """What is done with the seconds that an answer took, and with an error that was one or stands for none."""
+
+    def __init__(self) -> None:
+        self.answered: Callable[[float], None] = lambda seconds: None
+        self.failed: Callable[[Exception], None] = lambda error: None
+
+
+CALLS: Final = Calls()

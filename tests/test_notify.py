@@ -1,0 +1,139 @@
+"""A service manager is told the truth in time, and may open the public port for us."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.errors import Misconfigured
+from gateway.notify import Service, inherited
+from tests.cli.processes import alive, children, demo_in
+from tests.whole.raw import ask, get
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[socket.socket]:
+    """The socket that a service manager listens on."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(tmp_path / "notify"))
+        listening.settimeout(10)
+        yield listening
+
+
+def environment(tmp_path: Path, **more: str) -> dict[str, str]:
+    return {"NOTIFY_SOCKET": str(tmp_path / "notify"), **more}
+
+
+def test_ready_and_stopping_are_told(manager: socket.socket, tmp_path: Path) -> None:
+    given = environment(tmp_path)
+    service = Service(given)
+    assert given == {}, "no child speaks in our name"
+    service.ready()
+    service.stopping()
+    assert [manager.recv(100).split(b"\n")[0] for _ in range(2)] == [b"READY=1", b"STOPPING=1"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names without a file are Linux'")
+def test_a_manager_without_a_file_is_told_too() -> None:
+    name = f"sluicegate-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(f"\0{name}")
+        listening.settimeout(5)
+        Service({"NOTIFY_SOCKET": f"@{name}"}).ready()
+        assert listening.recv(100).startswith(b"READY=1")
+
+
+def test_the_watchdog_is_fed_twice_in_its_time_and_no_more_often(manager: socket.socket, tmp_path: Path) -> None:
+    service = Service(environment(tmp_path, WATCHDOG_USEC="200000", WATCHDOG_PID=str(os.getpid())))
+    service.alive()
+    service.alive()
+    assert manager.recv(100) == b"WATCHDOG=1"
+    manager.settimeout(0)
+    with pytest.raises(BlockingIOError):
+        manager.recv(100)
+
+
+@pytest.mark.parametrize("more", [{}, {"WATCHDOG_USEC": "200000", "WATCHDOG_PID": "1"}])
+def test_a_watchdog_that_is_not_ours_is_not_fed(manager: socket.socket, tmp_path: Path, more: dict[str, str]) -> None:
+    Service(environment(tmp_path, **more)).alive()
+    manager.settimeout(0)
+    with pytest.raises(BlockingIOError):
+        manager.recv(100)
+
+
+def test_a_manager_that_went_away_is_said_and_no_harm(tmp_path: Path) -> None:
+    with capture_logs() as lines:
+        Service(environment(tmp_path)).ready()
+    assert [line["event"] for line in lines] == ["service_manager_not_told"]
+
+
+def test_nothing_is_inherited_unless_it_was_given_to_us() -> None:
+    assert inherited(2, {}) == []
+    assert inherited(2, {"LISTEN_PID": "1", "LISTEN_FDS": "1"}) == []
+
+
+def test_more_than_one_socket_is_refused() -> None:
+    with pytest.raises(Misconfigured, match="passed 2 sockets"):
+        inherited(1, {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2"})
+
+
+WITH_SOCKET = """
+import os, sys
+fd = int(sys.argv[1])
+if fd != 3:
+    os.dup2(fd, 3)
+os.set_inheritable(3, True)
+os.environ["LISTEN_PID"] = str(os.getpid())
+os.environ["LISTEN_FDS"] = "1"
+os.execv(sys.executable, [sys.executable, "-m", "gateway", "serve", "--config", sys.argv[2]])
+"""
+"""What a service manager does between its fork and our start."""
+
+
+async def start(listening: socket.socket, file: Path, **more: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", WITH_SOCKET, str(listening.fileno()), str(file)),
+        pass_fds=(listening.fileno(),),
+        env={**os.environ, **more},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def test_the_gateway_serves_on_the_socket_it_was_given_and_tells_its_manager(
+    manager: socket.socket, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        early = asyncio.create_task(ask(port, get("/healthz")))
+        process = await start(
+            listening, demo_in(tmp_path, workers=2), NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="400000"
+        )
+        assert (await early).status == 200, "who came before the start is served"
+        assert (await asyncio.to_thread(manager.recv, 100)).startswith(b"READY=1")
+        assert await asyncio.to_thread(manager.recv, 100) == b"WATCHDOG=1"
+        assert await asyncio.to_thread(manager.recv, 100) == b"WATCHDOG=1"
+        family = set(children(process.pid))
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert not [pid for pid in family if alive(pid)]
+        told = b""
+        while not told.startswith(b"STOPPING=1"):
+            told = await asyncio.to_thread(manager.recv, 100)
+        assert listening.getsockname()[1] == port, "the port stays the manager's"
+
+
+async def test_a_socket_of_another_kind_is_one_line(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as wrong:
+        process = await start(wrong, demo_in(tmp_path))
+        _, err = await asyncio.wait_for(process.communicate(), 20)
+    assert process.returncode == 2
+    assert err == b"gateway: the service manager must pass a listening TCP socket: use ListenStream=HOST:PORT\n"

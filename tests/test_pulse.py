@@ -1,0 +1,58 @@
+"""A worker tells how late its loop is, what is under way and what waits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from gateway import pulse
+from gateway.fake_upstream import FakeUpstream
+from gateway.pulse import Pulse
+from gateway.store.client import Client
+from gateway.testing import Running, running
+from tests.whole.conftest import configuration
+from tests.whole.raw import chat, read_answer
+
+
+def numbers(gateway: Running, name: str) -> list[float]:
+    """The one series of this name."""
+    return dict(gateway.gateway.life.metrics.cells)[(name,)]
+
+
+async def test_an_open_stream_is_told_while_it_runs(store_url: str, client: Client, tmp_path: Path) -> None:
+    async with (
+        FakeUpstream(pace_s=0.05, key="channel-credential-4711") as upstream,
+        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+    ):
+        beats = Pulse(gateway.gateway)
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(chat(await gateway.token()))
+        while not upstream.requests:
+            await asyncio.sleep(0.01)
+        beats.beat()
+        assert (numbers(gateway, "open_requests"), numbers(gateway, "open_streams")) == ([1.0], [1.0])
+        assert (await read_answer(reader)).whole
+        writer.close()
+        await gateway.gateway.life.settled()
+        beats.beat()
+        assert (numbers(gateway, "open_requests"), numbers(gateway, "open_streams")) == ([0.0], [0.0])
+        assert numbers(gateway, "config_generation") == [1.0]
+        await beats.look_at_log()
+        assert numbers(gateway, "usage_log_waiting") == [2.0], "an arrival and an end, and nobody drains them here"
+
+
+async def test_a_loop_that_was_blocked_shows(
+    store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "EVERY_S", 0.01)
+    async with running(configuration("http://127.0.0.1:1/v1"), tmp_path, store_url) as gateway:
+        async with Pulse(gateway.gateway):
+            while not sum(numbers(gateway, "loop_lag_seconds")):
+                await asyncio.sleep(0.01)
+            time.sleep(0.2)  # noqa: ASYNC251 - this is what a plugin must not do
+            await asyncio.sleep(0.02)
+        lag = numbers(gateway, "loop_lag_seconds")
+        assert lag[-1] >= 0.15

@@ -1,0 +1,133 @@
+"""The public port speaks TLS with what is in the files now, and a stream through it is whole."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import aiohttp
+import pytest
+import trustme
+from structlog.testing import capture_logs
+
+from gateway import tls
+from gateway.config import Tls
+from gateway.errors import Misconfigured
+from gateway.tls import Certificate, renewing
+from tests.cli.processes import demo_in, serving
+
+AUTHORITY = trustme.CA()
+ASK = {"model": "demo-words", "stream": True, "messages": [{"role": "user", "content": "Tell me a story"}]}
+
+
+def issued(folder: Path, name: str = "127.0.0.1", *, key_of: str | None = None) -> Tls:
+    """A certificate of `name` and its key, or another one's, written over what is in the folder."""
+    certificate = AUTHORITY.issue_cert(name)
+    chain = b"".join(blob.bytes() for blob in certificate.cert_chain_pems)
+    key = (AUTHORITY.issue_cert(key_of) if key_of else certificate).private_key_pem.bytes()
+    (folder / "cert.pem").write_bytes(chain)
+    (folder / "key.pem").write_bytes(key)
+    return Tls(str(folder / "cert.pem"), str(folder / "key.pem"))
+
+
+def trusting() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    AUTHORITY.configure_trust(context)
+    return context
+
+
+async def names_shown(context: ssl.SSLContext, name: str) -> tuple[str, str]:
+    """Name and protocol version that who connects is shown. Raises `ssl.SSLError` unless the name fits."""
+
+    async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(close, "127.0.0.1", 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(), server_hostname=name)
+        connection = writer.get_extra_info("ssl_object")
+        ((_, shown),) = connection.getpeercert()["subjectAltName"]
+        writer.close()
+        return shown, connection.version()
+
+
+async def test_who_connects_is_shown_what_the_files_hold_now(tmp_path: Path) -> None:
+    certificate = Certificate(issued(tmp_path, "first.test"))
+    assert await names_shown(certificate.context, "first.test") == ("first.test", "TLSv1.3")
+    assert not certificate.renew(), "nothing changed"
+    issued(tmp_path, "second.test")
+    assert certificate.renew()
+    assert await names_shown(certificate.context, "second.test") == ("second.test", "TLSv1.3")
+
+
+async def test_a_pair_that_does_not_fit_changes_nothing_and_is_said_once(tmp_path: Path) -> None:
+    certificate = Certificate(issued(tmp_path, "first.test"))
+    issued(tmp_path, "second.test", key_of="third.test")
+    with capture_logs() as lines:
+        assert not certificate.renew()
+        assert not certificate.renew()
+    assert [line["event"] for line in lines] == ["certificate_refused"]
+    assert (await names_shown(certificate.context, "first.test"))[0] == "first.test"
+    (tmp_path / "cert.pem").unlink()
+    assert not certificate.renew()
+    issued(tmp_path, "second.test")
+    assert certificate.renew()
+    assert (await names_shown(certificate.context, "second.test"))[0] == "second.test"
+
+
+@pytest.mark.parametrize("wrong", ["missing", "no_pem", "other_key", "locked_key"])
+def test_files_that_cannot_be_used_stop_the_start_with_one_line(tmp_path: Path, wrong: str) -> None:
+    settings = issued(tmp_path, key_of="other.test" if wrong == "other_key" else None)
+    if wrong == "missing":
+        Path(settings.key).unlink()
+    elif wrong == "no_pem":
+        Path(settings.certificate).write_text("certificate")
+    elif wrong == "locked_key":
+        Path(settings.key).write_text(
+            "-----BEGIN ENCRYPTED PRIVATE KEY-----\nMAo=\n-----END ENCRYPTED PRIVATE KEY-----\n"
+        )
+    with pytest.raises(Misconfigured) as refused:
+        Certificate(settings)
+    assert str(refused.value).startswith(f"tls: cannot use {settings.certificate} and {settings.key}: ")
+    assert "\n" not in str(refused.value)
+
+
+async def test_old_protocol_versions_are_refused(tmp_path: Path) -> None:
+    context = Certificate(issued(tmp_path)).context
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+async def test_changed_files_are_taken_up_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls, "LOOK_EVERY_S", 0.01)
+    async with renewing(issued(tmp_path, "first.test")) as context:
+        assert context is not None
+        with capture_logs() as lines:
+            issued(tmp_path, "second.test")
+            async with asyncio.timeout(5):
+                while not any(line["event"] == "certificate_renewed" for line in lines):
+                    await asyncio.sleep(0.01)
+        assert (await names_shown(context, "second.test"))[0] == "second.test"
+    async with renewing(None) as none:
+        assert none is None
+
+
+async def test_a_stream_through_the_public_port_is_whole(tmp_path: Path) -> None:
+    settings = issued(tmp_path)
+    file = demo_in(tmp_path)
+    file.write_text(f"{file.read_text()}tls: {{certificate: {settings.certificate}, key: {settings.key}}}\n")
+    async with serving(file) as served:
+        assert served.base_url.startswith("https://127.0.0.1:")
+        connector = aiohttp.TCPConnector(ssl=trusting())
+        async with aiohttp.ClientSession(headers=served.headers, connector=connector) as client:
+            for _ in range(2):  # the second one on the same connection
+                async with client.post(f"{served.base_url}/chat/completions", json=ASK) as answer:
+                    assert answer.status == 200
+                    assert (await answer.text()).endswith("data: [DONE]\n\n")
+            async with client.post(f"{served.base_url}/chat/completions", json=ASK) as answer:
+                await answer.content.readline()  # and leave
+        with pytest.raises(aiohttp.ClientError):
+            async with aiohttp.ClientSession() as plain:
+                await plain.get(served.base_url.replace("https", "http"))
+        assert await served.stop() == 0
+    assert "Traceback" not in (tmp_path / "serve.log").read_text()
