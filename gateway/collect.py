@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 
@@ -11,7 +12,7 @@ from gateway.upstream import UpstreamSide
 
 
 async def collected(
-    upstream: UpstreamSide, most: int, within_s: float, or_until: asyncio.Future[object]
+    upstream: UpstreamSide, most: int, within_s: float, or_until: asyncio.Future[Any]
 ) -> tuple[bytes, bool]:
     """The body up to `most` bytes, beyond which nothing is read, and whether it came whole.
 

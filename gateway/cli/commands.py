@@ -7,7 +7,21 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from gateway.cli import account, check, diff, doctor, fake_upstream, plugin, plugins, serve, token, trace, usage, verify
+from gateway.cli import (
+    account,
+    channels,
+    check,
+    diff,
+    doctor,
+    fake_upstream,
+    plugin,
+    plugins,
+    serve,
+    token,
+    trace,
+    usage,
+    verify,
+)
 from gateway.errors import GatewayError, Misconfigured
 
 
@@ -33,6 +47,20 @@ def program() -> typer.Typer:
         rich_markup_mode="markdown",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for noun in (serve, check, diff, plugins, plugin, account, token, usage, trace, verify, doctor, fake_upstream):
+    for noun in (
+        serve,
+        check,
+        diff,
+        plugins,
+        plugin,
+        channels,
+        account,
+        token,
+        usage,
+        trace,
+        verify,
+        doctor,
+        fake_upstream,
+    ):
         noun.register(app)
     return app

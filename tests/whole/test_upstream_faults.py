@@ -10,10 +10,10 @@ import pytest
 
 from gateway import Outcome
 from gateway.store.client import Client
-from gateway.testing import Running, running
+from gateway.testing import running
 from tests.whole.aftermath import assert_ended, charged, given_back, last_end, tasks
 from tests.whole.conftest import configuration
-from tests.whole.raw import Answer, ask, chat
+from tests.whole.raw import ask, chat
 from tests.whole.scripted import CHUNKED, HEAD, LAST, Fin, Forever, Hold, Reset, Scripted, Step, chunk
 from tests.whole.test_stream import DONE, PASSED, STREAM, USAGE, WORDS, event
 
@@ -313,7 +313,8 @@ ECHOES: dict[str, list[Step]] = {
     ],
     "two reads": [CHUNKED + chunk(b"data: channel-cred"), 0.02, chunk(b"ential-4711\n\n" + STREAM) + LAST],
     "an event that is too long to wait for": [
-        CHUNKED + chunk(b"data: " + b"x" * (1 << 20)), 0.05, chunk(b"xx channel-cre"), 0.05, chunk(b"dential-4711 yy\n\n" + STREAM) + LAST,
+        *(CHUNKED + chunk(b"data: " + b"x" * (1 << 20)), 0.05, chunk(b"xx channel-cre"), 0.05),
+        chunk(b"dential-4711 yy\n\n" + STREAM) + LAST,
     ],
     "an error event": [CHUNKED + chunk(HALF + FAILURE.replace(b"the model", KEY.encode())) + LAST],
     "a first error": [CHUNKED + chunk(FAILURE.replace(b"the model", KEY.encode())) + LAST],

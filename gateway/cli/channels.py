@@ -1,0 +1,80 @@
+"""`gateway channels`: how the upstreams are, as all workers and machines together know it; and switches for them."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from gateway.cli.common import ConfigOption, JsonOption, configuration, print_json, print_table, refuse, run_with_store
+from gateway.store.channels import Condition, Shown
+
+channels = typer.Typer(help="The channels: how they are, and switching them off and on for all gateways of a store.")
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The channel's name in the file.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.add_typer(channels, name="channels")
+
+
+@channels.callback(invoke_without_command=True)
+def show(context: typer.Context, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Show each channel's condition, its last error, calls under way, and the time from call to first event.
+
+    Example: `gateway channels --json | jq 'select(.condition != "healthy")'`
+    """
+    if context.invoked_subcommand is not None:
+        return
+    names = list(configuration(config).channels)
+    shown = run_with_store(config, lambda store: store.channels.show(names))
+    if as_json:
+        for each in shown:
+            print_json(each)
+        return
+    columns = ("channel", "condition", "in flight", "latency", "last error")
+    print_table(columns, map(_row, shown), empty="There are no channels in the file; add one under `channels:`.")
+
+
+@channels.command()
+def disable(name: NameArgument, config: ConfigOption = None) -> None:
+    """Send nothing to a channel any more, until it is enabled. Streams that are open go on.
+
+    Example: `gateway channels disable openai`
+    """
+    _switch(name, config, enabled=False)
+
+
+@channels.command()
+def enable(name: NameArgument, config: ConfigOption = None) -> None:
+    """Let a channel serve again; also ends its cool-down.
+
+    Example: `gateway channels enable openai`
+    """
+    _switch(name, config, enabled=True)
+
+
+def _switch(name: str, config: ConfigOption, *, enabled: bool) -> None:
+    known = configuration(config).channels
+    if name not in known:
+        raise refuse(f"there is no channel {name}; known: {', '.join(known) or 'none yet'}")
+    run_with_store(config, lambda store: store.channels.set_enabled(name, enabled))
+    typer.echo(f"{name} is {'enabled' if enabled else 'disabled'}; gateways know within a second")
+
+
+def _row(shown: Shown) -> tuple[str, str, int, str, str]:
+    condition = str(shown.condition)
+    if shown.condition is Condition.COOLING:
+        condition += f" for {-(-shown.cool_ms // 1000)} s"
+    error = shown.last_error
+    if shown.last_error_at_ms is not None:
+        error += f", {max(0, round(time.time() - shown.last_error_at_ms / 1000))} s ago"
+    return (
+        shown.channel,
+        condition,
+        shown.in_flight,
+        "" if shown.latency_ms is None else f"{shown.latency_ms} ms",
+        error,
+    )

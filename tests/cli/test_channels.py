@@ -1,0 +1,80 @@
+"""The channels' commands show what the store knows, and switch channels for all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from gateway.cli import channels
+from gateway.store.channels import Channels, Report
+from gateway.store.client import Client
+
+app = typer.Typer()
+channels.register(app)
+
+
+@pytest.fixture(autouse=True)
+def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str, client: Client) -> None:
+    """A configuration with two channels, one of which has failed."""
+    file = tmp_path / "gateway.yaml"
+    two = "channels: {one: {base_url: http://a/v1, api_key: canary-4711}, two: {base_url: http://b/v1}}"
+    file.write_text(f"redis: {store_url}\ndata: {tmp_path}\n{two}\n")
+    monkeypatch.setenv("GATEWAY_CONFIG", str(file))
+
+    async def tell() -> None:
+        other = Client.connect(store_url)
+        await Channels(other).sync("w", {"one": Report(failed=3, error="upstream_timeout", in_flight=2)})
+        await other.close()
+
+    asyncio.run(tell())
+
+
+def run(*arguments: str) -> Any:
+    result = CliRunner().invoke(app, ["channels", *arguments])
+    assert result.exit_code == 0, result.output
+    assert "canary" not in result.output
+    return result
+
+
+def told() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run("--json").stdout.splitlines()]
+
+
+def test_each_channel_is_a_line() -> None:
+    head, one, two = run().stdout.splitlines()
+    assert head.split()[:2] == ["channel", "condition"]
+    assert one.split()[:2] == ["one", "cooling"]
+    assert "upstream_timeout, 0 s ago" in one
+    assert two.split() == ["two", "healthy", "0"]
+
+
+def test_scripts_get_an_object_for_each() -> None:
+    one, two = told()
+    assert (one["channel"], one["condition"], one["in_flight"], one["last_error"]) == (
+        "one",
+        "cooling",
+        2,
+        "upstream_timeout",
+    )
+    assert 0 < one["cool_ms"] <= 1000
+    assert (two["condition"], two["latency_ms"]) == ("healthy", None)
+
+
+def test_a_channel_is_switched_off_and_on() -> None:
+    run("disable", "one")
+    assert [each["condition"] for each in told()] == ["disabled", "healthy"]
+    run("enable", "one")
+    assert [each["condition"] for each in told()] == ["healthy", "healthy"]
+
+
+@pytest.mark.parametrize("command", ["enable", "disable"])
+def test_a_channel_that_is_not_in_the_file_is_refused(command: str) -> None:
+    result = CliRunner().invoke(app, ["channels", command, "three"])
+    assert result.exit_code == 1
+    assert "there is no channel three; known: one, two" in result.output

@@ -1,0 +1,105 @@
+"""Who serves: the choice follows priorities and weights, and an account's preference where it is asked for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gateway import Caller, Candidate, Refused, Route
+from gateway.channel import Channel
+from gateway.config import Config, Group, Model, Serving
+from gateway.store.client import Client
+from gateway.testing import exchange, services, started
+from plugins.model_routing import ModelRouting, shuffled
+
+CHANNELS = {name: Channel(f"http://{name}/v1") for name in "abcd"}
+SETTINGS = Config(
+    channels=CHANNELS,
+    models={
+        "m": Model(
+            [
+                Serving("a", weight=6),
+                Serving("b", weight=3),
+                Serving("c", model="other", weight=1),
+                Serving("d", priority=1),
+            ],
+            free=True,
+        ),
+        "only-d": Model(["d"], free=True),
+    },
+    groups={"default": Group(), "some": Group(models=["m"], channels=["b", "d"])},
+)
+TIER = [(Candidate(name, CHANNELS[name], "m"), weight) for name, weight in (("a", 6), ("b", 3), ("c", 1))]
+
+
+async def routed(plugin: ModelRouting, model: str = "m", *, account: str = "acc", group: str = "default") -> list[str]:
+    request = exchange({"model": model})
+    request[Caller] = Caller(account, "acc-1", group)
+    await plugin.on_request(request)
+    return [candidate.name for candidate in request[Route].candidates]
+
+
+async def test_a_hundred_thousand_draws_match_the_weights(store_url: str, client: Client, tmp_path: Path) -> None:
+    from plugins.model_routing import _by_chance
+
+    draws = 100_000
+    first = Counter(shuffled(TIER, _by_chance)[0].name for _ in range(draws))
+    for name, share in (("a", 0.6), ("b", 0.3), ("c", 0.1)):
+        assert abs(first[name] / draws - share) < 5 * (share * (1 - share) / draws) ** 0.5, first
+
+
+async def test_a_draw_is_without_replacement_and_tiers_keep_their_order(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    async with services(tmp_path, store_url, SETTINGS) as given:
+        plugin = await started(ModelRouting(), given)
+        orders = {tuple(await routed(plugin)) for _ in range(300)}
+        assert all(sorted(order) == ["a", "b", "c", "d"] and order[3] == "d" for order in orders)
+        assert len(orders) == 6
+        await plugin.stop()
+
+
+async def test_a_sticky_account_keeps_its_order_and_accounts_match_the_weights(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    async with services(tmp_path, store_url, SETTINGS) as given:
+        plugin = await started(ModelRouting(sticky=True), given)
+        orders = {account: await routed(plugin, account=account) for account in map(str, range(3000))}
+        for account, order in list(orders.items())[:50]:
+            assert await routed(plugin, account=account) == order
+        first = Counter(order[0] for order in orders.values())
+        assert abs(first["a"] / 3000 - 0.6) < 0.05
+        assert abs(first["c"] / 3000 - 0.1) < 0.03
+        await plugin.stop()
+
+
+async def test_a_group_is_served_by_its_channels_only(store_url: str, client: Client, tmp_path: Path) -> None:
+    async with services(tmp_path, store_url, SETTINGS) as given:
+        plugin = await started(ModelRouting(), given)
+        assert await routed(plugin, group="some") == ["b", "d"]
+        with pytest.raises(Refused) as refused:
+            await routed(plugin, "only-d", group="some")
+        assert (refused.value.status, refused.value.code) == (404, "model_not_found")
+        await plugin.stop()
+
+
+async def test_a_token_may_be_narrower(store_url: str, client: Client, tmp_path: Path) -> None:
+    async with services(tmp_path, store_url, SETTINGS) as given:
+        plugin = await started(ModelRouting(), given)
+        request = exchange({"model": "m"})
+        request[Caller] = Caller("acc", "acc-1", "default", token_models=("only-*",))
+        with pytest.raises(Refused) as refused:
+            await plugin.on_request(request)
+        assert (refused.value.status, refused.value.code, refused.value.param) == (403, "token_restricted", "model")
+        await plugin.stop()
+
+
+async def test_what_is_no_chat_completion_is_not_routed(store_url: str, client: Client, tmp_path: Path) -> None:
+    async with services(tmp_path, store_url, SETTINGS) as given:
+        plugin = await started(ModelRouting(), given)
+        request = exchange(method="GET", path="/v1/models")
+        await plugin.on_request(request)
+        assert Route not in request
+        await plugin.stop()

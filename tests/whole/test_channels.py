@@ -1,0 +1,308 @@
+"""Several channels behind a model: callers notice only when nothing at all can serve them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway import Outcome
+from gateway.fake_upstream import FakeUpstream
+from gateway.store.channels import Condition
+from gateway.store.client import Client
+from gateway.testing import Running, running
+from tests.whole.aftermath import charged, ended, given_back, last_end, tasks
+from tests.whole.conftest import CHAIN
+from tests.whole.raw import Answer, ask, chat
+from tests.whole.scripted import CHUNKED, LAST, Fin, Hold, Reset, Scripted, Step, chunk
+from tests.whole.test_stream import PASSED, STREAM, WORDS
+from tests.whole.test_upstream_faults import whole
+
+GOOD: list[Step] = [CHUNKED + chunk(STREAM) + LAST]
+REFUSED = whole("401 No", b'{"error": {"message": "bad key"}}')
+
+
+def yaml(*base_urls: str, each: str = "", tiers: bool = True) -> str:
+    """One model, served by channels `c0`, `c1`, ... in this order, or of equal rank."""
+    short = "timers: {connect: 1, first_byte: 0.5, idle: 1, total: 5}"
+    names = [f"c{n}" for n in range(len(base_urls))]
+    channels = "\n".join(
+        f'  {name}: {{base_url: "{url}", {short}{each}}}' for name, url in zip(names, base_urls, strict=True)
+    )
+    servings = ", ".join(f"{{use: {name}, priority: {n if tiers else 0}}}" for n, name in enumerate(names))
+    return (
+        f"channels:\n{channels}\nmodels:\n  words: {{input: 1, output: 2, max_output_tokens: 100, channels: [{servings}]}}\n"
+        f"groups:\n  default: {{}}\n{CHAIN}"
+    )
+
+
+@asynccontextmanager
+async def in_front_of(
+    folder: Path, url: str, *scripts: list[Step], each: str = ""
+) -> AsyncIterator[tuple[Running, list[Scripted]]]:
+    """A gateway whose channels are these scripts, in this order."""
+    upstreams = [Scripted(script) for script in scripts]
+    for upstream in upstreams:
+        await upstream.__aenter__()
+    async with running(yaml(*(upstream.base_url for upstream in upstreams), each=each), folder, url) as gateway:
+        yield gateway, upstreams
+    for upstream in upstreams:
+        await upstream.__aexit__(None, None, None)
+
+
+async def conditions(gateway: Running) -> dict[str, Condition]:
+    shown = await gateway.store.channels.show(list(gateway.gateway.services.catalogue.channels))
+    return {each.channel: each.condition for each in shown}
+
+
+async def until(gateway: Running, channel: str, condition: Condition) -> None:
+    async with asyncio.timeout(2):
+        while (await conditions(gateway))[channel] is not condition:
+            await asyncio.sleep(0.01)
+
+
+RETRIED: dict[str, list[Step]] = {
+    "refused": [],
+    "closed": [Fin],
+    "silent": [Hold],
+    "429": [whole("429 Slow", b"{}", "Retry-After: 7")],
+    "529": [whole("529 Overloaded", b"{}")],
+    "500": [whole("500 No", b"{}")],
+    "401": [REFUSED],
+    "redirect": [whole("307 There", b"", "Location: http://127.0.0.1:1/")],
+    "page": [whole("200 OK", b"<p>", kind="text/html")],
+    "first error": [CHUNKED + chunk(b'data: {"error": {"message": "no"}}\n\n') + LAST],
+    "no event": [CHUNKED + LAST],
+    "garbage": [b"hello\r\n\r\n", Hold],
+}
+
+
+@pytest.mark.parametrize("fault", RETRIED)
+async def test_the_next_channel_serves_what_the_first_did_not(
+    store_url: str, client: Client, tmp_path: Path, fault: str
+) -> None:
+    async with in_front_of(tmp_path, store_url, RETRIED[fault], GOOD) as (gateway, (first, second)):
+        token = await gateway.token()
+        if fault == "refused":
+            await first.__aexit__(None, None, None)
+        before = tasks()
+        answer = await ask(gateway.port, chat(token))
+        assert (answer.status, answer.body, answer.whole) == (200, PASSED, True)
+        record = await last_end(gateway)
+        assert [tried.channel for tried in record.attempts] == ["c0", "c1"]
+        assert (record.outcome, record.channel) == (Outcome.COMPLETED, "c1")
+        assert record.attempts[0].error
+        assert record.charge_micros == await charged(gateway)
+        may_be_billed = fault in ("closed", "silent")
+        assert (record.prompt_tokens > 11) == may_be_billed, "an attempt that the upstream may have billed counts"
+        await given_back(gateway, second, before, 1)
+        assert len(second.requests) == 1
+
+
+async def test_a_callers_own_mistake_is_not_tried_again(store_url: str, client: Client, tmp_path: Path) -> None:
+    wrong = [whole("400 No", b'{"error": {"message": "too long", "type": "invalid_request_error"}}')]
+    async with in_front_of(tmp_path, store_url, list(wrong), GOOD) as (gateway, (_, second)):
+        answer = await ask(gateway.port, chat(await gateway.token()))
+        assert (answer.status, answer.error["message"]) == (400, "too long")
+        assert second.requests == []
+
+
+async def test_nothing_is_tried_again_after_the_first_byte(store_url: str, client: Client, tmp_path: Path) -> None:
+    async with in_front_of(tmp_path, store_url, [CHUNKED + chunk(WORDS[1]), Reset], GOOD) as (gateway, (_, second)):
+        answer = await ask(gateway.port, chat(await gateway.token()))
+        assert (answer.status, answer.whole) == (200, False)
+        assert second.requests == []
+
+
+async def test_at_most_three_channels_are_called_and_none_twice(store_url: str, client: Client, tmp_path: Path) -> None:
+    bad: list[Step] = [whole("500 No", b"{}")]
+    async with in_front_of(tmp_path, store_url, bad, bad, bad, GOOD) as (gateway, upstreams):
+        answer = await ask(gateway.port, chat(await gateway.token()))
+        assert (answer.status, answer.error["code"]) == (502, "upstream_error")
+        assert [len(upstream.requests) for upstream in upstreams] == [1, 1, 1, 0]
+
+
+async def test_a_channel_that_fails_gets_nothing_while_it_cools_and_then_one_probe(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    async with in_front_of(tmp_path, store_url, [whole("500 No", b"{}")], GOOD) as (gateway, (first, _)):
+        token = await gateway.token()
+        for _ in range(3):
+            assert (await ask(gateway.port, chat(token))).status == 200
+        await until(gateway, "c0", Condition.COOLING)
+        await asyncio.sleep(0.05)
+        for _ in range(10):
+            assert (await ask(gateway.port, chat(token))).status == 200
+        assert len(first.requests) == 3
+        await until(gateway, "c0", Condition.PROBING)
+        first.scripts = ([CHUNKED, 0.2, chunk(STREAM) + LAST],)
+        answers = await asyncio.gather(*(ask(gateway.port, chat(token)) for _ in range(10)))
+        assert [answer.status for answer in answers] == [200] * 10
+        assert len(first.requests) == 4, "one call shows whether it serves again"
+        await until(gateway, "c0", Condition.HEALTHY)
+        await asyncio.sleep(0.05)
+        assert (await ask(gateway.port, chat(token))).status == 200
+        assert len(first.requests) == 5
+
+
+async def test_when_all_cool_the_caller_is_told_when_to_come_back(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    busy: list[Step] = [whole("429 Slow", b"{}", "Retry-After: 7")]
+    async with in_front_of(tmp_path, store_url, busy, busy) as (gateway, (first, second)):
+        token = await gateway.token()
+        answer = await ask(gateway.port, chat(token))
+        assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (
+            429,
+            "upstream_rate_limited",
+            "7",
+        )
+        await until(gateway, "c1", Condition.COOLING)
+        await asyncio.sleep(0.05)
+        before = tasks()
+        answer = await ask(gateway.port, chat(token))
+        assert (answer.status, answer.error["type"], answer.error["code"]) == (
+            503,
+            "upstream_error",
+            "model_unavailable",
+        )
+        assert 1 <= int(answer.headers["retry-after"]) <= 7
+        assert (len(first.requests), len(second.requests)) == (1, 1)
+        record = await last_end(gateway)
+        assert (record.outcome, record.error_code, record.attempts) == (Outcome.REFUSED, "model_unavailable", [])
+        assert await charged(gateway) == 0
+        await given_back(gateway, second, before, 1)
+
+
+async def test_a_full_channel_is_passed_over_and_when_all_are_full_the_caller_waits(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    slow: list[Step] = [CHUNKED + chunk(WORDS[1]), 0.3, chunk(STREAM) + LAST]
+    async with in_front_of(tmp_path, store_url, slow, slow, each=", concurrent: 2") as (gateway, upstreams):
+        token = await gateway.token()
+        answers = await asyncio.gather(*(ask(gateway.port, chat(token)) for _ in range(7)))
+        assert sorted(answer.status for answer in answers) == [200] * 4 + [503] * 3
+        assert [len(upstream.requests) for upstream in upstreams] == [2, 2]
+        await last_end(gateway)
+        await asyncio.sleep(0.05)
+        assert (await ask(gateway.port, chat(token))).status == 200, "the slots are free again"
+
+
+async def test_a_channel_has_a_limit_a_minute(store_url: str, client: Client, tmp_path: Path) -> None:
+    async with in_front_of(tmp_path, store_url, GOOD, GOOD, each=", requests_per_minute: 2") as (gateway, upstreams):
+        token = await gateway.token()
+        statuses = [(await ask(gateway.port, chat(token))).status for _ in range(5)]
+        assert statuses == [200, 200, 200, 200, 503]
+        assert [len(upstream.requests) for upstream in upstreams] == [2, 2]
+
+
+async def test_two_gateways_agree_on_cool_downs_within_a_second_and_share_a_limit(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    hold: list[Step] = [CHUNKED + chunk(WORDS[1]), 0.3, chunk(STREAM) + LAST]
+    (tmp_path / "other").mkdir()
+    async with (
+        Scripted([whole("429 Slow", b"{}", "Retry-After: 20")]) as first,
+        Scripted(hold) as second,
+    ):
+        text = yaml(first.base_url, second.base_url, each=", concurrent: 3")
+        async with running(text, tmp_path, store_url) as one, running(text, tmp_path / "other", store_url) as two:
+            token, other = await one.token(), await two.token("other")
+            assert (await ask(one.port, chat(token))).status == 200
+            await asyncio.sleep(1)
+            assert len(first.requests) == 1
+            calls = [ask(gateway.port, chat(each)) for gateway, each in ((one, token), (two, other)) for _ in range(5)]
+            answers = await asyncio.gather(*calls)
+            assert sorted(answer.status for answer in answers) == [200] * 3 + [503] * 7
+            assert len(first.requests) == 1, "the other gateway knows that it cools"
+
+
+async def test_a_channel_that_dies_in_the_middle_of_load_costs_only_the_streams_that_are_open_on_it(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    first, second = FakeUpstream(pace_s=0.005), FakeUpstream(pace_s=0.005)
+    await first.start()
+    await second.start()
+    async with running(yaml(first.base_url, second.base_url, tiers=False), tmp_path, store_url) as gateway:
+        token = await gateway.token()
+        answers: list[Answer] = []
+        stop = asyncio.Event()
+
+        async def call() -> None:
+            while not stop.is_set():
+                answers.append(await ask(gateway.port, chat(token, {"max_tokens": 8})))
+
+        callers = [asyncio.create_task(call()) for _ in range(8)]
+        async with asyncio.timeout(10):
+            while len(answers) < 40:
+                await asyncio.sleep(0.01)
+            open_there = len(first.requests)
+            await first.stop()
+            killed_at = len(answers)
+            while len(answers) < killed_at + 100:
+                await asyncio.sleep(0.01)
+        stop.set()
+        await asyncio.gather(*callers)
+        assert open_there > 5, "both were in use"
+        assert {answer.status for answer in answers} == {200}
+        cut = [answer for answer in answers if not answer.whole]
+        assert len(cut) <= 8
+        for answer in cut:
+            assert (
+                json.loads(answer.body.split(b"\n\n")[-2].removeprefix(b"data: "))["error"]["code"]
+                == "upstream_truncated"
+            )
+        await last_end(gateway)
+        assert {record.outcome for record in await ended(gateway)} <= {Outcome.COMPLETED, Outcome.UPSTREAM_TRUNCATED}
+    await second.stop()
+
+
+async def test_a_disabled_channel_is_passed_over_within_a_second(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    async with in_front_of(tmp_path, store_url, GOOD, GOOD) as (gateway, (first, second)):
+        token = await gateway.token()
+        await gateway.store.channels.set_enabled("c0", False)
+        await asyncio.sleep(0.7)
+        assert (await ask(gateway.port, chat(token))).status == 200
+        assert (len(first.requests), len(second.requests)) == (0, 1)
+        await gateway.store.channels.set_enabled("c0", True)
+        await asyncio.sleep(0.7)
+        assert (await ask(gateway.port, chat(token))).status == 200
+        assert (len(first.requests), len(second.requests)) == (1, 1)
+
+
+async def test_several_credentials_take_turns_and_a_refused_one_is_set_aside(
+    store_url: str, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = ", api_keys: [canary-zero, canary-one, canary-two]"
+    echo: list[Step] = [CHUNKED + chunk(b": canary-zero canary-one canary-two\n\n" + STREAM) + LAST]
+    async with Scripted(echo, [REFUSED], echo) as upstream:
+        async with running(yaml(upstream.base_url, each=keys), tmp_path, store_url) as gateway:
+            token = await gateway.token()
+            answers = [await ask(gateway.port, chat(token)) for _ in range(4)]
+            record = await last_end(gateway)
+    assert [answer.status for answer in answers] == [200] * 4
+    used = [request.split(b"Bearer ")[1].split(b"\r\n")[0].decode() for request in upstream.requests]
+    assert used == ["canary-zero", "canary-one", "canary-two", "canary-zero", "canary-two"]
+    assert len(record.attempts) == 1
+    assert all(answer.body.startswith(b": [redacted] [redacted] [redacted]\n\n") for answer in answers)
+    assert "canary" not in repr(answers)
+    printed = "".join(capsys.readouterr())
+    assert "credential_refused" in printed
+    assert "canary" not in printed
+
+
+async def test_a_channel_whose_credentials_are_all_refused_cools(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    async with in_front_of(tmp_path, store_url, [REFUSED], each=", api_keys: [one, two]") as (gateway, (upstream,)):
+        answer = await ask(gateway.port, chat(await gateway.token()))
+        assert (answer.status, answer.error["code"]) == (502, "upstream_auth_failed")
+        assert len(upstream.requests) == 2
+        await until(gateway, "c0", Condition.COOLING)
+        assert await charged(gateway) == 0
