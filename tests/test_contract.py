@@ -6,6 +6,7 @@ import pytest
 
 from gateway.contract import broken, check, lives
 from gateway.errors import Misconfigured
+from gateway.store.client import Client
 from tests.faulty import LeavesAThread
 
 EXAMPLES: dict[str, dict[str, object]] = {
@@ -19,12 +20,12 @@ SHIPPED = ("usage-logger", "auth", "rate-limit", "quota", "model-routing")
 
 
 @pytest.mark.parametrize("use", [*SHIPPED, *EXAMPLES, "tests.faulty:Good", "tests.faulty:Answers"])
-async def test_a_good_plugin_keeps_every_promise(use: str) -> None:
-    findings = await check(use, EXAMPLES.get(use))
+async def test_a_good_plugin_keeps_every_promise(store_url: str, client: Client, use: str) -> None:
+    findings = await check(use, EXAMPLES.get(use), url=store_url)
     assert broken(findings) == []
     assert [finding.check for finding in findings] == [
         *("docstring", "settings", "moments", "facts"),
-        *("request", "ends", "gives back", "chunks", "reload", "stop", "secrets"),
+        *("start", "request", "ends", "gives back", "chunks", "reload", "stop", "secrets"),
     ]
 
 
@@ -63,8 +64,8 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-async def test_a_broken_promise_is_found_and_no_other_is_blamed(name: str) -> None:
-    (found,) = broken(await check(f"tests.faulty:{name}"))
+async def test_a_broken_promise_is_found_and_no_other_is_blamed(store_url: str, client: Client, name: str) -> None:
+    (found,) = broken(await check(f"tests.faulty:{name}", url=store_url))
     assert found.startswith(FAULTS[name])
     if name == "LeavesAThread":
         LeavesAThread.go.set()

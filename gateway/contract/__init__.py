@@ -32,11 +32,16 @@ groups: {default: {}}
 
 
 async def check(
-    use: str, settings: Mapping[str, object] | None = None, *, headers: Mapping[str, str] | None = None
+    use: str,
+    settings: Mapping[str, object] | None = None,
+    *,
+    headers: Mapping[str, str] | None = None,
+    url: str | None = None,
 ) -> list[Finding]:
     """Every promise that a plugin makes by being one, and whether it keeps it. A second or less.
 
     `use` and `settings` are what stands in the YAML. `headers` go with every request, beside the token of an account.
+    The store is the one at `url`, an empty one, or one started for the moment.
     Raises `ValueError` where `use` names no plugin, and `Misconfigured` where the settings do not fit it.
     """
     kind = plugin_class(use)
@@ -46,7 +51,7 @@ async def check(
     with TemporaryDirectory() as folder:
         (Path(folder) / "gateway.yaml").write_text(CONFIGURATION)
         loaded = config.load(Path(folder) / "gateway.yaml", {})
-        async with services(Path(folder), settings=loaded.config) as given:
+        async with services(Path(folder), url, loaded.config) as given:
             await given.store.accounts.create("check")
             await given.store.wallet.credit("check", "opening", 1_000_000_000)
             token = (await given.store.tokens.create("check")).token

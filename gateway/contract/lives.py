@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from gateway.contract.cost import Cost
 from gateway.contract.endings import CHUNKS, Ending
 from gateway.contract.held import Held, in_memory, in_store
-from gateway.errors import GatewayError, Refused, StoreAway, as_refused
+from gateway.contract.loses import LosesReply
+from gateway.errors import GatewayError, Refused, as_refused
 from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply, Usage
 from gateway.plugin import Plugin
 from gateway.store.client import Client
@@ -50,31 +51,6 @@ class Lived(msgspec.Struct):
     def left(self, names: set[str]) -> set[str]:
         """Which of `names` the end did not change back."""
         return {name for name in names if self.before.get(name, 0) != self.after.get(name, 0)}
-
-
-class LosesReply:
-    """Waits for a coroutine that is given `StoreAway` in place of what it waits for the `loses`-th time."""
-
-    def __init__(self, work: Awaitable[Any], loses: int | None) -> None:
-        self.waits = 0
-        self._work = work
-        self._loses = loses
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        inner = self._work.__await__()
-        error: BaseException | None = None
-        while True:
-            try:
-                waited_for = inner.send(None) if error is None else inner.throw(error)
-            except StopIteration as done:
-                return done.value
-            lost = self.waits == self._loses
-            self.waits += 1
-            try:
-                yield waited_for
-                error = StoreAway("the reply was lost") if lost else None
-            except BaseException as raised:
-                error = raised
 
 
 class Stage:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from gateway.contract.above import above
 from gateway.contract.cost import MOST_CALLS
 from gateway.contract.declared import defined
 from gateway.contract.endings import EARLY, MISDIRECTED, MODELS, WHOLE
@@ -21,7 +21,6 @@ from gateway.contract.shown import Log, shown
 from gateway.conversion import convert
 from gateway.document import Document
 from gateway.errors import GatewayError
-from gateway.loading import installed, plugin_class
 from gateway.plugin import Plugin, Services
 
 MOST_WAITS: Final = 12
@@ -48,20 +47,21 @@ class Trial:
         plugin = self._made()
         tasks, threads = asyncio.all_tasks(), set(threading.enumerate())
         try:
-            above = await self._above()
-            await self._start(plugin)
+            providers = [kind() for kind in above(self.kind)]
+            for each in (*providers, plugin):
+                await self._start(each)
         except (ValueError, GatewayError) as error:
             return [Finding("start", False, f"does not start: {error}")]
-        stage = Stage(plugin, above, self.given.redis, self.headers)
+        stage = Stage(plugin, providers, self.given.redis, self.headers)
         whole = await stage.live(WHOLE)
-        findings = [self._served(whole)]
-        if not findings[0].passed:
+        findings = [Finding("start", True, "starts with these settings"), self._served(whole)]
+        if not findings[1].passed:
             await plugin.stop()
         else:
             findings += await self._lives(stage, whole)
             findings.append(await self._reload(stage))
-        for other in above:
-            await other.stop()
+        for provider in providers:
+            await provider.stop()
         findings.append(await _ended(tasks, threads))
         return [*findings, Finding.of("secrets", shown(plugin, self.log.lines, self.headers), "none in `repr` or log")]
 
@@ -124,33 +124,6 @@ class Trial:
 
     async def _start(self, plugin: Plugin) -> None:
         await plugin.start(self.given.named("check"))
-
-    async def _above(self) -> list[Plugin]:
-        """Installed plugins, started, that provide what this one and they themselves require. Raises `ValueError`."""
-        kinds: list[type[Plugin]] = []
-        _require(self.kind, kinds)
-        made = [kind() for kind in kinds]
-        for plugin in made:
-            await self._start(plugin)
-        return made
-
-
-def _require(kind: type[Plugin], chosen: list[type[Plugin]]) -> None:
-    provided = {fact for other in chosen for fact in other.provides}
-    for fact in kind.requires:
-        if fact in provided:
-            continue
-        for name in sorted(installed()):
-            with suppress(ValueError):
-                other = plugin_class(name)
-                if fact in other.provides and other is not kind:
-                    _require(other, chosen)
-                    chosen.append(other)
-                    break
-        else:
-            raise ValueError(
-                f"it requires {fact.__name__}, which no installed plugin provides: install the one that does"
-            )
 
 
 async def _ended(tasks: set[asyncio.Task[Any]], threads: set[threading.Thread]) -> Finding:
