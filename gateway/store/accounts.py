@@ -62,7 +62,7 @@ class Accounts:
     async def create(self, account_id: str, group: str = "default", credit_line: int = 0) -> Account:
         """A new active account with an empty wallet. Raises `AccountError` for an id that is bad or taken."""
         if not ACCOUNT_ID.fullmatch(account_id):
-            raise AccountError(f"`{account_id}` is not an account id: use 3 to 32 of a-z and 0-9")
+            raise AccountError(f"{account_id!r} is not an account id: use 3 to 32 of a-z and 0-9")
         account = Account(account_id, Status.ACTIVE, group, 0, 0, 0, _amount(credit_line), (), Limits())
         await self._write("new", account_id, _fields(account))
         return account

@@ -10,6 +10,9 @@ import json
 
 import msgspec
 
+from gateway.body import LONGEST_MODEL_NAME
+from tests.whole.hostile_texts import ACCEPTED_JSON, NAUGHTY, REFUSED_JSON
+
 CHAT = b"POST /v1/chat/completions HTTP/1.1"
 HOST = b"Host: gateway"
 BEARER = b"Authorization: Bearer TOKEN"
@@ -740,6 +743,33 @@ def _fields() -> list[Case]:
     return cases
 
 
+def _json() -> list[Case]:
+    def beside(value: bytes) -> bytes:
+        body = BODY[:-1] + b',"x":' + value + b"}"
+        return post(b"Content-Length: %d" % len(body), body=body)
+
+    cases = [served(f"JSON {value[:40]!r}", beside(value)) for value in ACCEPTED_JSON]
+    return cases + [refused(f"JSON {value[:40]!r}", beside(value), 400, "invalid_json") for value in REFUSED_JSON]
+
+
+def _naughty() -> list[Case]:
+    cases = []
+    for text in NAUGHTY:
+        body = BODY.replace(b"words", json.dumps(text).encode()[1:-1])
+        asked = post(b"Content-Length: %d" % len(body), body=body)
+        known = text.isprintable() and 0 < len(text) <= LONGEST_MODEL_NAME
+        model = (404, "model_not_found") if known else (400, "invalid_request")
+        cases.append(refused(f"model {text[:40]!r}", asked, *model))
+        sound = not set(text) & set(map(chr, (*range(9), *range(10, 32), 127)))
+        missing = text.strip() in ("", "Bearer")
+        token = (401, "token_missing" if missing else "token_invalid") if sound else (400, "invalid_request")
+        wrong = request(HOST, JSON, LENGTH, b"Authorization: Bearer " + text.encode(), body=BODY)
+        cases.append(refused(f"token {text[:40]!r}", wrong, *token) if sound else broken(f"token {text[:40]!r}", wrong))
+        header = post(LENGTH, b"X-A: " + text.encode())
+        cases.append(served(f"header {text[:40]!r}", header) if sound else broken(f"header {text[:40]!r}", header))
+    return cases
+
+
 GROUPS = {
     "framing": _framing(),
     "chunks": _chunks(),
@@ -750,4 +780,6 @@ GROUPS = {
     "encodings": _encodings(),
     "paths": _paths(),
     "fields": _fields(),
+    "JSON": _json(),
+    "naughty strings": _naughty(),
 }

@@ -13,10 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config import ACCOUNT_ID
+from gateway.store.accounts import AccountError
 from gateway.store.client import Client
 from gateway.testing import Running, running
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.hostile_requests import GROUPS, SMUGGLED, Case
+from tests.whole.hostile_texts import NAUGHTY
 from tests.whole.raw import Answer, get, read_answer
 from tests.whole.scripted import CHUNKED, LAST, Scripted, chunk
 
@@ -85,7 +88,7 @@ async def exchange(port: int, token: bytes, case: Case, mark: bytes) -> tuple[li
         writer.close()
 
 
-def verdict(case: Case, answers: list[Answer], rest: bytes) -> str:
+def verdict(case: Case, secrets: list[bytes], answers: list[Answer], rest: bytes) -> str:
     """What is wrong with the answers, or nothing."""
     if not answers:
         return "no answer"
@@ -95,6 +98,9 @@ def verdict(case: Case, answers: list[Answer], rest: bytes) -> str:
         return f"{first.status} {code} {first.body[:80]!r}"
     if code and (set(first.error) != ERROR_SHAPE or first.error["request_id"] != first.headers["x-request-id"]):
         return "not in our shape"
+    said = first.body + repr(first.headers).encode()
+    if any(piece in said for piece in secrets):
+        return "a piece of a secret"
     if set(first.headers) - HEADERS_OUT:
         return f"headers that are not on our list: {set(first.headers) - HEADERS_OUT}"
     if case.smuggles and rest:
@@ -118,15 +124,19 @@ def sent_wrongly(request: bytes) -> str:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-async def test_hostile_requests(gateway: Running, scripted: Scripted, group: str) -> None:
+async def test_hostile_requests(
+    gateway: Running, scripted: Scripted, group: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     token = (await gateway.token(credit=10**12)).encode()
+    kept = token.rpartition(b"-")[2], b"channel-credential-4711"
+    secrets = [secret[at : at + 8] for secret in kept for at in range(len(secret) - 7)]
     turn = asyncio.Semaphore(CONNECTIONS)
     marks = {f"{number:04}".encode(): case for number, case in enumerate(GROUPS[group])}
 
     async def one(mark: bytes, case: Case) -> str:
         async with turn:
             try:
-                wrong = verdict(case, *await exchange(gateway.port, token, case, mark))
+                wrong = verdict(case, secrets, *await exchange(gateway.port, token, case, mark))
             except TimeoutError:
                 wrong = "hangs, or is kept open"
         return f"{case.name}: {wrong}" if wrong else ""
@@ -140,6 +150,7 @@ async def test_hostile_requests(gateway: Running, scripted: Scripted, group: str
     assert not wrong, "\n".join(wrong)
     assert not any(b"EVIL" in request for request in scripted.requests)
     await given_back(gateway)
+    assert capfd.readouterr() == ("", ""), "what was sent is in the log"
 
 
 async def given_back(gateway: Running) -> None:
@@ -149,3 +160,11 @@ async def given_back(gateway: Running) -> None:
     assert account is not None
     assert (account.held_micros, account.holds) == (0, 0)
     assert (gateway.gateway.life.open, gateway.gateway.budget.held) == (0, 0)
+
+
+async def test_naughty_strings_are_no_account_names(gateway: Running) -> None:
+    for name in NAUGHTY:
+        if not ACCOUNT_ID.fullmatch(name):
+            with pytest.raises(AccountError) as refused:
+                await gateway.store.accounts.create(name)
+            assert str(refused.value).isprintable()
