@@ -28,6 +28,7 @@ class Care:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._leaving = asyncio.Event()  # beside the cancellation, which redis-py swallows while it connects
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Care:
@@ -35,6 +36,7 @@ class Care:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._leaving.set()
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -74,6 +76,7 @@ class Care:
                 log.warning("holds_expired", account=account.id, requests=[rid for rid, _ in over])
 
     async def _run(self) -> None:
-        while True:
+        while not self._leaving.is_set():
             await self.round()
-            await asyncio.sleep(EVERY_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._leaving.wait(), EVERY_S)
