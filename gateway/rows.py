@@ -107,6 +107,8 @@ CRASHED: Final = (
     "WHERE outcome IS NULL AND id < ?"
 )
 
+UNDER_WAY: Final = "SELECT id FROM requests WHERE outcome IS NULL AND id < ? ORDER BY id LIMIT ?"
+
 
 class Rows:
     """The writer of a folder's files. One process at a time writes; any number read beside it."""
@@ -129,6 +131,11 @@ class Rows:
             with _transaction(file):
                 file.executemany(ARRIVAL, (_row(record) for record in arrivals[name] if record.id not in closed))
                 file.executemany(END, map(_row, ends[name]))
+
+    def under_way(self, before_ms: int, most: int) -> list[str]:
+        """The ids of requests that arrived before then and have not ended, at most so many, the oldest first."""
+        rows = (self._file(name).execute(UNDER_WAY, (first_id(before_ms), most)) for name in files(self.folder))
+        return [row[0] for found in rows for row in found][:most]
 
     def close_crashed(self, before_ms: int) -> int:
         """Close what arrived before then and never ended as `gateway_crashed`; how many there were."""

@@ -5,7 +5,8 @@
 2. **One sink at a time has a folder**: the kernel holds its lock, and gives it back however the sink ends.
    The next one begins with what the last one had read and not taken away.
 3. **A request that never ends is closed** as `gateway_crashed`, but only when nothing waits that could be its
-   end.
+   end. Whose it was is known only of those that held money: an arrival comes before that is decided, and a second line
+   for each request would cost all of them a call.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ from typing import BinaryIO, Final
 import msgspec
 import structlog
 
+from gateway import reports
 from gateway.config import Config
 from gateway.errors import GatewayError, StoreError
+from gateway.exchange import Outcome
 from gateway.record import Record, decode, month
 from gateway.rows import Rows, months_ago
 from gateway.spool import keep
+from gateway.store.accounts import Accounts
 from gateway.store.client import Client
 from gateway.store.usage import FIELD, UsageLog
+from gateway.store.wallet import Wallet
 
 log = structlog.get_logger("gateway.sink")
 
@@ -41,6 +46,8 @@ PAUSE_S: Final = 0.2
 LAST_DRAIN_S: Final = 3.0
 HOUSEKEEPING_S: Final = 60.0
 MARGIN_S: Final = 60.0
+LOST: Final = 200
+"""Requests without an end for whose account all accounts are asked, in one round of housekeeping."""
 
 
 def main(config: Config, url: str) -> None:
@@ -86,6 +93,7 @@ class Sink:
     def __init__(self, usage: UsageLog, *, retention_months: int, crashed_after_s: float) -> None:
         self.usage = usage
         self.rows = Rows(usage.folder)
+        self._wallet = Wallet(usage.client)
         self._retention_months = retention_months
         self._crashed_after_s = crashed_after_s
         self._joined = False
@@ -164,9 +172,24 @@ class Sink:
         for dropped in self.rows.drop_before(months_ago(self._retention_months)):
             log.info("usage_month_dropped", month=dropped)
         if idle:
-            closed = self.rows.close_crashed(round((time.time() - self._crashed_after_s) * 1000))
+            before_ms = round((time.time() - self._crashed_after_s) * 1000)
+            lost = await self._lost(self.rows.under_way(before_ms, LOST))
+            self.rows.write(lost)
+            closed = len(lost) + self.rows.close_crashed(before_ms)
             if closed:
                 log.warning("requests_never_ended", closed_as="gateway_crashed", count=closed)
+
+    async def _lost(self, ids: list[str]) -> list[Record]:
+        """Those of the requests that never ended for which an account held money, as what it says became of them."""
+        ends = []
+        if ids:
+            async for account in Accounts(self.usage.client).all():
+                for id, charged in (await self._wallet.ends(account.id, ids)).items():  # noqa: A001
+                    opened = reports.find(self.usage.folder, id)
+                    if opened is not None:
+                        told = {"outcome": Outcome.GATEWAY_CRASHED, "account": account.id, "charge_micros": charged}
+                        ends.append(msgspec.structs.replace(opened, **told))
+        return ends
 
     def _records(self, lines: Iterable[bytes]) -> list[Record]:
         """What can be read; the rest is set aside, since it must neither be lost nor stop the others."""

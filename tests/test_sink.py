@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gateway import reports, sink
@@ -22,9 +23,11 @@ from gateway.record import Record, encode
 from gateway.rows import files, months_ago, path_of
 from gateway.sink import GROUP, Sink
 from gateway.spool import keep
+from gateway.store.accounts import Accounts
 from gateway.store.client import Client
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.usage import FIELD, UsageLog
+from gateway.store.wallet import Hold, Wallet
 from tests.records import arrival, end, id_at
 from tests.test_rows import rolled_up, summed
 
@@ -157,6 +160,33 @@ async def test_a_request_that_never_ended_is_closed_once_nothing_waits(
     await drain(sink_of(usage, crashed_after_s=60))
     outcomes = {row.id: row.outcome for row in reports.select(usage.folder)}
     assert outcomes == {crashed.id: Outcome.GATEWAY_CRASHED, late.id: Outcome.COMPLETED, young.id: None}
+
+
+@pytest.mark.parametrize(("floor", "charged"), [(0, 0), (7, 7)])
+async def test_whose_request_never_ended_is_known_where_money_was_held(
+    usage: UsageLog, monkeypatch: pytest.MonkeyPatch, floor: int, charged: int
+) -> None:
+    monkeypatch.setattr(sink, "HOUSEKEEPING_S", 0)
+    accounts, wallet = Accounts(usage.client), Wallet(usage.client)
+    for account in ("poor", "rich"):
+        await accounts.create(account)
+        await wallet.credit(account, "opening", 1000)
+    of_rich, of_nobody = arrival(), arrival()
+    await asyncio.gather(*(usage.submit_arrival(record) for record in (of_rich, of_nobody)))
+    terms = {"amount": 100, "floor": floor, "lease_ms": 1, "fingerprint": "x", "max_holds": 9}
+    assert (await wallet.hold("rich", of_rich.id, **terms)).outcome is Hold.HELD  # type: ignore[arg-type]
+    while not await wallet.sweep("rich"):
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.002)
+    await drain(sink_of(usage, crashed_after_s=0))
+    told = {row.id: row for row in reports.select(usage.folder)}
+    crashed = {"outcome": Outcome.GATEWAY_CRASHED}
+    assert told[of_nobody.id] == msgspec.structs.replace(of_nobody, **crashed)
+    assert told[of_rich.id] == msgspec.structs.replace(of_rich, account="rich", charge_micros=charged, **crashed)
+    assert rolled_up(usage.folder) == summed(usage.folder)
+    await usage.end(end(of_rich, account="rich"))
+    await drain(sink_of(usage, crashed_after_s=600))
+    assert reports.find(usage.folder, of_rich.id) == end(of_rich, account="rich"), "a true end that comes late wins"
 
 
 async def test_months_older_than_the_retention_are_dropped(usage: UsageLog, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def _end(record: Record) -> list[str]:
 
 
 def _charge(record: Record) -> str:
-    if record.outcome is Outcome.GATEWAY_CRASHED:
+    if record.outcome is Outcome.GATEWAY_CRASHED and not record.charge_micros:
         return ""
     if not record.charge_micros:
         return "charged nothing"

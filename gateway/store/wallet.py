@@ -17,7 +17,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -120,6 +120,11 @@ class Wallet:
     async def sweep(self, account: str, limit: int = 100) -> list[tuple[str, int]]:
         """End up to `limit` holds whose lease is over: each request and what it was charged."""
         return (await self._sweep(account, limit))[1]
+
+    async def ends(self, account: str, rids: Sequence[str]) -> dict[str, int]:
+        """Which of these requests are over in this account, and what each was charged."""
+        told = await self._settling.call("HMGET", _keys(account)[3], *rids)
+        return {rid: int(end.split()[2]) for rid, end in zip(rids, told, strict=True) if end is not None}
 
     async def dead_letters(self, account: str) -> dict[str, int]:
         """Requests and costs that came too late to know whether they were charged."""

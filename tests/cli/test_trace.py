@@ -99,6 +99,10 @@ STORIES: list[tuple[dict[str, Any], str]] = [
         "arrived, never ended: the gateway's process died with it, and its hold ended by its lease",
     ),
     (
+        {"outcome": Outcome.GATEWAY_CRASHED, **NOTHING_SENT, "charge_micros": 7},
+        "arrived, never ended: the gateway's process died with it, and its hold ended by its lease, charged 7 micros",
+    ),
+    (
         {"outcome": Outcome.INTERNAL_ERROR, **NOTHING_SENT, "status": 500},
         "arrived, failed by a fault of the gateway (500), charged nothing",
     ),
