@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 
 import structlog
 
@@ -47,10 +48,12 @@ class Life:
             await self._serve(exchange, chain, caller, answer, entered)
         finally:
             exchange.ended = time.monotonic()
-            task = asyncio.get_running_loop().create_task(self._end(exchange, chain, entered))
+            loop = asyncio.get_running_loop()
+            told: asyncio.Future[None] = loop.create_future()
+            task = loop.create_task(self._end(exchange, chain, entered))
             self._ends.add(task)
-            task.add_done_callback(self._ended)
-            await asyncio.shield(task)
+            task.add_done_callback(partial(self._ended, told))
+            await told
         if exchange.outcome is Outcome.COMPLETED:
             caller.finish()
             crash.point("answer.finished")
@@ -71,8 +74,10 @@ class Life:
         await chain.end(exchange, entered)
         self.metrics.ended(exchange)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, told: asyncio.Future[None], task: asyncio.Task[None]) -> None:
         self._ends.discard(task)
+        if not told.done():
+            told.set_result(None)
         self.open -= 1
         if not self.open:
             self._idle.set()

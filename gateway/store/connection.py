@@ -80,9 +80,14 @@ class Connection(asyncio.Protocol):
     def submit(self, command: Command, shape: Shape | None = None) -> asyncio.Future[Any]:
         """Send with the rest of this tick. The future gets the reply as `shape` makes it, `StoreAway` or `StoreError`."""
         future: asyncio.Future[Any] = self._loop.create_future()
-        self._unsent.append((self._loop.time() + self._timeout_s, future, shape, pack_command(command)))
-        if len(self._unsent) == 1 and self.opened:
-            self._loop.call_soon(self._flush)
+        unsent = self._unsent
+        if unsent:
+            deadline = unsent[0][0]
+        else:
+            deadline = self._loop.time() + self._timeout_s
+            if self.opened:
+                self._loop.call_soon(self._flush)
+        unsent.append((deadline, future, shape, pack_command(command)))  # type: ignore[arg-type, unused-ignore]
         if self._timer is None:
             self._timer = self._loop.call_later(self._timeout_s, self._watch)
         return future
@@ -113,8 +118,7 @@ class Connection(asyncio.Protocol):
                     due, future, shape, _ = self._sent.popleft()
                     CALLS.answered(began - due)
                     demoted |= type(reply) is Demoted
-                    if not future.done():
-                        _answer(future, reply, shape)
+                    _answer(future, reply, shape)
         except (HiredisError, IndexError):
             self._fail("the store does not speak RESP")
         if demoted:
@@ -174,18 +178,22 @@ class Connection(asyncio.Protocol):
         self._sent.clear()
         self._unsent.clear()
         for _, future, _, _ in waiting:
-            CALLS.failed(error := StoreAway(why))
-            if not future.done():
-                future.set_exception(error)
+            _answer(future, StoreAway(why))
 
 
-def _answer(future: asyncio.Future[Any], reply: Any, shape: Shape | None) -> None:
-    if isinstance(reply, Exception):
-        if not isinstance(reply, UnknownScript):
-            CALLS.failed(reply)
-        future.set_exception(reply)
+def _answer(future: asyncio.Future[Any], reply: Any, shape: Shape | None = None) -> None:
+    """Tell who asked, if he still waits; an error that nobody looks at is not worth a word."""
+    if isinstance(reply, Exception) and not isinstance(reply, UnknownScript):
+        CALLS.failed(reply)
+    if future.done():
         return
-    try:
-        future.set_result(reply if shape is None else shape(reply))
-    except Exception as error:
-        future.set_exception(StoreError(f"the store's reply is not understood: {type(error).__name__}"))
+    if shape is not None and not isinstance(reply, Exception):
+        try:
+            reply = shape(reply)
+        except Exception as error:
+            reply = StoreError(f"the store's reply is not understood: {type(error).__name__}")
+    if isinstance(reply, Exception):
+        future.set_exception(reply)
+        future.exception()
+    else:
+        future.set_result(reply)

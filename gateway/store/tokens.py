@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hmac
 import ipaddress
@@ -111,10 +110,9 @@ class Tokens:
         if named is None:
             raise invalid()
         account_id, short_id = named
-        record, fields = await asyncio.gather(
-            self._client.submit("HGET", _key(account_id), short_id),
-            self._client.submit("HGETALL", account_key(account_id)),
-        )
+        asked = self._client.submit("HGET", _key(account_id), short_id)
+        fields = await self._client.submit("HGETALL", account_key(account_id))
+        record = await asked
         digest = self._seal.digest(text)
         kept = _decode(record) if record else None
         right = hmac.compare_digest(kept.digest if kept else bytes(len(digest)), digest)
