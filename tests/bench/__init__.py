@@ -1,0 +1,1 @@
+"""A benchmark that anyone can repeat: `python -m tests.bench.run`. It asserts nothing."""

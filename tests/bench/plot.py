@@ -1,0 +1,46 @@
+"""A plot of a few lines, as SVG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+WIDTH, HEIGHT, MARGIN = 640, 320, 56
+COLOURS: Final = ("#1f6feb", "#8b949e", "#d29922")
+
+Points = Sequence[tuple[float, float]]
+
+
+def lines(y_name: str, x_name: str, drawn: Mapping[str, Points], *, logarithmic: bool = False) -> str:
+    """One line for each name, from zero upwards; `logarithmic` concerns the x axis."""
+    xs = [x for points in drawn.values() for x, _ in points]
+    top = max(y for points in drawn.values() for _, y in points) * 1.1
+    scale = math.log if logarithmic else float
+    low, high = scale(min(xs)), scale(max(xs))
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = MARGIN + (scale(x) - low) / (high - low or 1) * (WIDTH - 2 * MARGIN)
+        return round(across, 1), round(HEIGHT - MARGIN - y / top * (HEIGHT - 2 * MARGIN), 1)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        f'<text x="{MARGIN}" y="{MARGIN - 24}">{y_name}</text>',
+        f'<text x="{WIDTH / 2}" y="{HEIGHT - 12}" text-anchor="middle">{x_name}</text>',
+    ]
+    for step in range(5):
+        y = top * step / 4
+        height = place(xs[0], y)[1]
+        parts.append(f'<path d="M{MARGIN} {height}H{WIDTH - MARGIN}" stroke="#ddd"/>')
+        parts.append(f'<text x="{MARGIN - 6}" y="{height + 4}" text-anchor="end">{y:.0f}</text>')
+    for x in sorted(set(xs)):
+        parts.append(f'<text x="{place(x, 0)[0]}" y="{HEIGHT - MARGIN + 16}" text-anchor="middle">{x:g}</text>')
+    for number, (name, points) in enumerate(drawn.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        path = " ".join(f"{x},{y}" for x, y in (place(*point) for point in points))
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts.append(
+            f'<text x="{WIDTH - MARGIN}" y="{MARGIN - 24 + 16 * number}" text-anchor="end" fill="{colour}">{name}</text>'
+        )
+    return "\n".join([*parts, "</svg>\n"])
