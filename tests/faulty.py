@@ -10,6 +10,7 @@ from typing import ClassVar
 import msgspec
 
 from gateway import Caller, Exchange, Outcome, Plugin, Refused, Reply, Services
+from gateway.errors import StoreAway
 
 
 class Good(Plugin):
@@ -198,13 +199,23 @@ class TrustsTheReply(Plugin):
         self._mine: set[str] = set()
 
     async def on_request(self, exchange: Exchange) -> None:
-        await self._redis.call("INCR", self._key)
+        await self._redis.call("SADD", self._key, exchange.id)
         self._mine.add(exchange.id)
 
     async def on_end(self, exchange: Exchange) -> None:
         if exchange.id in self._mine:
             self._mine.discard(exchange.id)
-            await self._redis.call("DECR", self._key)
+            await self._redis.call("SREM", self._key, exchange.id)
+
+
+class AsksAgain(TrustsTheReply):
+    """Asks once more for a reply that did not come, and trusts that one."""
+
+    async def on_request(self, exchange: Exchange) -> None:
+        try:
+            await super().on_request(exchange)
+        except StoreAway:
+            await super().on_request(exchange)
 
 
 class EndsWithoutABeginning(Plugin):

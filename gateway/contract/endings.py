@@ -19,13 +19,14 @@ CHUNKS: Final = (
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """How a life ends: what the plugin sees before `on_end`, and what it finds there. `loses` counts its waits from 0."""
+    """How a life ends: what the plugin sees before `on_end`, and what it finds there."""
 
     name: str
     outcome: Outcome
     chunks: int | None = None
     """How many chunks were seen; None where the upstream never answered."""
     loses: int | None = None
+    """From which of its waits on, counted from 0, `on_request` gets no reply; None where it gets them all."""
     method: str = "POST"
     path: str = "/v1/chat/completions"
 

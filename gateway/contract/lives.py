@@ -1,7 +1,7 @@
 """Takes one plugin through the lives that an exchange may have, and watches what it holds on the way.
 
 What counts as taken: whatever a whole answer sees change in `on_request` and change back by `on_end`. Every other life
-must give the same back. A reply that is lost, at each place where `on_request` waits, is such a life, too.
+must give the same back. A store that goes away, at each place where `on_request` waits, makes such a life, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from gateway.contract.cost import Cost
 from gateway.contract.endings import CHUNKS, Ending
 from gateway.contract.held import Held, in_memory, in_store
-from gateway.contract.loses import LosesReply
+from gateway.contract.loses import LosesReplies
 from gateway.errors import GatewayError, Refused, as_refused
 from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply, Usage
 from gateway.plugin import Plugin
@@ -93,7 +93,7 @@ class Stage:
         return lived
 
     async def _request(self, asked: Exchange, lived: Lived) -> Reply | None:
-        moment = LosesReply(self.plugin.on_request(asked), lived.ending.loses)
+        moment = LosesReplies(self.plugin.on_request(asked), lived.ending.loses)
         reply: Reply | None = None
         try:
             async with asyncio.timeout(LONGEST_S):
@@ -146,7 +146,9 @@ class Stage:
 
 
 def _said(moment: str, error: Exception, ending: Ending) -> str:
-    when = f"where a reply was lost (wait {ending.loses + 1})" if ending.loses is not None else f"({ending.name})"
+    when = (
+        f"where replies were lost (from wait {ending.loses + 1} on)" if ending.loses is not None else f"({ending.name})"
+    )
     if isinstance(error, TimeoutError):
         return f"`{moment}` did not end within {LONGEST_S} s {when}"
     return f"`{moment}` raised {type(error).__name__}: {error} {when}"

@@ -1,4 +1,4 @@
-"""A reply that is lost: what was asked for was done, and nobody is told."""
+"""Replies that are lost: what was asked for was done, and nobody is told. Asking again is of no use."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from gateway.errors import StoreAway
 
 
-class LosesReply:
-    """Waits for a coroutine that is given `StoreAway` in place of what it waits for the `loses`-th time."""
+class LosesReplies:
+    """Waits for a coroutine that is given `StoreAway` in place of all that it waits for, from the `loses`-th time on."""
 
     def __init__(self, work: Awaitable[Any], loses: int | None) -> None:
         self.waits = 0
@@ -24,7 +24,7 @@ class LosesReply:
                 waited_for = inner.send(None) if error is None else inner.throw(error)
             except StopIteration as done:
                 return done.value
-            lost = self.waits == self._loses
+            lost = self._loses is not None and self.waits >= self._loses
             self.waits += 1
             try:
                 yield waited_for

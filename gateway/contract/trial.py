@@ -24,7 +24,7 @@ from gateway.errors import GatewayError
 from gateway.plugin import Plugin, Services
 
 MOST_WAITS: Final = 12
-"""So many replies are lost, one after the other."""
+"""In so many places at most does the store go away."""
 CROWD: Final = 24
 """So many exchanges tell growth from chance."""
 
@@ -141,12 +141,12 @@ async def _ended(tasks: set[asyncio.Task[Any]], threads: set[threading.Thread]) 
 
 def _names(life: Lived) -> str:
     if life.ending.loses is not None:
-        return f"the reply of wait {life.ending.loses + 1} of `on_request` was lost"
+        return f"the replies from wait {life.ending.loses + 1} of `on_request` on were lost"
     return life.ending.name
 
 
 def _counted(lived: list[Lived]) -> str:
     lost = sum(life.ending.loses is not None for life in lived)
     refused = sum(life.refused is not None and life.ending.loses is None for life in lived)
-    text = f"{len(lived)} other lives, {lost} with a lost reply"
+    text = f"{len(lived)} other lives, {lost} with lost replies"
     return f"{text}; {refused} refused by the plugin itself" if refused else text
