@@ -53,8 +53,10 @@ class Store:
         settings = config.store
         client = Client.connect(url, timeout_s=settings.timeout, connections=settings.connections)
         settling = Client.connect(url, timeout_s=settings.timeout, connections=2)
+        store = cls(client, settling, config)
         try:
-            yield cls(client, settling, config)
+            yield store
         finally:
+            store.journal.close()
             await client.close()
             await settling.close()

@@ -92,7 +92,9 @@ async def test_every_id_that_a_caller_received_is_in_the_log_once(tmp_path: Path
     received: set[str] = set()
     async with FakeUpstream(pace_s=0.005, key="channel-credential-4711") as upstream:
         file = tmp_path / "gateway.yaml"
-        more = f"listen: 127.0.0.1:{port}\nredis: {store.url}\ndata: {tmp_path / 'data'}"
+        more = (
+            f"listen: 127.0.0.1:{port}\nadmin: 127.0.0.1:{free_port()}\nredis: {store.url}\ndata: {tmp_path / 'data'}"
+        )
         wide = configuration(upstream.base_url, more=more).replace(
             "requests_per_minute: 1000", "requests_per_minute: 100000"
         )
