@@ -19,7 +19,8 @@ COMMON: Final = {
 class PromptPatterns(Plugin):
     """Refuses prompts that match a pattern, and says which one by its name. Nothing is rewritten.
 
-    Patterns are Python's; they run over the prompt while everything else waits, so keep them free of nested repeats.
+    Patterns are Python's. They run over the prompt while every other request of the process waits, some 50 ms for each
+    megabyte: keep them free of nested repeats, and put `PromptSize` above this where prompts may be large.
     """
 
     patterns: dict[str, str] = msgspec.field(default_factory=COMMON.copy)
