@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
 import httptools
-from aiohttp import BasicAuth, ClientRequest, ClientTimeout, TCPConnector
+from aiohttp import ClientRequest, ClientTimeout, TCPConnector, encode_basic_auth
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -259,24 +259,23 @@ class Target:
     def __init__(self, channel: Channel) -> None:
         url = URL(channel.base_url.rstrip("/") + "/chat/completions")
         proxy = URL(channel.proxy) if channel.proxy else None
-        login = BasicAuth(proxy.user, proxy.password or "") if proxy is not None and proxy.user else None
+        login = encode_basic_auth(proxy.user, proxy.password or "") if proxy is not None and proxy.user else ""
         self.channel = channel
         self.credentials = Credentials(channel.credentials)
+        port = "" if url.is_default_port() else f":{url.port}"
+        host = f"[{url.host}]" if url.host and ":" in url.host else url.host
         self.request = ClientRequest(
             "POST",
             url,
             loop=asyncio.get_running_loop(),
             ssl=ssl.create_default_context(cafile=channel.ca_file) if channel.ca_file else True,
             proxy=proxy.with_user(None) if proxy is not None else None,
-            proxy_auth=login,
+            proxy_headers={"Host": f"{host}{port}", "Proxy-Authorization": login} if login else None,
         )
         self.timeout = ClientTimeout(total=None, connect=channel.timers.connect)
-        port = "" if url.is_default_port() else f":{url.port}"
-        host = f"[{url.host}]" if url.host and ":" in url.host else url.host
-        forwarded = (
-            proxy is not None and url.scheme == "http"
-        )  # https goes through a tunnel, and the proxy sees none of it
-        proxy_login = f"Proxy-Authorization: {login.encode()}\r\n" if forwarded and login else ""
+        # Only a tunnel, which is for https, hides the request from the proxy.
+        forwarded = proxy is not None and url.scheme == "http"
+        proxy_login = f"Proxy-Authorization: {login}\r\n" if forwarded and login else ""
         self._head = (
             f"POST {url if forwarded else url.raw_path_qs} HTTP/1.1\r\nHost: {host}{port}\r\n{proxy_login}"
             "Content-Type: application/json\r\nAccept-Encoding: identity\r\nUser-Agent: sluicegate\r\n"

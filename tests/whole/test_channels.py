@@ -281,11 +281,13 @@ async def test_several_credentials_take_turns_and_a_refused_one_is_set_aside(
 ) -> None:
     keys = ", api_keys: [canary-zero, canary-one, canary-two]"
     echo: list[Step] = [CHUNKED + chunk(b": canary-zero canary-one canary-two\n\n" + STREAM) + LAST]
-    async with Scripted(echo, [REFUSED], echo) as upstream:
-        async with running(yaml(upstream.base_url, each=keys), tmp_path, store_url) as gateway:
-            token = await gateway.token()
-            answers = [await ask(gateway.port, chat(token)) for _ in range(4)]
-            record = await last_end(gateway)
+    async with (
+        Scripted(echo, [REFUSED], echo) as upstream,
+        running(yaml(upstream.base_url, each=keys), tmp_path, store_url) as gateway,
+    ):
+        token = await gateway.token()
+        answers = [await ask(gateway.port, chat(token)) for _ in range(4)]
+        record = await last_end(gateway)
     assert [answer.status for answer in answers] == [200] * 4
     used = [request.split(b"Bearer ")[1].split(b"\r\n")[0].decode() for request in upstream.requests]
     assert used == ["canary-zero", "canary-one", "canary-two", "canary-zero", "canary-two"]
