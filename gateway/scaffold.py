@@ -59,4 +59,4 @@ def _check(name: str, module: str) -> None:
     if name in loading.installed():
         raise ValueError(f"a plugin called `{name}` is installed already: take another name")
     if find_spec(module) is not None:
-        raise ValueError(f"a module called `{module}` is installed already: take another name")
+        raise ValueError(f"a module called `{module}` is there already: take another name")

@@ -14,7 +14,7 @@ from gateway.scaffold import write
 
 
 def test_the_test_of_a_new_package_passes_at_once_and_the_linter_is_content(tmp_path: Path) -> None:
-    folder = write("office-hours", tmp_path)
+    folder = write("night-rates", tmp_path)
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         cwd=folder,
@@ -44,26 +44,26 @@ def test_the_test_of_a_new_package_passes_at_once_and_the_linter_is_content(tmp_
 
 
 def test_the_package_has_what_it_takes(tmp_path: Path) -> None:
-    folder = write("office-hours", tmp_path)
-    assert folder == tmp_path / "office-hours"
+    folder = write("night-rates", tmp_path)
+    assert folder == tmp_path / "night-rates"
     assert sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()) == [
         *(".gitignore", "README.md", "gateway.yaml", "pyproject.toml"),
-        *("src/office_hours.py", "tests/test_office_hours.py"),
+        *("src/night_rates.py", "tests/test_night_rates.py"),
     ]
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-    assert project["name"] == "office-hours"
-    assert project["entry-points"]["gateway.plugins"] == {"office-hours": "office_hours:OfficeHours"}
-    (entry,) = [entry for entry in config.load(folder / "gateway.yaml").config.plugins if entry.use == "office-hours"]
+    assert project["name"] == "night-rates"
+    assert project["entry-points"]["gateway.plugins"] == {"night-rates": "night_rates:NightRates"}
+    (entry,) = [entry for entry in config.load(folder / "gateway.yaml").config.plugins if entry.use == "night-rates"]
     assert entry.with_ == {"at_once": 2}
     for path in folder.rglob("*.*"):
         assert not path.is_file() or "$" not in path.read_text(), path
 
 
 def test_nothing_is_written_over(tmp_path: Path) -> None:
-    plugin = write("office-hours", tmp_path) / "src" / "office_hours.py"
+    plugin = write("night-rates", tmp_path) / "src" / "night_rates.py"
     plugin.write_text("# mine\n")
     with pytest.raises(ValueError, match="exists already"):
-        write("office-hours", tmp_path)
+        write("night-rates", tmp_path)
     assert plugin.read_text() == "# mine\n"
 
 
@@ -72,7 +72,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     [
         ("", "use a-z, 0-9 and single hyphens"),
         ("Office", "use a-z"),
-        ("office_hours", "use a-z"),
+        ("night_rates", "use a-z"),
         ("-office", "use a-z"),
         ("office--hours", "use a-z"),
         ("../office", "use a-z"),
@@ -82,7 +82,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
         ("json", "take a name of two words"),
         ("plugin", "take a name of two words"),
         ("rate-limit", "a plugin called `rate-limit` is installed already"),
-        ("aiohttp", "a module called `aiohttp` is installed already"),
+        ("aiohttp", "a module called `aiohttp` is there already"),
     ],
 )
 def test_a_name_that_cannot_be_used_is_refused_with_a_cure(tmp_path: Path, name: str, cure: str) -> None:

@@ -66,15 +66,15 @@ def test_a_mistake_is_one_line_with_a_cure(arguments: list[str], code: int, erro
 
 
 def test_a_new_package_is_written_once(tmp_path: Path) -> None:
-    out, _ = run("new", "office-hours", "--into", str(tmp_path))
-    assert out.startswith(f"{tmp_path}/office-hours is ready; its README.md says how to go on:\n")
-    assert (tmp_path / "office-hours" / "pyproject.toml").exists()
-    _, err = run("new", "office-hours", "--into", str(tmp_path), code=1)
-    assert err == f"gateway: {tmp_path}/office-hours exists already: take another name, or another --into\n"
+    out, _ = run("new", "night-rates", "--into", str(tmp_path))
+    assert out.startswith(f"{tmp_path}/night-rates is ready; its README.md says how to go on:\n")
+    assert (tmp_path / "night-rates" / "pyproject.toml").exists()
+    _, err = run("new", "night-rates", "--into", str(tmp_path), code=1)
+    assert err == f"gateway: {tmp_path}/night-rates exists already: take another name, or another --into\n"
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    _, err = run("new", "office-hours", "--into", str(tmp_path / "file"), code=1)
+    _, err = run("new", "night-rates", "--into", str(tmp_path / "file"), code=1)
     assert err.startswith("gateway: cannot write ")
     assert err.endswith(": Not a directory\n")
