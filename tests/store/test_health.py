@@ -1,0 +1,133 @@
+"""One worker's knowledge of the channels: what it asks the store, and what it tells it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.channel import Channel
+from gateway.errors import Refused, StoreAway
+from gateway.facts import Candidate
+from gateway.store.channels import Channels, Condition, Cooling
+from gateway.store.client import Client
+from gateway.store.embedded import EmbeddedStore
+from gateway.store.health import Health
+
+FREE, LIMITED = Channel("http://a/v1"), Channel("http://b/v1", concurrent=2)
+CHANNELS = {"a": FREE, "b": LIMITED, "c": FREE}
+A, B, C = (Candidate(name, channel, "m") for name, channel in CHANNELS.items())
+
+
+@asynccontextmanager
+async def worker(client: Client, channels: Mapping[str, Channel] = CHANNELS) -> AsyncIterator[Health]:
+    health = Health(Channels(client, Cooling(first_ms=100)), channels)
+    await health.start()
+    yield health
+    await health.stop()
+
+
+async def commands(client: Client) -> int:
+    return int((await client.call("INFO", "stats"))["total_commands_processed"])
+
+
+async def until(client: Client, channel: str, condition: Condition) -> None:
+    async with asyncio.timeout(2):
+        while (await Channels(client).show([channel]))[0].condition is not condition:
+            await asyncio.sleep(0.005)
+
+
+async def test_a_healthy_channel_without_limits_costs_no_round_trip_and_a_limited_one_costs_one(client: Client) -> None:
+    async with worker(client) as health:
+        before = await commands(client)
+        for number in range(100):
+            assert await health.admit([A, B], f"r{number}") is A
+        assert await commands(client) - before <= 2 + 20, "only the background asked"
+        assert await health.admit([B, A], "s") is B
+        assert await client.call("ZCARD", "gw:{channels}:b:slots") == 1
+
+
+async def test_a_slot_is_given_back_at_once(client: Client) -> None:
+    async with worker(client) as health:
+        assert [await health.admit([B, A], f"r{n}") for n in range(3)] == [B, B, A]
+        health.left(B, "r0")
+        async with asyncio.timeout(0.3):
+            while await client.call("ZCARD", "gw:{channels}:b:slots") == 2:
+                await asyncio.sleep(0.005)
+        assert await health.admit([B, A], "r4") is B
+
+
+async def test_what_one_worker_sees_the_others_know_within_a_second(client: Client) -> None:
+    async with worker(client) as one, worker(client) as two:
+        assert await one.admit([A], "r") is A
+        one.failed(A, "r", "upstream_rate_limited", 30)
+        one.left(A, "r")
+        await asyncio.sleep(0.7)
+        assert await two.admit([A, C], "s") is C
+        with pytest.raises(Refused) as refused:
+            await two.admit([A], "t")
+        assert (refused.value.status, refused.value.code) == (503, "model_unavailable")
+        assert 29 < (refused.value.retry_after_s or 0) <= 30
+
+
+@pytest.mark.parametrize(
+    ("outcome", "after"), [("ok", Condition.HEALTHY), ("failed", Condition.COOLING), ("", Condition.PROBING)]
+)
+async def test_a_probe_is_told_of(client: Client, outcome: str, after: Condition) -> None:
+    async with worker(client) as health:
+        for number in range(3):
+            await health.admit([A], f"r{number}")
+            health.failed(A, f"r{number}", "upstream_error", None)
+            health.left(A, f"r{number}")
+        await until(client, "a", Condition.COOLING)
+        await until(client, "a", Condition.PROBING)
+        await asyncio.sleep(0.03)  # what is left to wait was learnt a moment ago
+        assert await health.admit([A], "probe") is A
+        with pytest.raises(Refused):
+            await health.admit([A], "another")
+        if outcome == "ok":
+            health.answered(A, "probe", 0.1)
+        elif outcome == "failed":
+            health.failed(A, "probe", "upstream_error", None)
+        health.left(A, "probe")
+        await until(client, "a", after)
+        if after is Condition.PROBING:
+            await asyncio.sleep(0.05)
+            assert await health.admit([A], "next") is A
+
+
+async def test_without_the_store_only_what_has_no_limits_goes_on_and_nothing_is_forgotten(tmp_path: Path) -> None:
+    store = await asyncio.to_thread(EmbeddedStore.start, tmp_path)
+    client = Client.connect(store.url, timeout_s=0.2)
+    async with worker(client) as health:
+        assert await health.admit([B], "r") is B
+        await asyncio.to_thread(store.stop)
+        health.left(B, "r")
+        assert await health.admit([A], "s") is A
+        with pytest.raises(StoreAway):
+            await health.admit([B], "t")
+        await asyncio.sleep(0.3)
+        store = await asyncio.to_thread(EmbeddedStore.start, tmp_path)
+        async with asyncio.timeout(3):
+            while True:
+                try:
+                    if await client.call("ZCARD", "gw:{channels}:b:slots") == 0:
+                        break
+                except StoreAway:
+                    pass
+                await asyncio.sleep(0.02)
+    await client.close()
+    await asyncio.to_thread(store.stop)
+
+
+async def test_the_last_of_it_is_told_at_the_stop(client: Client) -> None:
+    async with worker(client) as health:
+        await health.admit([B], "r")
+        await health.sync()
+        assert (await Channels(client).show(["b"]))[0].in_flight == 1
+        health.left(B, "r")
+    assert await client.call("ZCARD", "gw:{channels}:b:slots") == 0
+    assert (await Channels(client).show(["b"]))[0].in_flight == 0
