@@ -119,7 +119,7 @@ def test_a_file_is_small_and_says_what_it_is(path: Path) -> None:
 
 def mirrored() -> list[Path]:
     """The tests of one module each; what is about the whole is in whole/ and at the top."""
-    about_the_whole = {"test_architecture.py", "test_dependencies.py", "test_docs.py"}
+    about_the_whole = {"test_architecture.py", "test_deploy.py", "test_dependencies.py", "test_docs.py"}
     files = (ROOT / "tests").rglob("test_*.py")
     return sorted(
         path for path in files if path.parent.name not in ("whole", "fuzz") and path.name not in about_the_whole

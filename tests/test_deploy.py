@@ -1,0 +1,273 @@
+"""The files of deploy/ agree with the gateway: what is watched exists, what is configured loads, what is started starts."""
+
+from __future__ import annotations
+
+import asyncio
+import configparser
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import promql_parser
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+from yamllint import linter
+from yamllint.config import YamlLintConfig
+
+from gateway import config, loading
+from gateway.cli.serve import SINK_STOP_S
+from gateway.config import Port
+from gateway.metrics import FAMILIES
+from tests.cli.processes import Served, children, demo_in, free_port, kill, serving, worker_of
+
+ROOT = Path(__file__).parent.parent
+DEPLOY = ROOT / "deploy"
+ADMIN_TOKEN = "an-admin-token-of-31-characters"
+GIVEN = {"GATEWAY_REDIS": "redis://store:6379", "OPENAI_API_KEY": "key"}
+STYLE = "{extends: default, rules: {line-length: {max: 132}, comments-indentation: disable}}"
+
+NOT_PROVOKED = {"internal_error", "error"}
+"""Values of labels that only a bug of ours brings about."""
+
+Samples = dict[str, list[dict[str, str]]]
+
+
+def documents(name: str) -> list[Any]:
+    return list(yaml.safe_load_all((DEPLOY / name).read_text()))
+
+
+@pytest.mark.parametrize("file", sorted(DEPLOY.rglob("*.yaml")), ids=lambda file: file.name)
+def test_yaml_is_tidy(file: Path) -> None:
+    assert [str(problem) for problem in linter.run(file.read_text(), YamlLintConfig(STYLE))] == []
+
+
+# What watches.
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """Every expression of the dashboard and of the alerts, with what it is called there."""
+    for panel in json.loads((DEPLOY / "grafana.json").read_text())["panels"]:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"].replace("$__rate_interval", "1m")
+    for group in documents("alerts.yaml")[0]["groups"]:
+        for rule in group["rules"]:
+            yield rule["alert"], rule["expr"]
+
+
+def parts(node: Any) -> Iterator[Any]:
+    """An expression and all that it consists of."""
+    yield node
+    for name in ("expr", "lhs", "rhs", "vector_selector"):
+        if (inner := getattr(node, name, None)) is not None:
+            yield from parts(inner)
+    for inner in getattr(node, "args", None) or ():
+        yield from parts(inner)
+
+
+async def written(log: Path, word: str) -> None:
+    """Wait for a log line."""
+    while word not in await asyncio.to_thread(log.read_text):
+        await asyncio.sleep(0.05)
+
+
+async def provoke(served: Served, file: Path, good: str) -> str:
+    """Let all happen that is counted, and scrape it."""
+    ask = {"model": "demo-words", "stream": True, "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}]}
+    url = f"{served.base_url}/chat/completions"
+    log = file.parent / "serve.log"
+    async with aiohttp.ClientSession() as client:
+        for headers, body, status in (
+            (served.headers, ask, 200),
+            ({"Authorization": "Bearer wrong"}, ask, 401),
+            (served.headers, {**ask, "model": "failing"}, 502),
+        ):
+            async with client.post(url, json=body, headers=headers) as answer:
+                assert answer.status == status, await answer.text()
+        for text, word in (("plugins: [", "reload_refused"), (f"{good}\n", '"reloaded"')):
+            await asyncio.to_thread(file.write_text, text)
+            await written(log, word)
+        kill(worker_of(served.pid))
+        await written(log, "child_died")
+        async with client.post(url, json=ask, headers=served.headers) as answer:
+            assert (await answer.text()).endswith("data: [DONE]\n\n")
+        (store,) = [pid for pid, line in children(served.pid).items() if "store.sock" in line]
+        os.kill(store, signal.SIGSTOP)
+        async with client.post(url, json=ask, headers=served.headers) as answer:
+            assert answer.status == 503
+        os.kill(store, signal.SIGCONT)
+        admin = re.search(r"admin: (\S+)", good)
+        assert admin is not None
+        async with client.get(
+            f"http://{admin[1]}/metrics", headers={"Authorization": f"Bearer {ADMIN_TOKEN}"}
+        ) as answer:
+            assert (answer.status, answer.content_type) == (200, "text/plain")
+            return await answer.text()
+
+
+@pytest.fixture(scope="module")
+def scrape(tmp_path_factory: pytest.TempPathFactory) -> Samples:
+    """What a gateway that had seen everything told a scrape: the labels of every series, by the sample's name."""
+
+    async def run() -> str:
+        file = demo_in(tmp_path_factory.mktemp("deploy"), admin=f"127.0.0.1:{free_port()}")
+        failing = "  failing: {free: true, channels: [nobody]}\ngroups:"
+        nobody = f"  nobody: {{base_url: http://127.0.0.1:{free_port()}/v1}}\nmodels:"
+        good = file.read_text().replace("models:", nobody, 1).replace("groups:", failing, 1)
+        file.write_text(good)
+        async with serving(file) as served:
+            text = await provoke(served, file, good)
+            assert await served.stop() == 0
+            return text
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("GATEWAY_ADMIN_TOKEN", ADMIN_TOKEN)
+        text = asyncio.run(run())
+    samples: Samples = {"up": [{"job": "sluicegate", "instance": ""}]}  # Prometheus' own
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            samples.setdefault(sample.name, []).append({**sample.labels, "instance": "", "job": ""})
+    return samples
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the gateway is watched through /proc")
+@pytest.mark.parametrize(("name", "query"), list(queries()), ids=lambda text: text)
+def test_a_query_asks_for_what_the_gateway_tells(scrape: Samples, name: str, query: str) -> None:
+    nodes = list(parts(promql_parser.parse(query)))
+    selectors = [node for node in nodes if isinstance(node, promql_parser.VectorSelector)]
+    assert selectors, name
+    for selector in selectors:
+        series = scrape.get(selector.name or "", [])
+        assert series, f"{name}: the gateway tells no {selector.name}"
+        for matcher in selector.matchers.matchers:
+            told = {labels.get(matcher.name, "") for labels in series} | NOT_PROVOKED
+            assert any(re.fullmatch(matcher.value, value) for value in told), f"{name}: {matcher.name}={told}"
+        for node in nodes:
+            if isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None:
+                assert set(node.modifier.labels) <= series[0].keys(), f"{name}: {selector.name} has no such label"
+
+
+def test_everything_that_is_told_is_on_the_dashboard(scrape: Samples) -> None:
+    shown = " ".join(query for _, query in queries())
+    assert [name for name in FAMILIES if f"sluicegate_{name}" not in shown] == []
+    assert [name for name in FAMILIES if not any(told.startswith(f"sluicegate_{name}") for told in scrape)] == []
+
+
+def test_the_readme_tells_every_metric_with_its_labels() -> None:
+    text = (DEPLOY / "README.md").read_text()
+    for name, family in FAMILIES.items():
+        suffix = "_total" if family.kind == "counter" else ""
+        labels = ", ".join(f"`{label}`" for label in family.labels)
+        assert f"| `{name}{suffix}` | {labels} | {family.help} |" in text
+
+
+def test_every_log_line_that_an_alert_names_is_written() -> None:
+    code = "".join(path.read_text() for path in (ROOT / "gateway").rglob("*.py"))
+    text = (DEPLOY / "alerts.yaml").read_text()
+    events = {word for line in re.findall(r"look for ([a-z_, ]+)", text) for word in re.findall(r"\w+_\w+", line)}
+    assert len(events) >= 4
+    assert [event for event in events if f'"{event}"' not in code] == []
+
+
+# What runs it.
+
+
+def test_the_configuration_of_the_containers_is_good() -> None:
+    loaded = config.load(DEPLOY / "gateway.yaml", GIVEN)
+    loading.build(loaded)
+    assert (loaded.config.listen, loaded.config.admin) == ("0.0.0.0:8080", "0.0.0.0:9090")
+
+
+def test_nginx_lets_through_what_the_gateway_serves() -> None:
+    text = (DEPLOY / "nginx.conf").read_text()
+    directives = dict(re.findall(r"^\s*(\w+) ([^;{]+);", text, flags=re.MULTILINE))
+    assert directives["client_max_body_size"] == f"{Port().max_body // 2**20}m"
+    longest = max(
+        channel.timers.total for channel in config.load(DEPLOY / "gateway.yaml", GIVEN).config.channels.values()
+    )
+    assert int(directives["proxy_read_timeout"].rstrip("s")) > longest
+    assert int(directives["keepalive_timeout"].rstrip("s")) < Port().idle_timeout
+    assert directives["proxy_buffering"] == directives["proxy_next_upstream"] == directives["gzip"] == "off"
+    assert not {"authorization", "$request ", "$args", "$request_body"} & set(re.split(r"['\s]", text.lower()))
+
+
+def unit(name: str) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None, strict=False, delimiters=("=",))
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read_string((DEPLOY / name).read_text())
+    return parser
+
+
+def test_the_service_waits_for_a_drain_and_does_not_repeat_what_cannot_work() -> None:
+    service = unit("sluicegate.service")["Service"]
+    assert int(service["TimeoutStopSec"]) > Port().drain + SINK_STOP_S
+    assert (service["Type"], service["KillMode"], service["RestartPreventExitStatus"]) == ("notify", "mixed", "2")
+    assert "-HUP" in service["ExecReload"]
+
+
+def test_the_image_is_built_of_what_is_there_and_does_not_run_as_root() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    copied = [
+        source for line in re.findall(r"^COPY ([^-].*) \S+$", text, flags=re.MULTILINE) for source in line.split()
+    ]
+    assert "gateway" in copied
+    assert set(copied) == allowed
+    assert all((ROOT / source).exists() for source in copied)
+    assert re.findall(r"^USER (\w+)$", text, flags=re.MULTILINE) == ["10001"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the gateway is watched through /proc")
+async def test_the_health_check_of_the_image_tells_a_gateway_from_none(tmp_path: Path) -> None:
+    check = re.search(r"CMD (\[\"python\".*\])", (DEPLOY / "Dockerfile").read_text())
+    assert check is not None
+    port = free_port()
+    command = [sys.executable, *(part.replace("8080", str(port)) for part in json.loads(check[1])[1:])]
+    assert (await asyncio.to_thread(subprocess.run, command, capture_output=True)).returncode != 0
+    async with serving(demo_in(tmp_path, port=port)) as served:
+        assert (await asyncio.to_thread(subprocess.run, command, capture_output=True)).returncode == 0
+        assert await served.stop() == 0
+
+
+def test_compose_mounts_what_is_there_and_keeps_what_is_acknowledged() -> None:
+    (compose,) = documents("compose.yaml")
+    services = compose["services"]
+    binds = [volume.split(":")[0] for service in services.values() for volume in service["volumes"]]
+    files = [bind for bind in binds if bind.startswith("./") and bind != "./tls"]
+    assert files
+    assert all((DEPLOY / bind).exists() for bind in files)
+    assert "appendonly yes" in services["valkey"]["command"][-1]
+    assert "noeviction" in services["valkey"]["command"][-1]
+    assert "ports" not in services["valkey"]
+    assert all(port.startswith("127.0.0.1:") for port in services["gateway"]["ports"]), (
+        "only TLS is reached from outside"
+    )
+    assert int(services["gateway"]["stop_grace_period"].rstrip("s")) > Port().drain + SINK_STOP_S
+    given = set(re.findall(r"\$\{(\w+)\}", (DEPLOY / "gateway.yaml").read_text()))
+    assert given <= services["gateway"]["environment"].keys()
+
+
+def test_the_manifests_agree_with_the_gateway() -> None:
+    by_kind = {document["kind"]: document["spec"] for document in documents("kubernetes/gateway.yaml")}
+    pod = by_kind["StatefulSet"]["template"]["spec"]
+    (container,) = pod["containers"]
+    loaded = config.load(DEPLOY / "gateway.yaml", GIVEN).config
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert [f"0.0.0.0:{ports[name]}" for name in ("http", "admin")] == [loaded.listen, loaded.admin]
+    paths = {container[probe]["httpGet"]["path"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")}
+    assert paths == {"/readyz", "/healthz"}
+    assert container["args"][-2:] == ["--workers", "1"]
+    before = int(container["lifecycle"]["preStop"]["exec"]["command"][-1])
+    assert pod["terminationGracePeriodSeconds"] > before + loaded.port.drain + SINK_STOP_S
+    (scale,) = by_kind["HorizontalPodAutoscaler"]["metrics"]
+    assert scale["pods"]["metric"]["name"].removeprefix("sluicegate_") in FAMILIES
+    given = {variable["name"] for variable in container["env"]}
+    assert GIVEN.keys() | {"GATEWAY_PEPPER", "GATEWAY_ADMIN_TOKEN"} == given
+    assert "replicas" not in by_kind["StatefulSet"], "it would undo the autoscaler at every apply"
