@@ -37,6 +37,7 @@ class Server:
         self.engine = engine
         self.fails = 0
         self.statements: list[str] = []
+        self.data: list[str] = []
         self.url = ""
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
@@ -45,6 +46,7 @@ class Server:
         assert request.headers["X-ClickHouse-Database"] == "records"
         statement, data = request.query["query"], (await request.read()).decode()
         self.statements.append(statement)
+        self.data.append(data)
         if self.fails:
             self.fails -= 1
             return web.Response(status=500, text=f"Code: 241. Memory limit\n{PASSWORD}")

@@ -1,0 +1,33 @@
+"""A gateway that runs copies what it served to ClickHouse, and says nothing of the credential."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.processes import demo_in, serving
+from tests.test_clickhouse import PASSWORD, Server, hollow
+from tests.whole.test_admin_port import ask
+
+__all__ = ["hollow"]
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs the whole program")
+
+
+async def test_what_was_served_is_copied_and_an_outage_stops_nothing(tmp_path: Path, hollow: Server) -> None:
+    hollow.fails = 1
+    file = demo_in(tmp_path)
+    file.write_text(f"{file.read_text()}usage: {{clickhouse: '{hollow.url}'}}\n")
+    async with serving(file) as served:
+        asked = await ask(served)
+        async with asyncio.timeout(20):
+            while not any(statement.startswith("INSERT") for statement in hollow.statements):
+                await asyncio.sleep(0.05)
+        assert await served.stop() == 0
+    assert any(asked in data for data in hollow.data)
+    log = (tmp_path / "serve.log").read_text()
+    assert log.index("clickhouse_waits") < log.index("clickhouse_goes_on")
+    assert PASSWORD not in log
