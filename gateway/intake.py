@@ -36,6 +36,8 @@ class Intake:
             _check_head(request, self._port.max_body)
             if expects(request):
                 caller.proceed()
+            if request.content.is_eof():  # all of it is here: nothing to wait for
+                return await self._read(request)
             async with asyncio.timeout(self._port.body_timeout):
                 return await self._read(request)
         except TimeoutError:
