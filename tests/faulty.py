@@ -323,3 +323,16 @@ class LogsTheToken(Plugin):
 
     async def on_request(self, exchange: Exchange) -> None:
         self._log.info("arrived", headers=dict(exchange.request.headers))
+
+
+class LogsItsKey(Plugin):
+    """Logs what it was given to keep."""
+
+    api_key: str = ""
+    """What the service wants."""
+
+    async def start(self, services: Services) -> None:
+        services.log.info("begins", key=self.api_key)
+
+    def __repr__(self) -> str:
+        return "<LogsItsKey>"

@@ -83,6 +83,12 @@ async def test_a_moment_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyP
     assert found.startswith("request: `on_end` did not end within 0.01 s (the answer came whole)")
 
 
+async def test_a_secret_setting_in_the_log_is_found() -> None:
+    assert broken(await check("tests.faulty:LogsItsKey", {"api_key": "sesame-4711"})) == [
+        "secrets: the log shows `api_key`"
+    ]
+
+
 async def test_a_header_stands_in_for_the_token() -> None:
     (found,) = broken(await check("auth", headers={"Authorization": "Bearer sesame-4711"}))
     assert found.startswith("request: refused the request of this check (401 token_invalid: ")
