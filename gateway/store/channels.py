@@ -121,7 +121,15 @@ class Channels:
         """Tell what a worker saw, and learn how the channels are. Raises `StoreAway`; nothing was told then, or all."""
         rules = self.cooling
         text = _encode(list(reports.values()))
-        arguments: list[str | bytes | int] = ["sync", worker, text, rules.first_ms, rules.longest_ms, rules.window_ms, rules.fewest]
+        arguments: list[str | bytes | int] = [
+            "sync",
+            worker,
+            text,
+            rules.first_ms,
+            rules.longest_ms,
+            rules.window_ms,
+            rules.fewest,
+        ]
         seen = await self._client.run(_SCRIPT, _keys(list(reports)), arguments)
         return {
             name: Known(_CONDITIONS[condition], int(cool_ms))

@@ -5,6 +5,7 @@
    replay of any process takes the file over.
 3. **A line is forgotten only once the store has resolved it.** Replaying one twice is safe: each request is
    charged once.
+4. **What the disk does not take stays in memory** until the store or the disk takes it; only a kill forgets it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
+import structlog
 from uuid_utils import uuid7
 
 from gateway import crash
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from gateway.store.wallet import Wallet
 
 _AT_ONCE = 100
+
+log = structlog.get_logger("gateway.journal")
 
 
 class Settlement(msgspec.Struct, frozen=True):
@@ -50,10 +54,19 @@ class Journal:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._file: FileIO | None = None
+        self._unwritten: list[Settlement] = []
         self._writing = threading.Lock()
 
+    def keep(self, settlement: Settlement) -> None:
+        """Append it, or keep it in memory where the disk cannot take it. Blocks until then."""
+        try:
+            self.append(settlement)
+        except OSError as error:
+            log.error("journal_not_written", request_id=settlement.rid, reason=error.strerror)
+            self._unwritten.append(settlement)
+
     def append(self, settlement: Settlement) -> None:
-        """Keep it. Blocks until the disk has it. Raises `OSError` where the disk cannot take it."""
+        """Write it down. Blocks until the disk has it. Raises `OSError` where the disk cannot take it."""
         with self._writing:
             if self._file is None:
                 self._file = self._begin()
@@ -80,19 +93,32 @@ class Journal:
     async def replay(self, wallet: Wallet) -> int:
         """Deliver what is kept here by this process and by those that ended; returns how many were resolved.
 
-        Raises `StoreAway` where the store went away meanwhile: then what is left waits for the next replay.
+        Raises `StoreAway` where the store went away meanwhile, and `StoreError` for what it refuses: what is left waits
+        for the next replay.
         """
         self.close()
-        resolved = 0
+        unwritten = list(self._unwritten)
+        left, error = await _deliver(unwritten, wallet)
+        self._unwritten[: len(unwritten)] = left
+        resolved = len(unwritten) - len(left)
         for path in sorted(self.directory.glob("*.jsonl")):
+            if isinstance(error, StoreAway):
+                break
             with contextlib.suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                resolved += await _deliver(path, file.read(), wallet)
+                written = _settlements(file.read())
+                left, refused = await _deliver(written, wallet)
+                crash.point("journal.delivered")
+                _rewrite(path, left) if left else path.unlink()
+                resolved += len(written) - len(left)
+                error = refused or error
+        if error is not None:
+            raise error
         return resolved
 
     def waiting(self) -> list[Settlement]:
         """What is kept here and not yet known to be resolved, by whichever process."""
-        kept = list[Settlement]()
+        kept = list(self._unwritten)
         for path in self.directory.glob("*.jsonl"):
             with contextlib.suppress(FileNotFoundError):  # resolved meanwhile
                 kept += _settlements(path.read_bytes())
@@ -111,22 +137,17 @@ def _settlements(text: bytes) -> list[Settlement]:
     return [_decode(line) for line in text.split(b"\n")[:-1]]
 
 
-async def _deliver(path: Path, text: bytes, wallet: Wallet) -> int:
-    waiting = _settlements(text)
-    total, left, errors = len(waiting), list[Settlement](), list[BaseException]()
-    while waiting and not any(isinstance(error, StoreAway) for error in errors):
+async def _deliver(waiting: list[Settlement], wallet: Wallet) -> tuple[list[Settlement], BaseException | None]:
+    """What is left, and why. What the store refuses does not hold up the rest."""
+    left, error = list[Settlement](), None
+    while waiting and not isinstance(error, StoreAway):
         batch, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
         results = await asyncio.gather(*map(wallet.deliver, batch), return_exceptions=True)
         for settlement, result in zip(batch, results, strict=True):
             if isinstance(result, BaseException):
                 left.append(settlement)
-                errors.append(result)
-    crash.point("journal.delivered")
-    if errors:
-        _rewrite(path, left + waiting)
-        raise errors[0]
-    path.unlink()  # noqa: ASYNC240 - a few files after an outage
-    return total
+                error = error if isinstance(error, StoreAway) else result
+    return left + waiting, error
 
 
 def _rewrite(path: Path, settlements: list[Settlement]) -> None:

@@ -183,13 +183,13 @@ class Wallet:
                 return await self._repeated(lambda: self.deliver(settlement))
         except asyncio.CancelledError:
             if self._journal is not None:
-                self._journal.append(settlement)
+                self._journal.keep(settlement)
             raise
         except (TimeoutError, StoreError) as error:
             if self._journal is None:
                 refused = isinstance(error, StoreError)
                 raise error if refused else StoreAway("the store did not take the settlement in time") from None
-            await asyncio.to_thread(self._journal.append, settlement)
+            await asyncio.to_thread(self._journal.keep, settlement)
             crash.point("journal.kept")
             return Settled(Settle.KEPT, settlement.cost)
 

@@ -65,6 +65,35 @@ async def test_what_the_store_refuses_is_kept(client: Client, wallet: Wallet, tm
     assert journal.waiting() == []
 
 
+async def test_what_neither_store_nor_disk_takes_stays_in_memory(
+    client: Client, wallet: Wallet, tmp_path: Path
+) -> None:
+    (tmp_path / "journal").touch()
+    journal = Journal(tmp_path / "journal")
+    away = Wallet(Client.connect("unix:///nowhere", timeout_s=0.1), journal=journal, patience_s=0.1)
+    rid = new_rid()
+    assert await away.settle(ACCOUNT, rid, 4) == Settled(Settle.KEPT, 4)
+    assert journal.waiting() == [Settlement(ACCOUNT, rid, 4)]
+    with pytest.raises(StoreAway):
+        await journal.replay(away)
+    assert await journal.replay(wallet) == 1
+    assert await journal.replay(wallet) == 0
+    assert await balance_and_held(client) == (96, 0)
+
+
+async def test_what_one_file_holds_back_does_not_hold_up_another(
+    client: Client, wallet: Wallet, tmp_path: Path
+) -> None:
+    for settlement in (Settlement(ACCOUNT, "not-a-uuid", 5), charge(3)):
+        journal = Journal(tmp_path)
+        journal.append(settlement)
+        journal.close()
+    with pytest.raises(StoreError):
+        await Journal(tmp_path).replay(wallet)
+    assert await balance_and_held(client) == (97, 0)
+    assert len(files(tmp_path)) == 1
+
+
 async def test_a_cancelled_settlement_is_kept(own_store: StartStore, tmp_path: Path) -> None:
     store = own_store()
     client = Client.connect(store.url, timeout_s=0.1)
