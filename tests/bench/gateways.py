@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+from urllib.request import urlopen
 
 ROOT: Final = Path(__file__).parents[2]
 CHAIN: Final = ("usage-logger", "auth", "rate-limit", "quota")
@@ -126,6 +127,9 @@ class Ours:
     @contextmanager
     def serving(self) -> Iterator[list[int]]:
         with running(self.command, self.port, 0, cwd=ROOT) as pid:
+            urlopen(
+                f"http://127.0.0.1:{self.port}/readyz", timeout=20
+            ).close()  # its worker runs, not only its supervisor
             yield family(pid)
 
     def _run(self, *words: str) -> str:
