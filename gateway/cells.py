@@ -84,8 +84,9 @@ class Histogram:
 
     def observe(self, value: float) -> None:
         """Count one."""
-        self._numbers[bisect_left(self._bounds, value)] += 1.0
-        self._numbers[self._sum] += value
+        numbers = self._numbers
+        numbers[bisect_left(self._bounds, value)] += 1.0
+        numbers[self._sum] += value
 
 
 def _padded(length: int) -> int:

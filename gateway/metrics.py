@@ -26,7 +26,7 @@ from prometheus_client.utils import floatToGoString
 from gateway.catalogue import Catalogue
 from gateway.cells import Cells, Histogram, Key, Numbers
 from gateway.errors import StoreAway
-from gateway.exchange import Exchange
+from gateway.exchange import Exchange, Outcome
 from gateway.store.calls import CALLS
 
 PREFIX: Final = "sluicegate_"
@@ -40,6 +40,10 @@ DURATIONS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.
 MOMENTS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 PLACE: Final = ("model", "channel")
+
+Place = tuple[Outcome | None, str, str]
+Observe = Callable[[float], None]
+Series = tuple[Numbers, Numbers, Numbers, Numbers, Observe, Observe, Observe]
 
 
 class Family(msgspec.Struct, frozen=True):
@@ -86,42 +90,34 @@ class Metrics:
         self.catalogue = catalogue
         self.cells = cells
         self._codes: set[str] = set()
-        self._requests: dict[tuple[str | None, str, str], Numbers] = {}
-        self._used: dict[tuple[str, str], tuple[Numbers, Numbers, Numbers]] = {}
-        self._times: dict[str, tuple[Histogram, Histogram, Histogram]] = {}
+        self._series: dict[Place, Series] = {}
         self.loop_lag = self.histogram("loop_lag_seconds")
         self.set("last_reload_success", 1)
 
     def ended(self, exchange: Exchange) -> None:
         """Count a request at its end."""
-        model, channel = exchange.model, exchange.channel
-        catalogue = self.catalogue
+        model, channel, catalogue = exchange.model, exchange.channel, self.catalogue
         if catalogue is None or model not in catalogue.models:
             model = OTHER if model else NONE
         if catalogue is None or channel not in catalogue.channels:
             channel = OTHER if channel else NONE
-        outcome = exchange.outcome
-        requests = self._requests.get((outcome, model, channel))
-        if requests is None:
-            requests = self._at("requests", str(outcome), model, channel)
-            self._requests[outcome, model, channel] = requests
+        place = (exchange.outcome, model, channel)
+        requests, prompt, completion, charge, duration, first_byte, longest_gap = self._series.get(place) or self._add(
+            place
+        )
         requests[0] += 1.0
+        started = exchange.started
+        duration((exchange.ended or started) - started)
+        if exchange.first_byte is not None:
+            first_byte(exchange.first_byte - started)
+            longest_gap(exchange.longest_gap_s)
+        for attempt in exchange.attempts:
+            prompt[0] += attempt.usage.prompt_tokens
+            completion[0] += attempt.usage.completion_tokens
+        if exchange.charge_micros:
+            charge[0] += exchange.charge_micros
         if exchange.error is not None:
             self._refused(exchange.error.code, exchange.refused_by)
-        times = self._times.get(channel)
-        if times is None:
-            times = self._times[channel] = (
-                self.histogram("duration_seconds", channel),
-                self.histogram("first_byte_seconds", channel),
-                self.histogram("longest_gap_seconds", channel),
-            )
-        duration, first_byte, longest_gap = times
-        duration.observe((exchange.ended or exchange.started) - exchange.started)
-        if exchange.first_byte is not None:
-            first_byte.observe(exchange.first_byte - exchange.started)
-            longest_gap.observe(exchange.longest_gap_s)
-        if exchange.attempts:
-            self._count_usage(exchange, model, channel)
 
     def count(self, name: str, *labels: str) -> None:
         """One more of a counter."""
@@ -159,19 +155,19 @@ class Metrics:
             self._codes.add(code)
         self.count("errors", code, plugin or NONE)
 
-    def _count_usage(self, exchange: Exchange, model: str, channel: str) -> None:
-        used = self._used.get((model, channel))
-        if used is None:
-            used = self._used[model, channel] = (
-                self._at("tokens", "prompt", model, channel),
-                self._at("tokens", "completion", model, channel),
-                self._at("charge_micros", model, channel),
-            )
-        prompt, completion, charge = used
-        usage = exchange.usage
-        prompt[0] += usage.prompt_tokens
-        completion[0] += usage.completion_tokens
-        charge[0] += exchange.charge_micros
+    def _add(self, place: Place) -> Series:
+        """What is counted of requests that ended in one way at one place; the times are those of its channel."""
+        outcome, model, channel = place
+        series = self._series[place] = (
+            self._at("requests", str(outcome), model, channel),
+            self._at("tokens", "prompt", model, channel),
+            self._at("tokens", "completion", model, channel),
+            self._at("charge_micros", model, channel),
+            self.histogram("duration_seconds", channel).observe,
+            self.histogram("first_byte_seconds", channel).observe,
+            self.histogram("longest_gap_seconds", channel).observe,
+        )
+        return series
 
 
 class Exporter(Collector):

@@ -6,6 +6,8 @@ import asyncio
 from contextlib import suppress
 from typing import Final
 
+import structlog
+
 from gateway.errors import GatewayError
 from gateway.metrics import Metrics
 from gateway.server import Gateway
@@ -13,6 +15,9 @@ from gateway.server import Gateway
 EVERY_S: Final = 0.25
 LOG_EVERY: Final = 20
 """Beats between two looks at how much of the usage log waits."""
+
+
+log = structlog.get_logger("gateway.pulse")
 
 
 class Pulse:
@@ -52,9 +57,12 @@ class Pulse:
         loop = asyncio.get_running_loop()
         beats = 0
         while True:
-            self.beat()
-            if beats % LOG_EVERY == 0:
-                await self.look_at_log()
+            try:
+                self.beat()
+                if beats % LOG_EVERY == 0:
+                    await self.look_at_log()
+            except Exception:
+                log.exception("pulse_failed")  # a number is missing; a stop must still drain
             beats += 1
             due = loop.time() + EVERY_S
             await asyncio.sleep(EVERY_S)

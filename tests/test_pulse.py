@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway import pulse
 from gateway.fake_upstream import FakeUpstream
@@ -56,3 +57,17 @@ async def test_a_loop_that_was_blocked_shows(
             await asyncio.sleep(0.02)
         lag = numbers(gateway, "loop_lag_seconds")
         assert lag[-1] >= 0.15
+
+
+async def test_what_cannot_be_measured_is_said_and_ends_nothing(
+    store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulse, "EVERY_S", 0.01)
+    async with running(configuration("http://127.0.0.1:1/v1"), tmp_path, store_url) as gateway:
+        spool = gateway.store.usage.spool
+        monkeypatch.setattr(spool, "folder", None)
+        with capture_logs() as lines:
+            async with Pulse(gateway.gateway):
+                while not sum(numbers(gateway, "loop_lag_seconds")):
+                    await asyncio.sleep(0.01)
+        assert "pulse_failed" in [line["event"] for line in lines]
