@@ -22,7 +22,7 @@ from tests.whole.test_stream import CHARGE, PASSED, STREAM, USAGE, WORDS
 
 GONE = Outcome.CALLER_GONE
 HELD_MOST = 128 * 1024
-ENDLESS = Forever(chunk(WORDS[1] * 100))
+ENDLESS = Forever(chunk(WORDS[1] * 4000))
 
 
 class Caller:
@@ -160,16 +160,17 @@ async def test_a_drain_ends_at_its_limit_also_where_the_caller_did_not_read(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
     channel = ", on_caller_gone: drain, drain_limit: 0.5, timers: {write_stall: 0.3}"
-    script: list[Step] = [CHUNKED, Forever(chunk(WORDS[1] * 100), 0.01)]
-    async with between(script, store_url, tmp_path, channel=channel) as (gateway, upstream, caller):
+    async with between([CHUNKED, ENDLESS], store_url, tmp_path, channel=channel) as (gateway, upstream, caller):
         token = await gateway.token()
         await caller.send(chat(token))
         async with asyncio.timeout(5):
-            while not gateway.gateway.life.pipe.streams or upstream.sent < 200_000:
-                await asyncio.sleep(0.01)
-        sent = upstream.sent
+            while not any(stream.held > HELD_MOST // 2 for stream in gateway.gateway.life.pipe.streams):
+                await asyncio.sleep(0.002)
+        sent, loop = upstream.sent, asyncio.get_running_loop()
         caller.reset()
-        await asyncio.wait_for(upstream.gone.wait(), 1)
+        left_at = loop.time()
+        await asyncio.wait_for(upstream.gone.wait(), 2)
+        assert loop.time() - left_at > 0.45
         assert upstream.sent > sent
         assert (await last_end(gateway)).outcome is GONE
 

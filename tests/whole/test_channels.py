@@ -126,6 +126,18 @@ async def test_at_most_three_channels_are_called_and_none_twice(store_url: str, 
         assert [len(upstream.requests) for upstream in upstreams] == [1, 1, 1, 0]
 
 
+async def test_a_channel_is_not_called_twice_under_another_name_of_the_model(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    async with Scripted([whole("500 No", b"{}")]) as upstream:
+        text = yaml(upstream.base_url).replace(
+            "{use: c0, priority: 0}", "{use: c0}, {use: c0, model: other, priority: 1}"
+        )
+        async with running(text, tmp_path, store_url) as gateway:
+            assert (await ask(gateway.port, chat(await gateway.token()))).status == 502
+            assert len(upstream.requests) == 1
+
+
 async def test_a_channel_that_fails_gets_nothing_while_it_cools_and_then_one_probe(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:

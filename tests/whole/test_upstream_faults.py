@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 from pathlib import Path
@@ -272,6 +273,21 @@ async def test_a_pooled_connection_that_was_closed_under_us_is_replaced_once(
         assert await charged(gateway) == 2 * record.charge_micros
         await given_back(gateway, upstream, before, 1)
         assert (len(upstream.requests), upstream.connections) == (3, 2)
+
+
+async def test_the_replacement_is_a_fresh_connection_and_not_another_pooled_one(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    good: list[Step] = [CHUNKED + chunk(STREAM[:300]), 0.1, chunk(STREAM[300:]) + LAST]
+    async with (
+        Scripted(good, good, [Reset], good) as upstream,
+        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+    ):
+        token = await gateway.token()
+        await asyncio.gather(*(ask(gateway.port, chat(token)) for _ in range(2)))
+        assert upstream.connections == 2
+        assert (await ask(gateway.port, chat(token))).body == PASSED
+        assert upstream.connections == 3
 
 
 @pytest.mark.parametrize("script", [[Reset], [Fin], [b"HTTP/1.1 ", Reset]])
