@@ -34,6 +34,7 @@ class Intake:
         """The whole body. Raises `Refused`; `ConnectionError` if the caller left."""
         try:
             _check_head(request, self._port.max_body)
+            self._hold(request.content_length or 0)
             if expects(request):
                 caller.proceed()
             if request.content.is_eof():  # all of it is here: nothing to wait for
@@ -52,16 +53,23 @@ class Intake:
 
     async def _read(self, request: web.BaseRequest) -> bytes:
         pieces: list[bytes] = []
+        size = 0
         while not request.content.at_eof():
             piece = await request.content.readany()
-            self._held += len(piece)
-            self._budget.held += len(piece)
-            if self._held > self._port.max_body:
+            size += len(piece)
+            if size > self._port.max_body:
                 raise _too_large(self._port.max_body)
-            if self._budget.held > self._port.body_budget and self._held > SMALL:
-                raise unavailable()
+            self._hold(size)
             pieces.append(piece)
         return b"".join(pieces)
+
+    def _hold(self, size: int) -> None:
+        """Take so much of the budget in all. A length that was told is taken at once, so that those who came first get through."""
+        more = max(0, size - self._held)
+        if self._budget.held + more > self._port.body_budget and size > SMALL:
+            raise unavailable()
+        self._held += more
+        self._budget.held += more
 
 
 class Budget:
