@@ -2,6 +2,9 @@
 
 Nothing on the path of an event waits. The task that opened the stream sleeps until the stream has ended; reads of the
 upstream's socket write to the caller's in the same call. Timers are one handle each, moved only when they fire.
+
+The channel's credentials are replaced wherever they stand in the bytes of events, however reads cut them. A credential that
+an upstream spells otherwise (escaped in JSON, or a piece of it in each of two events' texts) is not recognised.
 """
 
 from __future__ import annotations
