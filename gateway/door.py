@@ -22,6 +22,8 @@ from gateway.config import Port
 from gateway.errors import Refused
 
 READ_BUFFER: Final = 64 * 1024
+WRITE_BUFFER: Final = 64 * 1024
+"""Bytes that may wait to be sent before an upstream is no longer read; TLS alone would let eight times as many wait."""
 LINGER_S: Final = 2.0
 """How long the rest of a refused request is read and dropped: closing at once would take the answer from its reader."""
 MOST_FRAMING: Final = 512 * 1024
@@ -73,6 +75,7 @@ class GuardedProtocol(CallerProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        transport.set_write_buffer_limits(WRITE_BUFFER)  # type: ignore[attr-defined]
         self.crowded = transport.get_extra_info("socket").fileno() >= self._descriptors
         if self.crowded:
             self._arm(CROWDED_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from pathlib import Path
 
@@ -11,11 +12,18 @@ import pytest
 import trustme
 from structlog.testing import capture_logs
 
-from gateway import tls
+from gateway import config, tls
 from gateway.config import Tls
+from gateway.door import WRITE_BUFFER
 from gateway.errors import Misconfigured
+from gateway.store.client import Client
+from gateway.testing import Running
 from gateway.tls import Certificate, renewing
+from gateway.worker import opened
 from tests.cli.processes import demo_in, serving
+from tests.whole.conftest import configuration
+from tests.whole.raw import chat
+from tests.whole.scripted import CHUNKED, LAST, Scripted, chunk
 
 AUTHORITY = trustme.CA()
 ASK = {"model": "demo-words", "stream": True, "messages": [{"role": "user", "content": "Tell me a story"}]}
@@ -131,3 +139,30 @@ async def test_a_stream_through_the_public_port_is_whole(tmp_path: Path) -> None
                 await plain.get(served.base_url.replace("https", "http"))
         assert await served.stop() == 0
     assert "Traceback" not in (tmp_path / "serve.log").read_text()
+
+
+async def test_who_does_not_read_holds_up_the_upstream_through_tls_too(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    event = b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % (b"x" * 4000)
+    async with Scripted([CHUNKED, *[chunk(event)] * 5000, LAST]) as upstream:
+        file = tmp_path / "gateway.yaml"
+        file.write_text(f"{configuration(upstream.base_url)}data: {tmp_path}\n")
+        async with opened(config.load(file), store_url) as gateway:
+            listener = socket.create_server(("127.0.0.1", 0))
+            await gateway.listen(listener, Certificate(issued(tmp_path)).context)
+            token = await Running(gateway, listener.getsockname()).token()
+            port = listener.getsockname()[1]
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting())
+            writer.write(chat(token))
+            await reader.readexactly(1000)
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            (stream,) = gateway.life.pipe.streams
+            async with asyncio.timeout(10):
+                while "write_stall" not in stream._timers:
+                    await asyncio.sleep(0.01)
+            assert stream._caller._transport.get_write_buffer_size() <= 3 * WRITE_BUFFER
+            writer.transport.abort()
+            async with asyncio.timeout(5):
+                while gateway.life.open:
+                    await asyncio.sleep(0.01)
