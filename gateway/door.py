@@ -85,6 +85,8 @@ class GuardedProtocol(CallerProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._close:
+            return
         super().data_received(data)
         if self._request_count != self._heads:
             message, payload = self._messages[-1]
