@@ -42,8 +42,8 @@ async def opened(loaded: Loaded, url: str, generation: int = 1, cells: Cells | N
         gateway = Gateway(loaded.config.port, chain, services, Life(pipe, metrics))
         try:
             yield gateway
-            await gateway.drain()
         finally:
+            await gateway.drain()
             await gateway.chain.stop()
             await pipe.close()
 

@@ -14,6 +14,7 @@ from gateway.store.accounts import Status
 from gateway.store.client import Client
 from gateway.testing import Running, running
 from tests.whole.conftest import CHAIN, configuration
+from tests.whole.scripted import HEAD, Scripted
 
 
 @pytest.fixture
@@ -136,7 +137,11 @@ async def test_the_upstream_fails(gateway: Running, upstream: FakeUpstream, mode
     assert word in (await illness(gateway.base_url, await gateway.token())).text
 
 
-async def test_an_answer_that_comes_all_at_once_is_noted(gateway: Running, upstream: FakeUpstream) -> None:
-    upstream.pace_s = 0
-    found = await findings(gateway.base_url, await gateway.token())
+async def test_an_answer_that_comes_all_at_once_is_noted(store_url: str, client: Client, tmp_path: Path) -> None:
+    whole = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+    async with (
+        Scripted([HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(whole), whole)]) as upstream,
+        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+    ):
+        found = await findings(gateway.base_url, await gateway.token())
     assert (found[-1].verdict, "buffering proxy" in found[-1].remedy) == ("note", True)

@@ -20,17 +20,23 @@ SETTINGS = ("--cluster-enabled", "yes", "--appendonly", "yes", "--save", "", "--
 
 
 class Node:
-    """One server."""
+    """One server, on ports that nobody else took first."""
 
     def __init__(self, folder: Path, ends: ExitStack) -> None:
+        while not self._started(folder, ends):
+            pass
+
+    def _started(self, folder: Path, ends: ExitStack) -> bool:
         self.port, self.bus = free_port(), free_port()
         own = folder / str(self.port)
-        own.mkdir()
+        own.mkdir(exist_ok=True)
         places = ("--port", str(self.port), "--cluster-port", str(self.bus), "--bind", "127.0.0.1", "--dir", str(own))
         process = subprocess.Popen([find_server(), *SETTINGS, *places], stdout=subprocess.DEVNULL)
         ends.callback(process.wait)
         ends.callback(process.kill)
         self._client = ends.enter_context(Redis(port=self.port, protocol=3, decode_responses=True))
+        _until(lambda: process.poll() is not None or self.answers())
+        return process.poll() is None
 
     def call(self, *command: str | int) -> Any:
         """The reply to a command."""
@@ -55,7 +61,6 @@ def cluster(folder: Path) -> Iterator[str]:
     with ExitStack() as ends:
         nodes = [Node(folder, ends) for _ in range(3)]
         for number, node in enumerate(nodes):
-            _until(node.answers)
             node.call("CLUSTER", "ADDSLOTSRANGE", SLOTS * number // 3, SLOTS * (number + 1) // 3 - 1)
             node.call("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         for other in nodes[1:]:
