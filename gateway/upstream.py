@@ -50,6 +50,7 @@ class UpstreamSide(asyncio.BufferedProtocol):
         "_ended",
         "_framed",
         "_head_bytes",
+        "_held",
         "_named_bytes",
         "_on_data",
         "_on_end",
@@ -74,6 +75,7 @@ class UpstreamSide(asyncio.BufferedProtocol):
         self._pooled = pooled
         self._parser = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
+        self._held = 0
         self._head_bytes = 0
         self._named_bytes = 0
         self._framed = False
@@ -183,8 +185,10 @@ class UpstreamSide(asyncio.BufferedProtocol):
         if self._ended is not None:
             return
         self._pieces.append(body)
-        if self._on_data is None and sum(map(len, self._pieces)) > HELD_BACK:
-            self.pause()
+        if self._on_data is None:
+            self._held += len(body)
+            if self._held > HELD_BACK:
+                self.pause()
 
     def on_message_complete(self) -> None:
         if self.head.done() and self._ended is None:

@@ -6,7 +6,9 @@ import asyncio
 import shlex
 import signal
 import socket
+import sys
 import time
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -92,7 +94,7 @@ def serve(
             f"{_address(settings, listeners[0])} is served after {time.monotonic() - began:.2f} s, through {names}"
         )
         if settings.demo is not None and token is not None:
-            typer.echo(_welcome(settings, settings.demo, _address(settings, listeners[0]), token))
+            typer.echo(_welcome(settings, settings.demo, _address(settings, listeners[0]), token, loaded.document.path))
         service.ready()
         processes.watch(look_after)
     finally:
@@ -166,7 +168,8 @@ def _address(config: Config, listener: socket.socket) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
-def _welcome(config: Config, shown: Demo, base: str, token: str) -> str:
+def _welcome(config: Config, shown: Demo, base: str, token: str, path: Path) -> str:
+    program = sys.argv[0] if sys.argv[0].endswith("gateway") else "gateway"
     message = {"role": "user", "content": "Tell me a story"}
     body = msgspec.json.encode({"model": next(iter(config.models)), "stream": True, "messages": [message]}).decode()
     return "\n".join(
@@ -181,7 +184,7 @@ def _welcome(config: Config, shown: Demo, base: str, token: str) -> str:
             f"    -H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' \\",
             f"    -d {shlex.quote(body)}",
             "",
-            f"Then look at what was charged: gateway account show {shown.account}",
+            f"Then look at what was charged: {program} account show {shown.account} --config {shlex.quote(str(path))}",
             "Stop with Ctrl-C; balances are kept.",
         ]
     )
