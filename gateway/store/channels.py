@@ -33,7 +33,8 @@ _CONDITIONS: Final = tuple(Condition)
 
 
 class Cooling(msgspec.Struct, frozen=True):
-    """When a channel cools: `fewest` failures that are at least half of all calls of `window_ms` to twice that.
+    """When a channel cools: `fewest` failures that are at least half of all calls of `window_ms` to twice that, or that
+    are all that one worker has to report.
 
     For `first_ms`, doubled each time that the probe fails too, or for what the upstream asks; never above `longest_ms`.
     """

@@ -51,6 +51,13 @@ async def test_it_cools_after_enough_failures_that_are_half_of_all(channels: Cha
     assert (await channels.admit("r", [ask()])).index is None
 
 
+async def test_what_served_well_until_now_cools_at_the_first_report_of_nothing_but_failures(channels: Channels) -> None:
+    assert await told(channels, ok=1000) is Condition.HEALTHY
+    assert await told(channels, failed=2) is Condition.HEALTHY
+    assert await told(channels, ok=1, failed=3) is Condition.HEALTHY
+    assert await told(channels, failed=3) is Condition.COOLING
+
+
 async def test_few_failures_do_not_cool_it(channels: Channels) -> None:
     for _ in range(10):
         assert await told(channels, ok=10, failed=9) is Condition.HEALTHY
