@@ -87,6 +87,7 @@ class _Link:
         self._client = client
         self._store = store
         self._pending: Fault | None = None
+        self._silent = False
 
     async def pump_commands(self, reader: asyncio.StreamReader) -> None:
         while data := await _read(reader):
@@ -98,15 +99,17 @@ class _Link:
             if fault is Fault.CUT_REQUEST:
                 self._store.write(data[: len(data) // 2])
                 return
-            self._pending = fault or self._pending
+            if self._pending is not Fault.SILENCE:
+                self._pending = fault or self._pending
             self._store.write(data)
 
     async def pump_replies(self, reader: asyncio.StreamReader, delay_s: float) -> None:
         while data := await _read(reader):
             fault, self._pending = self._pending, None
             if fault is Fault.SILENCE:
-                self._pending = fault
-                continue
+                self._silent = True
+            if self._silent:
+                continue  # for good: a stream that skips bytes and goes on is nothing that a network can do
             if fault is Fault.DELAY:
                 await asyncio.sleep(delay_s)
             if fault is Fault.CUT_REPLY:
