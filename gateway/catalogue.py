@@ -56,6 +56,18 @@ class Catalogue:
             for name, model in config.models.items()
             for group in config.groups
         }
+        ratios: dict[str | None, Fraction] = {None: Fraction(1)}
+        ratios.update((name, Fraction(group.ratio)) for name, group in config.groups.items())
+        self._prices = {
+            (name, group): Price(int((model.input or 0) * MICROS), int((model.output or 0) * MICROS), ratio)
+            for name, model in config.models.items()
+            for group, ratio in ratios.items()
+        }
+        self._served = {
+            (name, group)
+            for (name, group), tiers in self._candidates.items()
+            if tiers and matches(config.groups[group].models, name)
+        }
 
     def group(self, name: str) -> Group | None:
         """The group, or None where the configuration has no such one."""
@@ -63,20 +75,12 @@ class Catalogue:
 
     def price(self, model: str, group: str) -> Price | None:
         """What `model` costs members of `group`; None where there is no such model."""
-        entry = self.models.get(model)
-        if entry is None:
-            return None
-        ratio = self.groups[group].ratio if group in self.groups else 1
-        return Price(int((entry.input or 0) * MICROS), int((entry.output or 0) * MICROS), Fraction(ratio))
+        return self._prices.get((model, group if group in self.groups else None))
 
     def allows(self, caller: Caller, model: str) -> bool:
         """Whether the caller's group and account may use `model`. The token's own restriction is another question."""
-        group = self.groups.get(caller.group)
-        if model not in self.models or group is None or not matches(group.models, model):
-            return False
-        if not self.tiers(model, caller.group):
-            return False
-        return caller.account_models is None or matches(caller.account_models, model)
+        served = (model, caller.group) in self._served
+        return served and (caller.account_models is None or matches(caller.account_models, model))
 
     def visible(self, caller: Caller) -> list[str]:
         """The models that this caller may use, in the order of the file."""

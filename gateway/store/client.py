@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.store.connection import Argument, Shape, UnknownScript
+from gateway.store.connection import Argument, Shape
 from gateway.store.servers import Servers, reach
 
 __all__ = ["Argument", "Client", "Script"]
@@ -73,12 +73,10 @@ class Client:
         """The reply to one command. Raises `StoreAway` or `StoreError`."""
         return await self.submit(*command)
 
-    async def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Argument] = ()) -> Any:
-        """The reply of a script. All its keys are of one account, so they live in one slot of a cluster."""
-        try:
-            return await self.submit("EVALSHA", script.digest, len(keys), *keys, *arguments)
-        except UnknownScript:
-            return await self.submit("EVAL", script.text, len(keys), *keys, *arguments)
+    def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Argument] = ()) -> asyncio.Future[Any]:
+        """The reply of a script, as `submit` gives one. All its keys are of one account, so in one slot of a cluster."""
+        rest = (len(keys), *keys, *arguments)
+        return self._servers.submit(("EVALSHA", script.digest, *rest), None, ("EVAL", script.text, *rest))
 
     async def close(self) -> None:
         """Wait for the replies that are due, then close the connections."""

@@ -23,6 +23,8 @@ Argument = str | bytes | int
 Command = tuple[Argument, ...]
 Shape = Callable[[Any], Any]
 Connect = Callable[[Callable[[], asyncio.Protocol]], Awaitable[object]]
+Asked = tuple[float, asyncio.Future[Any], Shape | None, Command | None, bytes]
+"""When it is overdue, who waits, what is made of the reply, what is sent where a script is not known, and the bytes."""
 
 LONGEST_PAUSE_S: Final = 0.2
 """Between two attempts to reach a server that is away."""
@@ -68,8 +70,8 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = Reader(replyError=error_of, notEnoughData=_INCOMPLETE)
-        self._unsent: list[tuple[float, asyncio.Future[Any], Shape | None, bytes]] = []
-        self._sent: deque[tuple[float, asyncio.Future[Any], Shape | None, bytes]] = deque()
+        self._unsent: list[Asked] = []
+        self._sent: deque[Asked] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self.opened = False
         """Whether the server let us in."""
@@ -77,24 +79,18 @@ class Connection(asyncio.Protocol):
         """Whether it must be replaced by another connection."""
         self._opening = self._loop.create_task(self._open(connect, greeting, pause_s))
 
-    def submit(self, command: Command, shape: Shape | None = None) -> asyncio.Future[Any]:
-        """Send with the rest of this tick. The future gets the reply as `shape` makes it, `StoreAway` or `StoreError`."""
+    def submit(self, command: Command, shape: Shape | None = None, whole: Command | None = None) -> asyncio.Future[Any]:
+        """Send with the rest of this tick. The future gets the reply as `shape` makes it, `StoreAway` or `StoreError`.
+
+        `whole` is sent in place of a script's command, where the server does not know the script.
+        """
         future: asyncio.Future[Any] = self._loop.create_future()
-        unsent = self._unsent
-        if unsent:
-            deadline = unsent[0][0]
-        else:
-            deadline = self._loop.time() + self._timeout_s
-            if self.opened:
-                self._loop.call_soon(self._flush)
-        unsent.append((deadline, future, shape, pack_command(command)))  # type: ignore[arg-type, unused-ignore]
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._timeout_s, self._watch)
+        self._add(future, command, shape, whole)
         return future
 
     async def close(self) -> None:
         """Wait for all replies that are due, then close."""
-        if waiting := [future for _, future, _, _ in (*self._sent, *self._unsent)]:
+        if waiting := [asked[1] for asked in (*self._sent, *self._unsent)]:
             await asyncio.wait(waiting)
         self._fail("the connection to the store is closed")
         self._opening.cancel()
@@ -115,10 +111,17 @@ class Connection(asyncio.Protocol):
         try:
             while (reply := self._reader.gets()) is not _INCOMPLETE:
                 if type(reply) is not PushNotification:
-                    due, future, shape, _ = self._sent.popleft()
+                    due, future, shape, whole, _ = self._sent.popleft()
                     CALLS.answered(began - due)
-                    demoted |= type(reply) is Demoted
-                    _answer(future, reply, shape)
+                    if not isinstance(reply, Exception):
+                        if not future.done():
+                            _answer(future, reply, shape)
+                    elif type(reply) is UnknownScript and whole is not None:
+                        if not future.done():
+                            self._add(future, whole, shape, None)
+                    else:
+                        demoted |= type(reply) is Demoted
+                        _refuse(future, reply)
         except (HiredisError, IndexError):
             self._fail("the store does not speak RESP")
         if demoted:
@@ -126,6 +129,18 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail("the connection to the store was lost")
+
+    def _add(self, future: asyncio.Future[Any], command: Command, shape: Shape | None, whole: Command | None) -> None:
+        unsent = self._unsent
+        if unsent:
+            deadline = unsent[0][0]
+        else:
+            deadline = self._loop.time() + self._timeout_s
+            if self.opened:
+                self._loop.call_soon(self._flush)
+        unsent.append((deadline, future, shape, whole, pack_command(command)))  # type: ignore[arg-type, unused-ignore]
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._timeout_s, self._watch)
 
     async def _open(self, connect: Connect, greeting: Sequence[Command], pause_s: float) -> None:
         try:
@@ -150,7 +165,7 @@ class Connection(asyncio.Protocol):
         wanted = [asked for asked in unsent if not asked[1].done()]
         if wanted and self._transport is not None:
             self._sent.extend(wanted)
-            self._transport.write(b"".join([packed for _, _, _, packed in wanted]))
+            self._transport.write(b"".join([asked[4] for asked in wanted]))
 
     def _watch(self) -> None:
         """Wake when the oldest command is overdue."""
@@ -177,23 +192,24 @@ class Connection(asyncio.Protocol):
         waiting = (*self._sent, *self._unsent)
         self._sent.clear()
         self._unsent.clear()
-        for _, future, _, _ in waiting:
-            _answer(future, StoreAway(why))
+        for asked in waiting:
+            _refuse(asked[1], StoreAway(why))
 
 
-def _answer(future: asyncio.Future[Any], reply: Any, shape: Shape | None = None) -> None:
-    """Tell who asked, if he still waits; an error that nobody looks at is not worth a word."""
-    if isinstance(reply, Exception) and not isinstance(reply, UnknownScript):
-        CALLS.failed(reply)
-    if future.done():
-        return
-    if shape is not None and not isinstance(reply, Exception):
+def _answer(future: asyncio.Future[Any], reply: Any, shape: Shape | None) -> None:
+    """Tell who asked and still waits."""
+    if shape is not None:
         try:
             reply = shape(reply)
         except Exception as error:
-            reply = StoreError(f"the store's reply is not understood: {type(error).__name__}")
-    if isinstance(reply, Exception):
-        future.set_exception(reply)
+            _refuse(future, StoreError(f"the store's reply is not understood: {type(error).__name__}"))
+            return
+    future.set_result(reply)
+
+
+def _refuse(future: asyncio.Future[Any], error: Exception) -> None:
+    """Tell who asked, if he still waits; an error that nobody looks at is not worth a word."""
+    CALLS.failed(error)
+    if not future.done():
+        future.set_exception(error)
         future.exception()
-    else:
-        future.set_result(reply)

@@ -25,7 +25,7 @@ from redis.maint_notifications import MaintNotificationsConfig
 
 from gateway.errors import Misconfigured, StoreAway
 from gateway.store.calls import CALLS
-from gateway.store.connection import LONGEST_PAUSE_S, Command, Connection, Shape, UnknownScript, error_of
+from gateway.store.connection import LONGEST_PAUSE_S, Command, Connection, Shape, error_of
 
 MOMENTARY: Final = (ReadOnlyError, OutOfMemoryError, ClusterDownError, MovedError, TryAgainError)
 """Answers of a node that cannot serve just now, or not this."""
@@ -36,8 +36,11 @@ class Servers(Protocol):
 
     redis: Redis | RedisCluster
 
-    def submit(self, command: Command, shape: Shape | None) -> asyncio.Future[Any]:
-        """The future gets the reply as `shape` makes it, `StoreAway` or `StoreError`."""
+    def submit(self, command: Command, shape: Shape | None, whole: Command | None = None) -> asyncio.Future[Any]:
+        """The future gets the reply as `shape` makes it, `StoreAway` or `StoreError`.
+
+        `whole` is sent in place of a script's command, where the store does not know the script.
+        """
 
     async def close(self) -> None:
         """Wait for the replies that are due, then close."""
@@ -84,10 +87,10 @@ class OneServer:
         self._connection: Connection | None = None
         self._pause_s = 0.0
 
-    def submit(self, command: Command, shape: Shape | None) -> asyncio.Future[Any]:
+    def submit(self, command: Command, shape: Shape | None, whole: Command | None = None) -> asyncio.Future[Any]:
         if self._connection is None or self._connection.lost:
             self._connection = self._next()
-        return self._connection.submit(command, shape)
+        return self._connection.submit(command, shape, whole)
 
     async def close(self) -> None:
         if self._connection is not None:
@@ -134,10 +137,10 @@ class Cluster:
         self._tasks: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(at_once)
 
-    def submit(self, command: Command, shape: Shape | None) -> asyncio.Future[Any]:
+    def submit(self, command: Command, shape: Shape | None, whole: Command | None = None) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        task = loop.create_task(self._ask(command, future))
+        task = loop.create_task(self._ask(command, whole, future))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return future
@@ -146,7 +149,7 @@ class Cluster:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _ask(self, command: Command, future: asyncio.Future[Any]) -> None:
+    async def _ask(self, command: Command, whole: Command | None, future: asyncio.Future[Any]) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         overdue = loop.call_later(self._timeout_s, _fail, future, StoreAway("the store did not answer in time"))
@@ -154,11 +157,13 @@ class Cluster:
             async with self._places:
                 if future.done():
                     return
-                reply = await self.redis.execute_command(*command)  # type: ignore[no-untyped-call, unused-ignore]
+                try:
+                    reply = await self.redis.execute_command(*command)  # type: ignore[no-untyped-call, unused-ignore]
+                except NoScriptError:
+                    reply = await self.redis.execute_command(*(whole or command))  # type: ignore[no-untyped-call, unused-ignore]
         except Exception as error:
             translated = _translated(error)
-            if not isinstance(translated, UnknownScript):
-                CALLS.failed(translated)
+            CALLS.failed(translated)
             _fail(future, translated)
         else:
             CALLS.answered(loop.time() - began)
@@ -174,9 +179,7 @@ def _fail(future: asyncio.Future[Any], error: Exception) -> None:
 
 
 def _translated(error: Exception) -> Exception:
-    """redis-py takes the first word off the errors it has classes for."""
-    if isinstance(error, NoScriptError):
-        return UnknownScript("NOSCRIPT")
+    """What an error of redis-py means; it takes the first word off those it has classes for."""
     if isinstance(error, ResponseError) and not isinstance(error, MOMENTARY):
         return error_of(str(error))
     return StoreAway(f"the store cannot serve: {type(error).__name__}")

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -46,6 +47,7 @@ class UsageLog:
         self.spool = Spool(folder / "spool")
         self.most = most
         self.stream = f"gw:usage:{_installation(folder)}"
+        self._spooling: set[asyncio.Task[None]] = set()
         self._full = False
         self._measured = -MEASURE_S
 
@@ -56,9 +58,10 @@ class UsageLog:
         is in the spool, unless the disk does not take it either.
         """
         line = encode(record)
-        sent = self._send(line)
+        kept: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._send(line).add_done_callback(partial(self._arrived, line, kept))
         crash.point("arrival.sent")
-        return asyncio.ensure_future(self._arrive(line, sent))
+        return kept
 
     async def end(self, record: Record) -> None:
         """Keep the end of a request, in the stream or in the spool. Raises `StoreAway` where neither takes
@@ -108,12 +111,24 @@ class UsageLog:
         if length.exception() is None:
             self._full = length.result() >= self.most
 
-    async def _arrive(self, line: bytes, sent: asyncio.Future[Any]) -> object:
+    def _arrived(self, line: bytes, kept: asyncio.Future[object], sent: asyncio.Future[Any]) -> None:
+        error = sent.exception()
+        if error is not None:
+            spooling = asyncio.get_running_loop().create_task(self._refuse(line, kept, error))
+            self._spooling.add(spooling)
+            spooling.add_done_callback(self._spooling.discard)
+        elif not kept.done():
+            kept.set_result(None)
+
+    async def _refuse(self, line: bytes, kept: asyncio.Future[object], error: BaseException) -> None:
+        """Tell who waits for an arrival that the store did not keep it, once the spool has it."""
+        refusal = StoreAway(f"the arrival could not be kept in the store: {error}")
         try:
-            return await sent
-        except GatewayError as error:
             await self._spool(line)
-            raise StoreAway(f"the arrival could not be kept in the store: {error}") from None
+        except StoreAway as nowhere:
+            refusal = nowhere
+        if not kept.done():
+            kept.set_exception(refusal)
 
     async def _spool(self, line: bytes) -> None:
         try:

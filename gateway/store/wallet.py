@@ -18,6 +18,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -91,13 +92,8 @@ class Wallet:
         """
         terms = (amount, min(floor, amount), lease_ms, fingerprint, max_holds, *self._window)
         crash.point("hold.before")
-        try:
-            async with asyncio.timeout(self._client.timeout_s):
-                _, word, balance, held, credit_line, *over = await self._repeated(
-                    lambda: self._call("hold", self._client, account, rid, *terms)
-                )
-        except TimeoutError:
-            raise StoreAway("the store did not take the hold in time") from None
+        attempt = partial(self._call, "hold", self._client, account, rid, *terms)
+        _, word, balance, held, credit_line, *over = await _repeated(attempt, self._client.timeout_s)
         crash.point("hold.after")
         return HoldReply(Hold(word.decode()), balance, held, credit_line, tuple(_pairs(over)))
 
@@ -179,16 +175,14 @@ class Wallet:
 
     async def _end(self, settlement: Settlement) -> Settled:
         try:
-            async with asyncio.timeout(self._patience_s):
-                return await self._repeated(lambda: self.deliver(settlement))
+            return await _repeated(partial(self.deliver, settlement), self._patience_s)
         except asyncio.CancelledError:
             if self._journal is not None:
                 self._journal.keep(settlement)
             raise
-        except (TimeoutError, StoreError) as error:
+        except (StoreAway, StoreError):
             if self._journal is None:
-                refused = isinstance(error, StoreError)
-                raise error if refused else StoreAway("the store did not take the settlement in time") from None
+                raise
             await asyncio.to_thread(self._journal.keep, settlement)
             crash.point("journal.kept")
             return Settled(Settle.KEPT, settlement.cost)
@@ -202,16 +196,6 @@ class Wallet:
         _, word, balance = await self._call("credit", self._settling, account, transaction, kind, amount, reason)
         return Credited(Credit(word.decode()), balance)
 
-    async def _repeated(self, attempt: Callable[[], Awaitable[Answer]]) -> Answer:
-        """The first answer of a call that may be repeated; the caller bounds the time."""
-        pause_s = 0.02
-        while True:
-            try:
-                return await attempt()
-            except StoreAway:
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311 - only spreads the repeats
-                pause_s = min(2 * pause_s, 0.5)
-
     async def _call(self, name: str, client: Client, account: str, key: str, *arguments: Argument) -> list[Any]:
         reply: list[Any] = await client.run(self.scripts[name], _keys(account), (key, *arguments))
         if reply[0] != key.encode():
@@ -223,6 +207,31 @@ class Wallet:
         self._recent.append((now, settlement))
         while self._recent[0][0] < now - RECENT_S:
             self._recent.popleft()
+
+
+async def _repeated(attempt: Callable[[], Awaitable[Answer]], patience_s: float) -> Answer:
+    """The first answer of a call that may be repeated. Raises `StoreAway` after so many seconds.
+
+    Each attempt is bounded by its client, so the first one, which nearly always is the only one, needs no timer.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience_s
+    try:
+        return await attempt()
+    except StoreAway as error:
+        away = error
+    pause_s = 0.02
+    try:
+        async with asyncio.timeout_at(deadline):
+            while True:
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311 - only spreads the repeats
+                pause_s = min(2 * pause_s, 0.5)
+                try:
+                    return await attempt()
+                except StoreAway as error:
+                    away = error
+    except TimeoutError:
+        raise away from None
 
 
 def _pairs(over: list[Any]) -> list[tuple[str, int]]:
