@@ -44,8 +44,12 @@ class Gate:
     """Says which candidate may be called at the moment, and is told what became of it. This one lets all be called.
 
     For one request: `admit`, then `answered` or `failed` as often as there is something to tell, then `left`, once. Only
-    `admit` may wait.
+    `admit` may wait. `why_not` is for explanations, outside of any request.
     """
+
+    async def why_not(self, candidate: Candidate) -> str:
+        """Why it may not be called at the moment, in words; empty where it may. Takes nothing. Raises `StoreAway`."""
+        return ""
 
     async def admit(self, candidates: Sequence[Candidate], request_id: str) -> Candidate:
         """The first of `candidates`, which are not empty, that may be called.

@@ -87,6 +87,12 @@ class Plugin(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True
     async def on_request(self, exchange: Exchange) -> Reply | None:
         """In the order of the list. Raise `Refused` to say no; return a `Reply` to answer in the upstream's place."""
 
+    async def explain(self, exchange: Exchange) -> str | None:
+        """What `on_request` would do, in words, for `gateway explain`: it takes, counts and writes nothing.
+
+        Raise `Refused` as `on_request` would, and provide what it provides. None where that cannot be told.
+        """
+
     def on_response(self, exchange: Exchange) -> None:
         """The upstream's status and headers are in and nothing was sent yet: the last moment for `response_headers`."""
 

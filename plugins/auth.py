@@ -77,6 +77,11 @@ class Auth(Plugin):
             limits=account.limits,
         )
 
+    async def explain(self, exchange: Exchange) -> str:
+        """Looks only; that a token was used is written at the end of a request."""
+        await self.on_request(exchange)
+        return f"token {exchange.token_id} of the active account {exchange.account}, group {exchange.group}"
+
     async def on_end(self, exchange: Exchange) -> None:
         known = exchange.get(Known)
         if known is not None:

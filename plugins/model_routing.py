@@ -54,6 +54,15 @@ class ModelRouting(Plugin):
         tiers = self.catalogue.tiers(model, caller.group)
         exchange[Route] = Route(tuple(candidate for tier in tiers for candidate in shuffled(tier, draw)), self.health)
 
+    async def explain(self, exchange: Exchange) -> str:
+        """Nothing is taken by choosing; whether a channel may be called is asked later."""
+        await self.on_request(exchange)
+        model = self.catalogue.models[exchange.model]
+        open_to_group = {candidate.name for candidate in exchange[Route].candidates}
+        closed = [serving.use for serving in model.servings if serving.use not in open_to_group]
+        text = f"{exchange.model} is open to the account, its group and this token"
+        return f"{text}; not open to the group: channel {', '.join(closed)}" if closed else text
+
 
 def shuffled(tier: Sequence[tuple[Candidate, int]], draw: Callable[[Candidate], float]) -> list[Candidate]:
     """A draw without replacement by weight (Efraimidis and Spirakis, 2006). `draw` gives numbers from 0 to 1, evenly."""

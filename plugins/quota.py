@@ -14,6 +14,7 @@ import msgspec
 from gateway import Caller, Exchange, Operation, Plugin, Refused, Services
 from gateway.catalogue import MICROS, Price
 from gateway.errors import StoreAway
+from gateway.store.accounts import Status
 from gateway.store.wallet import Hold
 
 
@@ -50,28 +51,24 @@ class Quota(Plugin):
 
     async def start(self, services: Services) -> None:
         self.wallet = services.store.wallet
+        self.accounts = services.store.accounts
         self.catalogue = services.catalogue
         self.log = services.log
         self.lease_ms = int((self.catalogue.longest_s + self.lease_margin) * 1000)
 
     async def on_request(self, exchange: Exchange) -> None:
-        if exchange.request.operation is not Operation.CHAT:
+        priced = await self._priced(exchange)
+        if priced is None:
             return
         body = await exchange.body()
-        caller = exchange[Caller]
-        price = self.catalogue.price(body.model, caller.group)
-        if price is None or not self.catalogue.allows(caller, body.model):
-            return  # routing says what is wrong with the model
-        ceiling = body.max_tokens or self.catalogue.models[body.model].max_output_tokens
-        full = price.cost(self.catalogue.attempts(body.model) * body.prompt_tokens_bound, body.n * ceiling)
-        if full == 0:
-            return
-        amount = full if self.max_hold is None else min(full, int(self.max_hold * MICROS))
+        price, full = priced
+        amount = self._amount(full)
         floor = price.cost(body.prompt_tokens_estimate, 0) if self.on_crash == "charge_floor" else 0
+        account = exchange[Caller].account
         # Before the call: where its reply is lost, the hold may stand all the same and is released at the end.
-        held = exchange[Held] = Held(caller.account, price, full)
+        held = exchange[Held] = Held(account, price, full)
         reply = await self.wallet.hold(
-            caller.account,
+            account,
             exchange.id,
             amount=amount,
             floor=min(floor, amount),
@@ -81,10 +78,31 @@ class Quota(Plugin):
         )
         if reply.expired:
             requests = [rid for rid, _ in reply.expired]
-            self.log.warning("holds_expired", account=caller.account, requests=requests)
+            self.log.warning("holds_expired", account=account, requests=requests)
         if reply.outcome is not Hold.HELD:
             held.stands = False
             raise _refusal(reply.outcome)
+
+    async def explain(self, exchange: Exchange) -> str:
+        """Price, hold and what is there for it. Holds whose lease is over count until they are swept."""
+        priced = await self._priced(exchange)
+        if priced is None:
+            return "holds nothing: the request costs nothing, or the model is not open to the account"
+        price, full = priced
+        amount = self._amount(full)
+        account = await self.accounts.get(exchange[Caller].account)
+        if account is None or account.status is not Status.ACTIVE:
+            raise _refusal(Hold.INACTIVE)
+        available = account.balance_micros - account.held_micros + account.credit_line_micros
+        exchange.price = {**price.record(), "hold_micros": amount, "most_micros": full, "available_micros": available}
+        if account.holds >= self.max_holds:
+            raise _refusal(Hold.BUSY)
+        if available < amount:
+            raise _refusal(Hold.FUNDS)
+        return (
+            f"holds {amount} micros of {available} available; costs {price.input} micros for a million tokens of input "
+            f"and {price.output} of output, times {price.ratio} for the group, and {full} at most"
+        )
 
     async def on_end(self, exchange: Exchange) -> None:
         held = exchange.get(Held)
@@ -100,6 +118,21 @@ class Quota(Plugin):
             else self.wallet.release(held.account, exchange.id)
         )
         exchange.charge_micros = settled.charged
+
+    async def _priced(self, exchange: Exchange) -> tuple[Price, int] | None:
+        """The price and the most that the request can cost; None where nothing is to be held."""
+        if exchange.request.operation is not Operation.CHAT:
+            return None
+        body, caller = await exchange.body(), exchange[Caller]
+        price = self.catalogue.price(body.model, caller.group)
+        if price is None or not self.catalogue.allows(caller, body.model):
+            return None  # routing says what is wrong with the model
+        ceiling = body.max_tokens or self.catalogue.models[body.model].max_output_tokens
+        full = price.cost(self.catalogue.attempts(body.model) * body.prompt_tokens_bound, body.n * ceiling)
+        return (price, full) if full else None
+
+    def _amount(self, full: int) -> int:
+        return full if self.max_hold is None else min(full, int(self.max_hold * MICROS))
 
 
 def _refusal(outcome: Hold) -> Exception:

@@ -70,10 +70,7 @@ class RateLimit(Plugin):
         """Take from all limits or refuse."""
         caller = exchange[Caller]
         rules = self._rules(caller, exchange.request.operation)
-        tokens = 0
-        if rules.tokens_per_minute is not None:
-            body = await exchange.body()
-            tokens = body.prompt_tokens_estimate + body.n * (body.max_tokens or 0)
+        tokens = await _tokens(exchange, rules)
         if rules.tokens_per_minute is not None or rules.concurrent is not None:
             self._holding[exchange.id] = caller.account
         answer = await self._limits.take(
@@ -88,6 +85,23 @@ class RateLimit(Plugin):
         if isinstance(answer, Limited):
             self._holding.pop(exchange.id, None)
             raise _refusal(answer, rules, tokens)
+
+    async def explain(self, exchange: Exchange) -> str:
+        """What is left of each limit."""
+        caller = exchange[Caller]
+        rules = self._rules(caller, exchange.request.operation)
+        tokens = await _tokens(exchange, rules)
+        answer = await self._limits.look(caller.account, exchange.id, scope=self._scope, rules=rules, tokens=tokens)
+        if isinstance(answer, Limited):
+            raise _refusal(answer, rules, tokens)
+        found = []
+        if answer.requests is not None:
+            found.append(f"1 of {answer.requests.remaining} requests left of {answer.requests.limit} a minute")
+        if answer.tokens is not None:
+            found.append(f"{tokens} of {answer.tokens.remaining} tokens left of {answer.tokens.limit} a minute")
+        if rules.concurrent is not None:
+            found.append(f"a place, of {rules.concurrent} at once")
+        return f"takes {', '.join(found)}" if found else "no limits"
 
     async def on_end(self, exchange: Exchange) -> None:
         """Free the slot and count the tokens that were used."""
@@ -126,6 +140,14 @@ class RateLimit(Plugin):
             except StoreError as error:
                 self._log.error("limit_not_given_back", request_id=self._owed[0].rid, reason=str(error))
             self._owed.popleft()
+
+
+async def _tokens(exchange: Exchange, rules: Rules) -> int:
+    """What the request counts before its true count is known."""
+    if rules.tokens_per_minute is None:
+        return 0
+    body = await exchange.body()
+    return body.prompt_tokens_estimate + body.n * (body.max_tokens or 0)
 
 
 def _tell(headers: dict[str, str], answer: Taken | Limited) -> None:

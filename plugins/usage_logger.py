@@ -43,6 +43,10 @@ class UsageLogger(Plugin):
         exchange[Arrival] = Arrival(opened, kept)
         exchange.before_upstream(kept)
 
+    async def explain(self, exchange: Exchange) -> str:
+        """Nothing is asked of the request."""
+        return "a record is opened now, and closed at the end"
+
     async def on_end(self, exchange: Exchange) -> None:
         """Close the record with all that is known by now."""
         arrival = exchange[Arrival]

@@ -292,6 +292,36 @@ class Once(Plugin):
         Once.there = False
 
 
+class TakesToExplain(Good):
+    """Explains by doing."""
+
+    async def explain(self, exchange: Exchange) -> str:
+        await self.on_request(exchange)
+        return "opens one"
+
+
+class ExplainsAnother(Plugin):
+    """Lets everyone in, and says that it does not."""
+
+    async def on_request(self, exchange: Exchange) -> None:
+        pass
+
+    async def explain(self, exchange: Exchange) -> str:
+        raise Refused(403, "closed", "Never.")
+
+
+class ExplainsWithoutItsFact(Plugin):
+    """Forgets what those below need to explain themselves."""
+
+    provides = (Own,)
+
+    async def on_request(self, exchange: Exchange) -> None:
+        exchange[Own] = Own()
+
+    async def explain(self, exchange: Exchange) -> str:
+        return "is there"
+
+
 class LeavesATask(Plugin):
     """Does not stop what it started."""
 

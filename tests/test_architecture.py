@@ -16,7 +16,7 @@ LARGEST_BYTES = 12 * 1024
 
 LAYERS = (
     ("__main__", "cli", "testing", "contract", "scaffold"),
-    ("supervisor", "worker", "reload", "demo", "doctor", "sink", "care", "pulse", "admin", "bound", "tls"),
+    ("supervisor", "worker", "reload", "demo", "doctor", "sink", "care", "pulse", "admin", "bound", "tls", "explain"),
     ("server",),
     ("door", "intake"),
     ("life", "loading", "services"),

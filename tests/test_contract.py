@@ -25,7 +25,7 @@ async def test_a_good_plugin_keeps_every_promise(store_url: str, client: Client,
     assert broken(findings) == []
     assert [finding.check for finding in findings] == [
         *("docstring", "settings", "moments", "facts"),
-        *("start", "request", "ends", "gives back", "chunks", "reload", "stop", "secrets"),
+        *("start", "request", "ends", "gives back", "explains", "chunks", "reload", "stop", "secrets"),
     ]
 
 
@@ -52,6 +52,9 @@ FAULTS = {
     "TrustsTheReply": "gives back: `gw:plugin:check:open` <id> after: the replies from wait 1 of `on_request` on were lost",
     "AsksAgain": "gives back: `gw:plugin:check:open` <id> after: the replies from wait 1 of `on_request` on were lost",
     "Believes": "request: `on_chunk` raised UnicodeDecodeError",
+    "TakesToExplain": "explains: `explain` changes `gw:plugin:check:open` <id>; ",
+    "ExplainsAnother": "explains: `explain` raised Refused: Never., where `on_request` passes",
+    "ExplainsWithoutItsFact": "explains: `explain` does not set Own",
     "Works": "chunks: `on_chunk` makes ",
     "Sleeps": "chunks: `on_chunk` blocks everybody with `sleep`",
     "Sends": "chunks: `on_chunk` sends a command to the store",

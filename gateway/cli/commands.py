@@ -13,6 +13,7 @@ from gateway.cli import (
     check,
     diff,
     doctor,
+    explain,
     fake_upstream,
     plugin,
     plugins,
@@ -59,6 +60,7 @@ def program() -> typer.Typer:
         usage,
         trace,
         verify,
+        explain,
         doctor,
         fake_upstream,
     ):

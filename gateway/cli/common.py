@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from decimal import Decimal, InvalidOperation
@@ -33,6 +34,15 @@ ConfigOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON for scripts, one object or one a line.")]
+TokenOption = Annotated[
+    str,
+    typer.Option(
+        envvar="GATEWAY_TOKEN",
+        show_envvar=True,
+        callback=lambda given: sys.stdin.readline().strip() if given == "-" else given,
+        help="The caller's token; `-` reads it from standard input. On a command line, others can see it.",
+    ),
+]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.common import JsonOption, console, print_json
+from gateway.cli.common import JsonOption, TokenOption, console, print_json
 from gateway.doctor import diagnose
 
 SIGNS = {"well": "well", "ill": "ILL ", "note": "note"}
@@ -21,9 +21,7 @@ def register(app: typer.Typer) -> None:
 def doctor(
     base_url: Annotated[str, typer.Option(help="What the client is pointed at; ends in /v1.")],
     model: Annotated[str, typer.Option(help="The model to ask for.")],
-    token: Annotated[
-        str, typer.Option(envvar="GATEWAY_TOKEN", help="Better in the environment than in a shell's history.")
-    ] = "",
+    token: TokenOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Find out from the caller's side why requests do not arrive or fail, and what to do. Exit code 1 when something is ill.

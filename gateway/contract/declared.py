@@ -14,7 +14,7 @@ import msgspec
 from gateway.contract.finding import Finding
 from gateway.plugin import Plugin
 
-MOMENTS: Final = ("start", "stop", "on_request", "on_response", "on_chunk", "on_end")
+MOMENTS: Final = ("start", "stop", "on_request", "explain", "on_response", "on_chunk", "on_end")
 
 
 def declared(kind: type[Plugin]) -> Iterator[Finding]:

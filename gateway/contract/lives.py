@@ -92,6 +92,26 @@ class Stage:
             await plugin.on_end(asked)
         return lived
 
+    async def explained(self) -> list[str]:
+        """What is wrong with how the plugin explains a request that it lets through."""
+        asked = exchange(headers=self._headers)
+        for plugin in self.above:
+            await plugin.on_request(asked)
+        before = await self._held(asked)
+        try:
+            async with asyncio.timeout(LONGEST_S):
+                text = await self.plugin.explain(asked)
+        except Exception as error:
+            return [f"`explain` raised {type(error).__name__}: {error}, where `on_request` passes"]
+        after = await self._held(asked)
+        for plugin in reversed(self.above):
+            await plugin.on_end(asked)
+        changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+        missing = [fact.__name__ for fact in type(self.plugin).provides if text is not None and fact not in asked]
+        return [f"`explain` changes {name}" for name in changed] + [
+            f"`explain` does not set {name}" for name in missing
+        ]
+
     async def _request(self, asked: Exchange, lived: Lived) -> Reply | None:
         moment = LosesReplies(self.plugin.on_request(asked), lived.ending.loses)
         reply: Reply | None = None

@@ -88,6 +88,9 @@ class Trial:
         return [
             Finding.of("ends", ends, _counted(lived)),
             Finding.of("gives back", kept, ", ".join(sorted(taken)) or "takes nothing"),
+            Finding.of("explains", await stage.explained(), "takes nothing")
+            if "explain" in defined(self.kind)
+            else Finding("explains", True, "does not: `gateway explain` cannot tell what it would do"),
             Finding.of("chunks", stage.cost.problems(), f"{stage.cost.most} calls at most, of {MOST_CALLS}")
             if "on_chunk" in defined(self.kind)
             else Finding("chunks", True, "does not look"),

@@ -2,6 +2,7 @@
 --
 -- KEYS  for each channel: its state (a hash), its slots (request -> end of its lease), its calls of the last minute
 -- ARGV  'admit', request, then for each channel: concurrent, requests a minute (0: no such limit), lease, probe's lease
+--       'look', and the same: answers what an admit would, and takes no place
 --       'sync', worker, reports (JSON, one for each channel), first cool-down, longest, window, fewest failures
 -- Times are in ms. An admit answers which channel (0: none), whether the call is its probe, and how long to wait for one.
 -- A sync answers for each channel its condition (0 healthy, 1 cooling, 2 to be probed, 3 disabled), and for how long.
@@ -18,20 +19,20 @@ end
 
 local function room(slots, calls, concurrent, per_minute)
   if concurrent > 0 then
-    redis.call('ZREMRANGEBYSCORE', slots, '-inf', now)
-    if redis.call('ZCARD', slots) >= concurrent then return 1000 end -- nobody can know when a slot falls free
+    -- nobody can know when a slot falls free
+    if redis.call('ZCOUNT', slots, '(' .. now, '+inf') >= concurrent then return 1000 end
   end
   if per_minute > 0 then
-    redis.call('ZREMRANGEBYSCORE', calls, '-inf', now - 60000)
-    if redis.call('ZCARD', calls) >= per_minute then
-      return redis.call('ZRANGE', calls, 0, 0, 'WITHSCORES')[2] + 60000 - now
+    local since = '(' .. now - 60000
+    if redis.call('ZCOUNT', calls, since, '+inf') >= per_minute then
+      return redis.call('ZRANGE', calls, since, '+inf', 'BYSCORE', 'LIMIT', 0, 1, 'WITHSCORES')[2] + 60000 - now
     end
   end
   return 0
 end
 
-if ARGV[1] == 'admit' then
-  local request, soonest = ARGV[2], 60000
+if ARGV[1] == 'admit' or ARGV[1] == 'look' then
+  local takes, request, soonest = ARGV[1] == 'admit', ARGV[2], 60000
   for index = 1, #KEYS / 3 do
     local state, slots, calls = KEYS[3 * index - 2], KEYS[3 * index - 1], KEYS[3 * index]
     local concurrent, per_minute, lease, probe_lease = tonumber(ARGV[4 * index - 1]), tonumber(ARGV[4 * index]),
@@ -43,15 +44,17 @@ if ARGV[1] == 'admit' then
     elseif cool_until > 0 and probe > now then wait = 1000
     else wait = room(slots, calls, concurrent, per_minute) end
     if wait <= 0 then
-      if concurrent > 0 then
+      if takes and concurrent > 0 then
+        redis.call('ZREMRANGEBYSCORE', slots, '-inf', now)
         redis.call('ZADD', slots, now + lease, request)
         if redis.call('PTTL', slots) < lease then redis.call('PEXPIRE', slots, lease) end
       end
-      if per_minute > 0 then
+      if takes and per_minute > 0 then
+        redis.call('ZREMRANGEBYSCORE', calls, '-inf', now - 60000)
         redis.call('ZADD', calls, now, request)
         redis.call('PEXPIRE', calls, 60000)
       end
-      if cool_until > 0 then redis.call('HSET', state, 'probe', now + probe_lease) end
+      if takes and cool_until > 0 then redis.call('HSET', state, 'probe', now + probe_lease) end
       return { index, cool_until > 0 and 1 or 0, 0 }
     end
     soonest = math.min(soonest, wait)
@@ -92,7 +95,11 @@ local function note(state, report)
     redis.call('HSET', state, 'latency', string.format('%.0f', latency == 0 and took or latency * 0.8 + took * 0.2))
   end
   if report.error ~= '' then redis.call('HSET', state, 'error', report.error, 'error_at', now) end
-  redis.call('HSET', state, 'in:' .. worker, report.in_flight .. ' ' .. now + 10000)
+  if report.in_flight > 0 then
+    redis.call('HSET', state, 'in:' .. worker, report.in_flight .. ' ' .. now + 10000)
+  else
+    redis.call('HDEL', state, 'in:' .. worker)
+  end
   local fields = redis.call('HGETALL', state)
   for at = 1, #fields, 2 do
     if fields[at]:sub(1, 3) == 'in:' and tonumber(fields[at + 1]:match(' (%d+)$')) < now then

@@ -109,14 +109,11 @@ class Channels:
 
         Whether a place was taken is then unknown; a report that the request left is right in either case.
         """
-        numbers = [
-            number
-            for ask in asked
-            for number in (ask.concurrent, ask.requests_per_minute, ask.lease_ms, ask.probe_lease_ms)
-        ]
-        keys = _keys([ask.channel for ask in asked])
-        index, probe, wait_ms = await self._client.run(_SCRIPT, keys, ["admit", request_id, *numbers])
-        return Admitted(index - 1 if index else None, bool(probe), int(wait_ms))
+        return await self._ask("admit", request_id, asked)
+
+    async def look(self, asked: Sequence[Ask]) -> Admitted:
+        """What `admit` would answer now. Takes no place. Raises `StoreAway`."""
+        return await self._ask("look", "", asked)
 
     async def sync(self, worker: str, reports: Mapping[str, Report]) -> dict[str, Known]:
         """Tell what a worker saw, and learn how the channels are. Raises `StoreAway`; nothing was told then, or all."""
@@ -152,6 +149,16 @@ class Channels:
         seconds, micros = await clock
         now_ms = int(seconds) * 1000 + int(micros) // 1000
         return [_shown(name, await state, now_ms) for name, state in zip(channels, states, strict=True)]
+
+    async def _ask(self, what: str, request_id: str, asked: Sequence[Ask]) -> Admitted:
+        numbers = [
+            number
+            for ask in asked
+            for number in (ask.concurrent, ask.requests_per_minute, ask.lease_ms, ask.probe_lease_ms)
+        ]
+        keys = _keys([ask.channel for ask in asked])
+        index, probe, wait_ms = await self._client.run(_SCRIPT, keys, [what, request_id, *numbers])
+        return Admitted(index - 1 if index else None, bool(probe), int(wait_ms))
 
 
 def _shown(channel: str, raw: Mapping[bytes, bytes], now_ms: int) -> Shown:

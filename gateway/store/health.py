@@ -115,6 +115,22 @@ class Health(Gate):
             retry_after_s=wait_s,
         )
 
+    async def why_not(self, candidate: Candidate) -> str:
+        """What the store knows of it."""
+        ask = self._channels[candidate.name].ask
+        (shown,) = await self._store.show([candidate.name])
+        if (await self._store.look([ask])).index is not None:
+            return ""
+        match shown.condition:
+            case Condition.DISABLED:
+                return "switched off by an operator"
+            case Condition.COOLING:
+                return f"cooling for {-(-shown.cool_ms // 1000)} s after {shown.last_error or 'failures'}"
+            case Condition.PROBING:
+                return f"has cooled after {shown.last_error or 'failures'}, and another request tries it now"
+            case _:
+                return "full: it has as many requests, at once or in this minute, as its limits allow"
+
     def answered(self, candidate: Candidate, request_id: str, after_s: float) -> None:
         local = self._channels[candidate.name]
         local.report.ok += 1

@@ -4,6 +4,7 @@
 --
 -- KEYS  requests' bucket, tokens' bucket, slots (rid -> expiry in ms), what this rid took
 -- ARGV  'take', rid, tokens, lease in ms, requests a minute, tokens a minute, concurrent (0: no such limit)
+--       'look', and the same: answers what a take would, and takes nothing
 --       'give_back', rid, tokens
 -- A take answers who refuses ('' for nobody), for how many ms, and how full the buckets are.
 local MINUTE = 60000000
@@ -69,12 +70,13 @@ end
 if tokens_wait > 0 then
   return { 'tokens', tokens_wait, requests_level, tokens_level }
 end
+local now_ms = math.floor(now / 1000)
+if concurrent > 0 and redis.call('ZCOUNT', KEYS[3], '(' .. now_ms, '+inf') >= concurrent then
+  return { 'concurrent', 1000, requests_level, tokens_level } -- nobody can know when a slot falls free
+end
+if ARGV[1] == 'look' then return { '', 0, requests_level, tokens_level } end
 if concurrent > 0 then
-  local now_ms = math.floor(now / 1000)
   redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now_ms)
-  if redis.call('ZCARD', KEYS[3]) >= concurrent then
-    return { 'concurrent', 1000, requests_level, tokens_level } -- nobody can know when a slot falls free
-  end
   redis.call('ZADD', KEYS[3], now_ms + lease_ms, rid)
   if redis.call('PTTL', KEYS[3]) < lease_ms then redis.call('PEXPIRE', KEYS[3], lease_ms) end
 end

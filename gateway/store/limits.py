@@ -80,15 +80,11 @@ class Limits:
 
         Raises `StoreAway`. Whether something was taken is then unknown; `give_back` is right in either case.
         """
-        if rules.tokens_per_minute is not None and tokens > rules.tokens_per_minute:
-            return Limited("tokens", None)
-        limits = (rules.requests_per_minute or 0, rules.tokens_per_minute or 0, rules.concurrent or 0)
-        kind, wait_ms, requests_level, tokens_level = await self._client.run(
-            _LIMITS, _keys(account, scope, rid), ["take", rid, tokens, lease_ms, *limits]
-        )
-        requests = _rate(rules.requests_per_minute, requests_level)
-        rate = _rate(rules.tokens_per_minute, tokens_level)
-        return Limited(kind.decode(), wait_ms, requests, rate) if kind else Taken(requests, rate)
+        return await self._ask("take", account, rid, scope, rules, tokens, lease_ms)
+
+    async def look(self, account: str, rid: str, *, scope: str, rules: Rules, tokens: int) -> Taken | Limited:
+        """What `take` would answer now, with what is left before it. Takes nothing. Raises `StoreAway`."""
+        return await self._ask("look", account, rid, scope, rules, tokens, 0)
 
     async def give_back(self, account: str, rid: str, *, scope: str, tokens: int) -> None:
         """Free the slot, and count `tokens` in place of those that were taken. Safe to repeat.
@@ -98,6 +94,19 @@ class Limits:
         """
         counted = min(tokens, LARGEST_RATE)
         await self._client.run(_LIMITS, _keys(account, scope, rid), ["give_back", rid, counted])
+
+    async def _ask(
+        self, what: str, account: str, rid: str, scope: str, rules: Rules, tokens: int, lease_ms: int
+    ) -> Taken | Limited:
+        if rules.tokens_per_minute is not None and tokens > rules.tokens_per_minute:
+            return Limited("tokens", None)
+        limits = (rules.requests_per_minute or 0, rules.tokens_per_minute or 0, rules.concurrent or 0)
+        kind, wait_ms, requests_level, tokens_level = await self._client.run(
+            _LIMITS, _keys(account, scope, rid), [what, rid, tokens, lease_ms, *limits]
+        )
+        requests = _rate(rules.requests_per_minute, requests_level)
+        rate = _rate(rules.tokens_per_minute, tokens_level)
+        return Limited(kind.decode(), wait_ms, requests, rate) if kind else Taken(requests, rate)
 
 
 def _keys(account: str, scope: str, rid: str) -> list[str]:

@@ -25,6 +25,11 @@ class AddressAllowList(Plugin):
         if not self._within(exchange.request.peer):
             raise Refused(403, "address_forbidden", "This service is not open to your address. Use another network.")
 
+    async def explain(self, exchange: Exchange) -> str:
+        """Looking takes nothing."""
+        await self.on_request(exchange)
+        return f"{exchange.request.peer} is in one of the networks"
+
     def _within(self, peer: str) -> bool:
         try:
             address = ip_address(peer)

@@ -32,6 +32,10 @@ class FirstTokenAlarm(Plugin):
         """Begin to wait."""
         exchange[Waited] = Waited()
 
+    async def explain(self, exchange: Exchange) -> str:
+        """Nobody is refused here."""
+        return "watches for the first text"
+
     def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
         """Look until there is text, and not beyond."""
         waited = exchange[Waited]

@@ -42,10 +42,13 @@ class PromptPatterns(Plugin):
         text = "\n".join(_strings(msgspec.json.decode((await exchange.body()).top["messages"])))
         for name, pattern in self._patterns.items():
             if pattern.search(text):
-                message = (
-                    f"The prompt has something that may not be sent from here ({name}). Take it out and try again."
-                )
+                message = f"The prompt has something that may not be sent from here ({name}). Take it out and retry."
                 raise Refused(400, "prompt_forbidden", message, param="messages")
+
+    async def explain(self, exchange: Exchange) -> str:
+        """Looking takes nothing."""
+        await self.on_request(exchange)
+        return "no pattern matches"
 
 
 def _strings(value: object) -> list[str]:

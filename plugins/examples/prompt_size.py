@@ -34,3 +34,8 @@ class PromptSize(Plugin):
                 f"The prompt has about {size} tokens, and {most} is the most here. Shorten the conversation.",
                 param="messages",
             )
+
+    async def explain(self, exchange: Exchange) -> str:
+        """Looking takes nothing."""
+        await self.on_request(exchange)
+        return "the prompt is small enough"

@@ -58,6 +58,16 @@ async def test_what_served_well_until_now_cools_at_the_first_report_of_nothing_b
     assert await told(channels, failed=3) is Condition.COOLING
 
 
+async def test_a_look_answers_as_an_admit_would_and_takes_no_place(channels: Channels) -> None:
+    limited = ask(concurrent=1, per_minute=1)
+    assert await told(channels, failed=3) is Condition.COOLING
+    assert (await channels.look([limited])).index is None
+    await cooled(channels)
+    assert await channels.look([limited]) == await channels.look([limited]) == Admitted(0, probe=True, wait_ms=0)
+    assert await channels.admit("r", [limited]) == Admitted(0, probe=True, wait_ms=0)
+    assert (await channels.look([limited])).index is None
+
+
 async def test_few_failures_do_not_cool_it(channels: Channels) -> None:
     for _ in range(10):
         assert await told(channels, ok=10, failed=9) is Condition.HEALTHY
