@@ -119,7 +119,7 @@ class Tls(Section, frozen=True):
 class StoreSettings(Section, frozen=True):
     """How the store is spoken to. Times in seconds."""
 
-    timeout: Seconds = 0.5
+    timeout: Seconds = 0.4
     connect_for: SecondsOrNone = 10
     connections: Count = 4
     accept_loss: bool = False

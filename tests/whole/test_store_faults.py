@@ -1,0 +1,122 @@
+"""The store fails in every way it can: nobody is served and nothing is spent, and what was open goes on and is charged exactly."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway import reports
+from gateway.care import Care
+from gateway.fake_upstream import FakeUpstream
+from gateway.sink import Sink
+from gateway.testing import Running, running
+from tests.whole.aftermath import charged
+from tests.whole.conftest import configuration
+from tests.whole.own_store import PASSING, REFUSING, OwnStore, own_store
+from tests.whole.raw import Answer, ask, chat, get
+from tests.whole.test_errors import assert_error
+
+EXACT = 1 + 2 * 12
+"""The fake upstream counts words: one of the prompt, twelve of its answer."""
+WITHIN_S = 0.5
+TICK_S = 0.005
+PACE_S = 0.08
+"""Between the words of the open stream, which so lasts longer than a refusal."""
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[OwnStore]:
+    async with own_store(tmp_path / "store") as own:
+        yield own
+
+
+@pytest.fixture
+async def gateway(store: OwnStore, upstream: FakeUpstream, tmp_path: Path) -> AsyncIterator[Running]:
+    async with running(configuration(upstream.base_url), tmp_path, store.url) as whole:
+        yield whole
+
+
+async def begun(gateway: Running, upstream: FakeUpstream, token: str) -> asyncio.Task[Answer]:
+    """A stream whose first event has come."""
+    upstream.pace_s = PACE_S
+    answer = asyncio.create_task(ask(gateway.port, chat(token)))
+    async with asyncio.timeout(5):
+        while not any(stream.events.started for stream in gateway.gateway.life.pipe.streams):
+            await asyncio.sleep(0.01)
+    upstream.pace_s = 0
+    return answer
+
+
+async def timed(port: int, request: bytes) -> tuple[Answer, float]:
+    """The answer, and the seconds until it came, less those in which a busy machine let nobody run."""
+    began = ticked = time.monotonic()
+    late_s = 0.0
+    answer = asyncio.create_task(ask(port, request))
+    while not answer.done():
+        await asyncio.wait([answer], timeout=TICK_S)
+        late_s += max(0.0, time.monotonic() - ticked - 2 * TICK_S)
+        ticked = time.monotonic()
+    return answer.result(), ticked - began - late_s
+
+
+async def assert_books(gateway: Running, answers: list[Answer], served: int) -> None:
+    """All is settled, exactly, and every answer's id is in the usage log."""
+    async with asyncio.timeout(5):
+        while gateway.gateway.life.open:
+            await asyncio.sleep(0.01)
+    await Care(gateway.store).round()
+    assert await gateway.store.wallet.verify("tester") == []
+    account = await gateway.store.accounts.get("tester")
+    assert account is not None
+    assert (account.held_micros, account.holds) == (0, 0)
+    assert await charged(gateway) == served * EXACT
+    sink = Sink(gateway.store.usage, retention_months=13, crashed_after_s=600)
+    while await sink.step():
+        pass
+    sink.rows.close()
+    kept = list(reports.select(gateway.store.usage.folder))
+    assert {record.id: record.status for record in kept} == {
+        answer.headers["x-request-id"]: answer.status for answer in answers
+    }
+    assert sum(record.charge_micros for record in kept) == served * EXACT
+
+
+@pytest.mark.parametrize("name", REFUSING)
+async def test_nobody_is_served_while_the_store_is(
+    name: str, store: OwnStore, gateway: Running, upstream: FakeUpstream
+) -> None:
+    token = await gateway.token()
+    stream = await begun(gateway, upstream, token)
+    called = len(upstream.requests)
+    await REFUSING[name].begin(store)
+    assert not stream.done()
+    requests = [*[chat(token)] * 10, get("/v1/models", token), get("/v1/account", token)]
+    answers = []
+    for answer, seconds in await asyncio.gather(*(timed(gateway.port, request) for request in requests)):
+        assert_error(answer, 503, "service_error", "service_unavailable")
+        assert seconds < WITHIN_S
+        answers.append(answer)
+    assert len(upstream.requests) == called
+    await REFUSING[name].end(store)
+    open_one = await stream
+    assert (open_one.status, open_one.whole, b"[DONE]" in open_one.body) == (200, True, True)
+    after = await ask(gateway.port, chat(token))
+    assert after.status == 200
+    await assert_books(gateway, [*answers, open_one, after], served=2)
+
+
+@pytest.mark.parametrize("name", PASSING)
+async def test_everybody_is_served_after_the_store_had(
+    name: str, store: OwnStore, gateway: Running, upstream: FakeUpstream
+) -> None:
+    token = await gateway.token()
+    stream = await begun(gateway, upstream, token)
+    await PASSING[name].begin(store)
+    assert not stream.done()
+    answers = await asyncio.gather(stream, *(ask(gateway.port, chat(token)) for _ in range(10)))
+    assert [(answer.status, answer.whole) for answer in answers] == [(200, True)] * 11
+    await assert_books(gateway, answers, served=11)
