@@ -126,7 +126,7 @@ class Stream:
         if self.events.usage is not None:
             return self.events.usage
         ceiling = self._body.n * (self._body.max_tokens or 1 << 31)
-        output = min(self.events.estimated_completion_tokens(), ceiling) if self._joined else 0
+        output = min(self.events.output.tokens(), ceiling) if self._joined else 0
         return Usage(self._body.prompt_tokens_estimate, output, "estimated")
 
     def _on_data(self, data: bytes) -> None:

@@ -20,7 +20,7 @@ LAYERS = (
     ("server",),
     ("door", "intake"),
     ("life", "loading", "services"),
-    ("pipe", "attempt", "collect", "stream", "sse", "upstream", "verdict"),
+    ("pipe", "attempt", "collect", "stream", "sse", "output", "framing", "upstream", "verdict"),
     ("chain", "caller", "answers"),
     ("metrics", "store", "reports", "reconciliation", "rows", "record", "clickhouse", "spool", "plugin", "catalogue"),
     ("facts",),

@@ -49,7 +49,7 @@ def facts(stream: EventStream) -> tuple[object, ...]:
         stream.first_error,
         stream.complete,
         stream.at_border,
-        stream.estimated_completion_tokens(),
+        stream.output.tokens(),
     )
 
 
@@ -432,14 +432,12 @@ def test_snowflake_never_finishes_and_zai_leaves_the_finish_out_until_it_has_one
 
 
 def test_nothing_delivered_is_estimated_at_nothing() -> None:
-    assert (
-        read(b": waiting\n\n", event({"error": {"message": "no"}}), USAGE_ONLY, DONE).estimated_completion_tokens() == 0
-    )
+    assert read(b": waiting\n\n", event({"error": {"message": "no"}}), USAGE_ONLY, DONE).output.tokens() == 0
 
 
 def test_a_token_in_each_event_is_estimated_as_one_each() -> None:
     words = [" the", " quick", " fox", " é", ".", " jumps"] * 40
-    assert read(*(event(text(word)) for word in words), DONE).estimated_completion_tokens() == 240
+    assert read(*(event(text(word)) for word in words), DONE).output.tokens() == 240
 
 
 @pytest.mark.parametrize("twice", [False, True])
@@ -448,15 +446,15 @@ def test_many_tokens_in_each_event_are_estimated_from_the_bytes_of_text(twice: b
     whole = chunk({"role": "assistant", "content": sentence})
     if twice:
         whole["choices"][0]["text"] = sentence
-    assert read(*[event(whole)] * 50).estimated_completion_tokens() == 50 * len(sentence) // 4
+    assert read(*[event(whole)] * 50).output.tokens() == 50 * len(sentence) // 4
 
 
 def test_one_event_too_long_to_be_looked_into_is_estimated_from_all_its_bytes() -> None:
     long = event(text("x" * 1000))
     stream, _ = passed_through(long, 100, 500, longest=50)
-    assert stream.estimated_completion_tokens() == -(-len(long) // 4)
+    assert stream.output.tokens() == -(-len(long) // 4)
 
 
 def test_a_dropped_chunk_is_no_output() -> None:
     assert re.search(rb'"choices":\[\]', USAGE_ONLY)
-    assert read(USAGE_ONLY, drop_usage=True).estimated_completion_tokens() == 0
+    assert read(USAGE_ONLY, drop_usage=True).output.tokens() == 0

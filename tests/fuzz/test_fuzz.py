@@ -126,7 +126,7 @@ def told(data: bytes, cuts: list[int], *, drop_usage: bool) -> tuple[bytes, tupl
         passed += stream.feed(data[start:end])
         start = end
     passed += stream.close()
-    estimate = stream.estimated_completion_tokens()
+    estimate = stream.output.tokens()
     return passed, (stream.events, stream.usage, stream.finished, stream.done, stream.error, stream.complete, estimate)
 
 
