@@ -104,6 +104,8 @@ class Port(Section, frozen=True):
     max_open: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
     head_timeout: Seconds = 15
     body_timeout: Seconds = 60
+    body_grace: Seconds = 5
+    min_body_rate: Bytes = 1024
     idle_timeout: Seconds = 75
     allow_non_streaming: bool = False
     drain: SecondsOrNone = 30

@@ -1,7 +1,8 @@
 """Reads the bodies of requests: within the limits of one, within the budget of all.
 
 1. What the head already forbids (media type, encoding, length) is refused before a byte of the body was read.
-2. All the bodies that a worker holds at once stay within `body_budget`; what is large and does not fit is a 503, not memory.
+2. A body that comes too slowly is cut off as soon as that is sure, long before the time that a large one may take.
+3. All the bodies that a worker holds at once stay within `body_budget`; what is large and does not fit is a 503, not memory.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class Intake:
             if expects(request):
                 caller.proceed()
             if request.content.is_eof():  # all of it is here: nothing to wait for
-                return await self._read(request)
-            async with asyncio.timeout(self._port.body_timeout):
-                return await self._read(request)
+                return await self._read(request, None)
+            async with asyncio.timeout(None) as patience:
+                return await self._read(request, patience)
         except TimeoutError:
             raise Refused(408, "body_timeout", "The body took too long to arrive. Send it again.") from None
         except (ClientPayloadError, web.RequestPayloadError, HttpProcessingError):
@@ -51,14 +52,17 @@ class Intake:
         self._budget.held -= self._held
         self._held = 0
 
-    async def _read(self, request: web.BaseRequest) -> bytes:
+    async def _read(self, request: web.BaseRequest, patience: asyncio.Timeout | None) -> bytes:
+        port, began = self._port, asyncio.get_running_loop().time()
         pieces: list[bytes] = []
         size = 0
         while not request.content.at_eof():
+            if patience is not None:
+                patience.reschedule(began + min(port.body_timeout, port.body_grace + size / port.min_body_rate))
             piece = await request.content.readany()
             size += len(piece)
-            if size > self._port.max_body:
-                raise _too_large(self._port.max_body)
+            if size > port.max_body:
+                raise _too_large(port.max_body)
             self._hold(size)
             pieces.append(piece)
         return b"".join(pieces)

@@ -208,6 +208,40 @@ async def test_who_asks_before_sending_is_told_to_send(gateway: Running, connect
     assert (await caller.answer()).status == 200
 
 
+async def test_a_body_slower_than_the_rate_is_cut_off_before_its_time_and_a_slow_honest_one_is_read(
+    serving: Serving, connect: Connect
+) -> None:
+    async with serving("body_grace: 0.3, min_body_rate: 2000") as gateway:
+        token = await gateway.token()
+        slow, honest = await connect(gateway), await connect(gateway)
+        sound, body = chat(token, {"user": "x" * 2000}).split(b"\r\n\r\n", 1)
+        for caller in (slow, honest):
+            caller.send(sound + b"\r\n\r\n")
+        dripping = asyncio.create_task(slow.drip(body, 0.005))
+        cut_off = asyncio.create_task(slow.answer())
+        for start in range(0, len(body), 300):
+            honest.send(body[start : start + 300])
+            await asyncio.sleep(0.1)
+        assert (await honest.answer()).status == 200
+        assert_error(await cut_off, 408, "invalid_request_error", "body_timeout")
+        dripping.cancel()
+
+
+@pytest.mark.parametrize("chunks", [b"1\r\nx\r\n", b"1;" + b"e" * 200 + b"\r\nx\r\n"])
+async def test_what_frames_a_body_does_not_count_as_its_coming(
+    serving: Serving, connect: Connect, chunks: bytes
+) -> None:
+    async with serving("body_grace: 0.2, min_body_rate: 1000") as gateway:
+        caller = await connect(gateway)
+        lines = {"Host": "gateway", "Content-Type": "application/json", "Transfer-Encoding": "chunked"}
+        caller.send(head("POST", "/v1/chat/completions", lines | {"Authorization": f"Bearer {await gateway.token()}"}))
+        cut_off = asyncio.create_task(caller.answer())
+        while not cut_off.done():
+            caller.send(chunks)
+            await asyncio.sleep(0.01)
+        assert_error(await cut_off, 408, "invalid_request_error", "body_timeout")
+
+
 async def test_bodies_beyond_the_budget_are_refused_until_there_is_room(serving: Serving, connect: Connect) -> None:
     async with serving("body_budget: 70000") as gateway:
         token = await gateway.token()
@@ -298,6 +332,8 @@ LOOSEST = {
         "max_open": 10_000,
         "head_timeout": 15,
         "body_timeout": 60,
+        "body_grace": 5,
+        "min_body_rate": 1024,
         "idle_timeout": 75,
         "allow_non_streaming": False,
         "drain": 30,
@@ -310,4 +346,6 @@ LOOSEST = {
 def test_no_default_is_looser_than_what_was_tried(section: type[Port] | type[Timers]) -> None:
     defaults = {name: getattr(section(), name) for name in section.__struct_fields__}
     assert defaults.keys() == LOOSEST[section].keys()
-    assert {name for name, value in defaults.items() if value > LOOSEST[section][name]} == set()
+    looser = {name for name, value in defaults.items() if value > LOOSEST[section][name]} - {"min_body_rate"}
+    assert looser == set()
+    assert defaults.get("min_body_rate", 1024) >= 1024
