@@ -96,7 +96,15 @@ class Call:
             if opened is None:
                 return verdict.unreachable()
             upstream, used = opened
-            stream = Stream(self.exchange, self.body, self.candidate.channel, self.caller, upstream)
+            stream = Stream(
+                self.exchange,
+                self.body,
+                self.candidate.channel,
+                self.caller,
+                upstream,
+                self._begin,
+                self.chain.on_chunk + crash.on_event,
+            )
             streams.add(stream)
             try:
                 upstream.send(message)
@@ -141,59 +149,58 @@ class Call:
         return "".join(lines)
 
     async def _answer(self, upstream: UpstreamSide, stream: Stream) -> Verdict | None:
-        attempt = self.attempt
-        credentials = self.candidate.channel.credentials
-        await asyncio.wait((upstream.head, stream.first), timeout=self._left(), return_when=asyncio.FIRST_COMPLETED)
-        if stream.first.done():
-            return self._cut_short(stream)
-        if not upstream.head.done():
-            return verdict.timed_out()
-        upstream.head.result()
-        crash.point("upstream.answered")
-        attempt.status = upstream.status
-        attempt.upstream_request_id = verdict.scrubbed(upstream.headers.get("x-request-id", ""), credentials)[:128]
-        encoded = upstream.headers.get("Content-Encoding", "identity").lower() != "identity"
-        kind = upstream.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        if upstream.status != 200:
-            text, _ = await collected(upstream, verdict.LARGEST_ERROR_BODY, self._left(), stream.first)
-            if stream.first.done():
-                return self._cut_short(stream)
-            found = verdict.of_answer(upstream.status, upstream.headers, b"" if encoded else text, credentials)
-            if found.final:
-                self._answered()
-            return found
-        if encoded or kind != ("text/event-stream" if self.body.stream else "application/json"):
-            return verdict.garbled()
-        if not self.body.stream:
-            return await self._whole(upstream, stream)
-        return await self._stream(stream)
-
-    async def _stream(self, stream: Stream) -> Verdict | None:
-        exchange, credentials = self.exchange, self.candidate.channel.credentials
-        stream.flow()
-        await asyncio.wait((stream.first,), timeout=self._left())
-        if self.caller.gone or (stream.first.done() and stream.first.result() is End.STOPPING):
-            return self._cut_short(stream)
-        if not stream.first.done():
-            return verdict.timed_out()
+        attempt, credentials = self.attempt, self.candidate.channel.credentials
+        stream.first_within(self._left())
+        why = await stream.ended
+        if upstream.status:
+            attempt.status = upstream.status
+            attempt.upstream_request_id = verdict.scrubbed(upstream.headers.get("x-request-id", ""), credentials)[:128]
+        if stream.joined:
+            crash.point("stream.ended")
+            attempt.usage = stream.usage()
+            await self._close(stream, why)
+            return None
+        if self.caller.gone or why is End.STOPPING:
+            return self._cut_short()
+        if stream.failure is not None:
+            raise stream.failure
         if stream.events.error is not None and stream.events.first_error:
             return verdict.of_event(stream.events.error, credentials)
-        if stream.first.result() is End.BROKEN:
-            return verdict.dropped()
-        if not stream.events.started:
-            return verdict.garbled()
-        if stream.first.result() is End.SIZE:
-            return verdict.too_large()
+        match why:
+            case End.OTHER:
+                return await self._other(upstream, stream)
+            case End.LATE:
+                return verdict.timed_out()
+            case End.BROKEN:
+                return verdict.dropped()
+            case End.SIZE if stream.events.started:
+                return verdict.too_large()
+            case _:
+                return verdict.garbled()
+
+    async def _other(self, upstream: UpstreamSide, stream: Stream) -> Verdict | None:
+        """What came in place of a stream of events."""
+        if upstream.failure is not None:
+            raise upstream.failure
+        ended = stream.again()
+        if upstream.status == 200:
+            expected = upstream.media_type == "application/json" and not self.body.stream
+            return await self._whole(upstream, ended) if expected else verdict.garbled()
+        text, _ = await collected(upstream, verdict.LARGEST_ERROR_BODY, self._left(), ended)
+        if ended.done():
+            return self._cut_short()
+        told = b"" if upstream.encoded else text
+        found = verdict.of_answer(upstream.status, upstream.headers, told, self.candidate.channel.credentials)
+        if found.final:
+            self._answered()
+        return found
+
+    def _begin(self) -> dict[str, str]:
+        """The first event is here: the head of the answer."""
         self._answered()
         for moment in self.chain.on_response:
-            moment(exchange)
-        stream.join({**STREAM_HEADERS, **exchange.response_headers}, self.chain.on_chunk + crash.on_event)
-        crash.point("stream.begun")
-        why = await stream.ended
-        crash.point("stream.ended")
-        self.attempt.usage = stream.usage()
-        await self._close(stream, why)
-        return None
+            moment(self.exchange)
+        return {**STREAM_HEADERS, **self.exchange.response_headers}
 
     def _answered(self) -> None:
         self.gate.answered(self.candidate, self.exchange.id, time.monotonic() - self.began)
@@ -201,20 +208,20 @@ class Call:
     def _left(self) -> float:
         return max(0.0, self.deadline - time.monotonic())
 
-    def _cut_short(self, stream: Stream) -> Verdict:
+    def _cut_short(self) -> Verdict:
         """The caller left, or the gateway stops, before the first event."""
         self.attempt.usage = Usage(self.body.prompt_tokens_estimate, 0, "estimated")
         if self.caller.gone:
             raise CallerGone
         return Verdict(unavailable(), final=True)
 
-    async def _whole(self, upstream: UpstreamSide, stream: Stream) -> Verdict | None:
+    async def _whole(self, upstream: UpstreamSide, ended: asyncio.Future[End]) -> Verdict | None:
         """A JSON answer, for operators who let `stream: false` through."""
         channel, exchange = self.candidate.channel, self.exchange
         self.deadline = exchange.started + channel.timers.total
-        text, complete = await collected(upstream, channel.max_response_bytes, self._left(), stream.first)
+        text, complete = await collected(upstream, channel.max_response_bytes, self._left(), ended)
         if self.caller.gone:
-            return self._cut_short(stream)
+            return self._cut_short()
         if not complete:
             return verdict.timed_out() if self._left() == 0 else verdict.dropped()
         usage = usage_of(text)

@@ -1,7 +1,7 @@
 """Two sockets joined: what the upstream sends goes to the caller as it comes.
 
 Nothing on the path of an event waits. The task that opened the stream sleeps until the stream has ended; reads of the
-upstream's socket write to the caller's in the same call. Timers are one handle each, moved only when they fire.
+upstream's socket write to the caller's in the same call. One timer watches all but what is rare, moved only when it fires.
 
 The channel's credentials are replaced wherever they stand in the bytes of events, however reads cut them. A credential that
 an upstream spells otherwise (escaped in JSON, or a piece of it in each of two events' texts) is not recognised.
@@ -17,7 +17,7 @@ from typing import Final
 
 import structlog
 
-from gateway import verdict
+from gateway import crash, verdict
 from gateway.body import Body
 from gateway.caller import CallerSide
 from gateway.channel import Channel
@@ -37,6 +37,9 @@ ChunkMoment = Callable[[Exchange, bytes], None]
 class End(Enum):
     """Why a stream ended."""
 
+    OTHER = "the answer is no stream of events, or there is none"
+    REFUSED = "the first event is an error"
+    LATE = "no event came in time"
     UPSTREAM = "the upstream ended its answer"
     BROKEN = "the upstream's connection broke"
     IDLE = "the upstream fell silent"
@@ -49,14 +52,21 @@ class End(Enum):
 
 
 class Stream:
-    """One answer on its way from an upstream to the caller.
+    """One answer on its way from an upstream to the caller, until `ended`.
 
-    Before `join` it collects up to the first event, so that an error there is still an error before the first byte;
-    `first` resolves with None then, or with the `End` that came instead. After `join` bytes flow, until `ended`.
+    Up to the first event it only collects, so that an error there is still an error before the first byte. With that event it
+    asks `begin` for the head of the answer and is `joined`: what came and what comes goes to the caller.
     """
 
     def __init__(
-        self, exchange: Exchange, body: Body, channel: Channel, caller: CallerSide, upstream: UpstreamSide
+        self,
+        exchange: Exchange,
+        body: Body,
+        channel: Channel,
+        caller: CallerSide,
+        upstream: UpstreamSide,
+        begin: Callable[[], dict[str, str]],
+        moments: tuple[ChunkMoment, ...],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._exchange = exchange
@@ -64,49 +74,42 @@ class Stream:
         self.channel = channel
         self._caller = caller
         self._upstream = upstream
+        self._begin = begin
+        self._moments = moments
         self._secrets = tuple(credential.encode() for credential in channel.credentials)
         self._tail = b""
-        self._joined = False
         self._draining = False
-        self._moments: tuple[ChunkMoment, ...] = ()
         self._held: list[bytes] = []
         self._received = 0
         self._last_at = 0.0
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._due = 0.0
+        self._watch: asyncio.TimerHandle | None = None
+        self._write_stall: asyncio.TimerHandle | None = None
+        self._drained: asyncio.TimerHandle | None = None
+        self.joined = False
+        """The caller has the head of the answer and the first event."""
         self.left_early = False
         """The caller left before any sign that the answer was whole."""
+        self.failure: Exception | None = None
+        """What `begin` raised."""
         self.events = EventStream(drop_usage=channel.ask_usage and not body.asked_usage)
-        self.first: asyncio.Future[End | None] = self._loop.create_future()
         self.ended: asyncio.Future[End] = self._loop.create_future()
         caller.on_gone = self._caller_gone
+        upstream.on_head = self._on_head
 
-    def flow(self) -> None:
-        """Begin to take the upstream's body."""
-        self._last_at = self._loop.time()
-        self._upstream.flow_to(self._on_data, self._on_end)
+    def first_within(self, seconds: float) -> None:
+        """End the stream where no event has come by then."""
+        self._watch_at(self._loop.time() + seconds)
 
-    def join(self, headers: dict[str, str], moments: tuple[ChunkMoment, ...]) -> None:
-        """Send the head and what was held back, and let the rest flow."""
-        self._joined = True
-        self._moments = moments
-        timers = self.channel.timers
-        self._timers["idle"] = self._loop.call_later(timers.idle, self._watch_idle)
-        left = timers.total - (self._loop.time() - self._exchange.started)
-        self._timers["total"] = self._loop.call_later(max(0.0, left), self.end, End.TOTAL)
-        self._caller.on_flow = self._caller_full
-        first = b"".join(self._held)
-        self._held.clear()
-        self._upstream.resume()
-        self._exchange.first_byte = time.monotonic()
-        self._caller.begin(headers, first)
-        self._sent(first)
+    def again(self) -> asyncio.Future[End]:
+        """What ends the wait for an answer that is no stream, in place of `ended`: somebody else takes it whole."""
+        self.ended = self._loop.create_future()
+        return self.ended
 
     def end(self, why: End) -> None:
         """End the stream, once."""
         if not self.ended.done():
             self.ended.set_result(why)
-        if not self.first.done():
-            self.first.set_result(why)
 
     @property
     def held(self) -> int:
@@ -115,9 +118,9 @@ class Stream:
 
     def close(self) -> None:
         """Let go of both sockets; afterwards nothing reaches the caller from here."""
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+        for timer in (self._watch, self._write_stall, self._drained):
+            if timer is not None:
+                timer.cancel()
         self._caller.on_gone = self._caller.on_flow = None
         self._upstream.release()
 
@@ -126,11 +129,25 @@ class Stream:
         if self.events.usage is not None:
             return self.events.usage
         ceiling = self._body.n * (self._body.max_tokens or 1 << 31)
-        output = min(self.events.output.tokens(), ceiling) if self._joined else 0
+        output = min(self.events.output.tokens(), ceiling) if self.joined else 0
         return Usage(self._body.prompt_tokens_estimate, output, "estimated")
 
+    def _on_head(self) -> None:
+        upstream = self._upstream
+        if upstream.failure is None:
+            crash.point("upstream.answered")
+            if self._body.stream and upstream.status == 200 and upstream.media_type == "text/event-stream":
+                self._last_at = self._loop.time()
+                upstream.flow_to(self._on_data, self._on_end)
+                return
+        upstream.pause()
+        if self._watch is not None:
+            self._watch.cancel()
+        self.end(End.OTHER)
+
     def _on_data(self, data: bytes) -> None:
-        whole = self.events.feed(data)
+        events = self.events
+        whole = events.feed(data)
         self._received += len(data)
         if self._received > self.channel.max_response_bytes:
             self.end(End.SIZE)
@@ -139,19 +156,53 @@ class Stream:
             whole = self._scrubbed(whole)
         now = self._loop.time()
         gap, self._last_at = now - self._last_at, now
-        if not self._joined:
+        if not self.joined:
             self._held.append(whole)
-            if self.events.started and not self.first.done():
-                self.first.set_result(None)
-            elif self._received > LONGEST_PRELUDE:
-                self.end(End.SIZE)
-            elif self.first.done():
-                self._upstream.pause()
+            self._first()
             return
-        self._exchange.longest_gap_s = max(self._exchange.longest_gap_s, gap)
+        exchange = self._exchange
+        exchange.longest_gap_s = max(exchange.longest_gap_s, gap)
         if whole and not self.ended.done():
             self._caller.write(whole)
-            self._sent(whole)
+            exchange.bytes += len(whole)
+            exchange.events = events.events
+            if self._moments:
+                self._tell(whole)
+
+    def _first(self) -> None:
+        """What was collected, where the first event is whole."""
+        events, exchange = self.events, self._exchange
+        if self.ended.done() or not events.started:
+            if self._received > LONGEST_PRELUDE:
+                self.end(End.SIZE)
+            return
+        if events.error is not None and events.first_error:
+            self.end(End.REFUSED)
+            return
+        try:
+            headers = self._begin()
+        except Exception as error:
+            self.failure = error
+            self.end(End.PLUGIN)
+            return
+        first, self._held = b"".join(self._held), []
+        self.joined = True
+        self._caller.on_flow = self._caller_full
+        self._watch_at(min(self._last_at + self.channel.timers.idle, self._total_at))
+        exchange.first_byte = time.monotonic()
+        self._caller.begin(headers, first)
+        exchange.bytes += len(first)
+        exchange.events = events.events
+        self._tell(first)
+        crash.point("stream.begun")
+
+    def _tell(self, whole: bytes) -> None:
+        try:
+            for moment in self._moments:
+                moment(self._exchange, whole)
+        except Exception:
+            log.exception("plugin_failed", moment="on_chunk", request_id=self._exchange.id)
+            self.end(End.PLUGIN)
 
     def rest(self) -> bytes:
         """What was held back of an answer that has ended cleanly."""
@@ -172,49 +223,60 @@ class Stream:
             whole, self._tail = whole[:-keep], whole[-keep:]
         return whole
 
-    def _sent(self, whole: bytes) -> None:
-        exchange = self._exchange
-        exchange.bytes += len(whole)
-        exchange.events = self.events.events
-        try:
-            for moment in self._moments:
-                moment(exchange, whole)
-        except Exception:
-            log.exception("plugin_failed", moment="on_chunk", request_id=exchange.id)
-            self.end(End.PLUGIN)
-
     def _on_end(self, clean: bool) -> None:
         self.end(End.UPSTREAM if clean else End.BROKEN)
 
-    def _watch_idle(self) -> None:
-        idle = self.channel.timers.idle
-        left = self._last_at + idle - self._loop.time()
-        if left <= 0 and "write_stall" not in self._timers:
+    @property
+    def _total_at(self) -> float:
+        return self._exchange.started + self.channel.timers.total
+
+    def _watch_at(self, due: float) -> None:
+        """Look again at `due`, unless that is done before."""
+        if self._watch is not None:
+            if self._due <= due:
+                return
+            self._watch.cancel()
+        self._due = due
+        self._watch = self._loop.call_at(due, self._look)
+
+    def _look(self) -> None:
+        self._watch = None
+        now = self._loop.time()
+        idle_at = self._last_at + self.channel.timers.idle
+        if self._write_stall is not None:
+            idle_at = now + self.channel.timers.idle  # it is the caller who is slow
+        if not self.joined:
+            self.end(End.LATE)
+        elif now >= self._total_at:
+            self.end(End.TOTAL)
+        elif now >= idle_at:
             self.end(End.IDLE)
         else:
-            self._timers["idle"] = self._loop.call_later(max(left, idle / 10), self._watch_idle)
+            self._watch_at(max(now + 0.001, min(idle_at, self._total_at)))
 
     def _caller_full(self, full: bool) -> None:
         if full:
             self._upstream.pause()
-            self._timers["write_stall"] = self._loop.call_later(self.channel.timers.write_stall, self.end, End.STALLED)
+            self._write_stall = self._loop.call_later(self.channel.timers.write_stall, self.end, End.STALLED)
         else:
             self._upstream.resume()
-            self._last_at = self._loop.time()
-            timer = self._timers.pop("write_stall", None)
-            if timer is not None:
-                timer.cancel()
+            self._go_on()
 
     def _caller_gone(self) -> None:
         self._exchange.caller_gone = True
         self.left_early = not (self.events.done or self.events.finished)
-        if not self._joined or self.channel.on_caller_gone == "cancel":
+        if not self.joined or self.channel.on_caller_gone == "cancel":
             self.end(End.CALLER)
         elif not self._draining:
             self._draining = True
             self._caller.on_flow = None
-            if "write_stall" in self._timers:
-                self._timers.pop("write_stall").cancel()
-            self._last_at = self._loop.time()
+            self._go_on()
             self._upstream.resume()
-            self._timers["drain"] = self._loop.call_later(self.channel.drain_limit, self.end, End.CALLER)
+            self._drained = self._loop.call_later(self.channel.drain_limit, self.end, End.CALLER)
+
+    def _go_on(self) -> None:
+        """The caller's buffer holds nothing up any more."""
+        self._last_at = self._loop.time()
+        if self._write_stall is not None:
+            self._write_stall.cancel()
+            self._write_stall = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from aiohttp.connector import Connection
 
 LONGEST_HEAD: Final = 64 * 1024
-HELD_BACK: Final = 64 * 1024
-"""Bytes of an answer that may wait here before reading pauses."""
 
 _BUFFER: Final = memoryview(bytearray(64 * 1024))
 """What every read of every upstream goes into. The parser has copied it when the read returns, so one is enough; its size
@@ -40,9 +39,8 @@ class Garbled(Exception):
 class UpstreamSide(asyncio.BufferedProtocol):
     """The answer to one call.
 
-    `head` resolves when status and headers are in, or fails with `ConnectionError` or `Garbled`. From `flow_to` on, each
-    read's body bytes go to `on_data` in one piece, and `on_end(clean)` comes once: whether the answer ended as its framing
-    promised.
+    `on_head` is told once: status and headers are in, or there is a `failure`. From `flow_to` on, each read's body bytes go to
+    `on_data` in one piece, and `on_end(clean)` comes once: whether the answer ended as its framing promised.
     """
 
     __slots__ = (
@@ -50,7 +48,7 @@ class UpstreamSide(asyncio.BufferedProtocol):
         "_ended",
         "_framed",
         "_head_bytes",
-        "_held",
+        "_headed",
         "_named_bytes",
         "_on_data",
         "_on_end",
@@ -60,9 +58,12 @@ class UpstreamSide(asyncio.BufferedProtocol):
         "_reading",
         "_reusable",
         "_transport",
+        "_whole",
         "answered",
-        "head",
+        "failure",
         "headers",
+        "on_body",
+        "on_head",
         "status",
     )  # fmt: skip
 
@@ -73,9 +74,12 @@ class UpstreamSide(asyncio.BufferedProtocol):
         self._connection = connection
         self._transport = transport
         self._pooled = pooled
-        self._parser = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
-        self._held = 0
+        self.on_body = self._pieces.append
+        """For the parser: there is a call for each piece of each event, so it is none of Python's."""
+        self._parser = httptools.HttpResponseParser(self)
+        self._whole = sys.maxsize
+        self._headed = False
         self._head_bytes = 0
         self._named_bytes = 0
         self._framed = False
@@ -87,8 +91,19 @@ class UpstreamSide(asyncio.BufferedProtocol):
         self.answered = False
         self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
-        self.head: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.failure: Garbled | ConnectionError | None = None
+        self.on_head: Callable[[], None] | None = None
         _hand(transport, self)
+
+    @property
+    def encoded(self) -> bool:
+        """Whether the body is compressed, which nobody asked for."""
+        return self.headers.get("Content-Encoding", "identity").lower() != "identity"
+
+    @property
+    def media_type(self) -> str:
+        """What the body is; nothing for one that is encoded."""
+        return "" if self.encoded else self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
     def send(self, data: bytes) -> None:
         """The whole request, in one write."""
@@ -115,9 +130,7 @@ class UpstreamSide(asyncio.BufferedProtocol):
 
     def release(self) -> None:
         """Give the connection back if its answer ended as promised; close it otherwise."""
-        self._on_data = self._on_end = None
-        if self.head.done() and not self.head.cancelled():
-            self.head.exception()
+        self._on_data = self._on_end = self.on_head = None
         if self._ended and self._reusable and not self._transport.is_closing():
             _hand(self._transport, self._pooled)
             self._connection.release()
@@ -134,16 +147,20 @@ class UpstreamSide(asyncio.BufferedProtocol):
         if self._ended is not None:
             self._reusable = False  # bytes after the end: they belong to no request
             return
-        if not self.head.done():
-            self._head_bytes += nbytes
         self.answered = True
         try:
             self._parser.feed_data(_BUFFER[:nbytes])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade, Garbled):
             self._fail(Garbled("the answer is not HTTP/1.1"))
-        if not self.head.done() and self._head_bytes > LONGEST_HEAD:
-            self._fail(Garbled("the head of the answer is too long"))
-        self._hand_over()
+        if not self._headed:
+            self._head_bytes += nbytes
+            if self._head_bytes > LONGEST_HEAD:
+                self._fail(Garbled("the head of the answer is too long"))
+        on_data, pieces = self._on_data, self._pieces
+        if self._ended is None and on_data is not None and len(pieces) == 1:
+            on_data(pieces.pop())
+        else:
+            self._hand_over()
 
     def eof_received(self) -> bool:
         return False
@@ -151,7 +168,7 @@ class UpstreamSide(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._pooled.connection_lost(exc)
         if self._ended is None:
-            if self.head.done():
+            if self._headed:
                 self._ended = not self._framed and exc is None
             else:
                 self._fail(ConnectionResetError("the upstream closed the connection"))
@@ -178,37 +195,36 @@ class UpstreamSide(asyncio.BufferedProtocol):
             return
         self.status = status
         self._framed = "Content-Length" in self.headers or "Transfer-Encoding" in self.headers or status in (204, 304)
-        if not self.head.done():
-            self.head.set_result(None)
-
-    def on_body(self, body: bytes) -> None:
-        if self._ended is not None:
-            return
-        self._pieces.append(body)
-        if self._on_data is None:
-            self._held += len(body)
-            if self._held > HELD_BACK:
-                self.pause()
+        self._tell_head()
 
     def on_message_complete(self) -> None:
-        if self.head.done() and self._ended is None:
+        if self._headed and self._ended is None:
             self._ended = True
             self._reusable = self._parser.should_keep_alive()
+            self._whole = len(self._pieces)  # what the parser may find behind it belongs to no request
 
     def _hand_over(self) -> None:
         if self._on_data is None or self._on_end is None:
             return
         if self._pieces:
-            pieces, self._pieces = self._pieces, []
-            self._on_data(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            data = b"".join(self._pieces[: self._whole])
+            self._pieces.clear()
+            if data:
+                self._on_data(data)
         if self._ended is not None and self._on_end is not None:
             on_end, self._on_end = self._on_end, None
             on_end(self._ended)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Garbled | ConnectionError) -> None:
         self._ended = False
-        if not self.head.done():
-            self.head.set_exception(error)
+        if not self._headed:
+            self.failure = error
+            self._tell_head()
+
+    def _tell_head(self) -> None:
+        self._headed = True
+        if self.on_head is not None:
+            self.on_head()
 
 
 def _hand(transport: asyncio.Transport, protocol: asyncio.BaseProtocol) -> None:
@@ -245,7 +261,8 @@ class Upstreams:
             if used and (fresh or connection.transport is None or connection.transport.is_closing()):
                 connection.close()
                 continue
-            self._used.add(protocol)
+            if not used:
+                self._used.add(protocol)
             return UpstreamSide(connection), used
 
     async def close(self) -> None:

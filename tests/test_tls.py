@@ -159,7 +159,7 @@ async def test_who_does_not_read_holds_up_the_upstream_through_tls_too(
             writer.transport.pause_reading()  # type: ignore[attr-defined]
             (stream,) = gateway.life.pipe.streams
             async with asyncio.timeout(10):
-                while "write_stall" not in stream._timers:
+                while stream._write_stall is None:
                     await asyncio.sleep(0.01)
             assert stream._caller._transport.get_write_buffer_size() <= 3 * WRITE_BUFFER
             writer.transport.abort()
