@@ -1,21 +1,25 @@
 """Bytes that no client sends, at the real port: what the caller gets, what the upstream sees, what is left behind.
 
 Each case of `hostile_requests` is one connection. The answer is the expected one in the one error shape, or the proper
-answer; the upstream sees nothing, or exactly the request that we build; and what follows on the connection is never
-read as a request unless the framing before it was sound.
+answer; the upstream sees nothing, or exactly the request that we build; what follows on the connection is never read as
+a request unless the framing before it was sound; and what was a request has one record.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from gateway.caller import MALFORMED
 from gateway.config import ACCOUNT_ID
+from gateway.record import decode
 from gateway.store.accounts import AccountError
 from gateway.store.client import Client
+from gateway.store.usage import FIELD
 from gateway.testing import Running, running
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.hostile_requests import GROUPS, SMUGGLED, Case
@@ -133,10 +137,14 @@ async def test_hostile_requests(
     turn = asyncio.Semaphore(CONNECTIONS)
     marks = {f"{number:04}".encode(): case for number, case in enumerate(GROUPS[group])}
 
+    answered: list[tuple[Case, Answer]] = []
+
     async def one(mark: bytes, case: Case) -> str:
         async with turn:
             try:
-                wrong = verdict(case, secrets, *await exchange(gateway.port, token, case, mark))
+                answers, rest = await exchange(gateway.port, token, case, mark)
+                wrong = verdict(case, secrets, answers, rest)
+                answered.extend((case, answer) for answer in answers[:1])
             except TimeoutError:
                 wrong = "hangs, or is kept open"
         return f"{case.name}: {wrong}" if wrong else ""
@@ -150,7 +158,29 @@ async def test_hostile_requests(
     assert not wrong, "\n".join(wrong)
     assert not any(b"EVIL" in request for request in scripted.requests)
     await given_back(gateway)
+    assert await wrongly_recorded(gateway, answered) == []
     assert capfd.readouterr() == ("", ""), "what was sent is in the log"
+
+
+async def wrongly_recorded(gateway: Running, answered: list[tuple[Case, Answer]]) -> list[str]:
+    """Whoever was a request and has not one arrival and one end that tells its status, or was none and has a record."""
+    records: defaultdict[str, list[int | None]] = defaultdict(list)
+    for _, fields in await gateway.store.client.call("XRANGE", gateway.store.usage.stream, "-", "+"):
+        record = decode(fields[FIELD])
+        records[record.id].append(record.status if record.outcome else None)
+    wrong = []
+    for case, answer in answered:
+        told = records.pop(answer.headers["x-request-id"], [])
+        one = [None, answer.status]
+        if told not in ([one] if was_a_request(case, answer) else [[], one] if answer.status == 431 else [[]]):
+            wrong.append(f"{case.name}: {told}")
+    return wrong + [f"nobody was told of {unknown}" for unknown in records]
+
+
+def was_a_request(case: Case, answer: Answer) -> bool:
+    """HTTP, and for a path under /v1. Where the head is too large, it may be over before that is known."""
+    not_http = answer.status >= 400 and answer.error["message"] == MALFORMED
+    return not not_http and answer.status != 431 and case.sent.split(None, 2)[1].startswith(b"/v1")
 
 
 async def given_back(gateway: Running) -> None:
