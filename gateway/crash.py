@@ -30,8 +30,9 @@ LABELS: Final = (
     "record.before",
     "record.after",
     "answer.finished",
+    "archive.written",
 )
-"""In the order in which a request meets them; `settle.*` also where a settlement is repeated."""
+"""In the order in which a request meets them; `settle.*` also where a settlement is repeated, the last where none is."""
 
 EXIT_CODE: Final = 66
 

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
+from gateway.cli.archive import archive
 from gateway.cli.common import (
     ConfigOption,
     JsonOption,
@@ -252,6 +253,9 @@ def close(
         text = f"Close `{account_id}`, balance {amount(found.balance_micros)}, for good?"
         typer.confirm(text, abort=True, err=True)
     _set_status(config, account_id, Status.CLOSED, as_json)
+
+
+account.command()(archive)
 
 
 def _set_status(config: Path | None, account_id: str, status: Status, as_json: bool) -> None:

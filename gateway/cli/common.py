@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -23,6 +26,7 @@ from gateway.store.store import Store
 Result = TypeVar("Result")
 
 LONGEST_LINE: Final = 10_000
+SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 ConfigOption = Annotated[
     Path | None,
@@ -99,6 +103,21 @@ def micros(text: str) -> int:
     if not amount.is_finite() or value != value.to_integral_value() or abs(value) >= 2**53:
         raise typer.BadParameter(f"`{text}` cannot be kept exactly; use at most six decimals")
     return int(value)
+
+
+def moment(text: str) -> int:
+    """Milliseconds since 1970, from a day or from how long ago it was. Raises `typer.BadParameter`."""
+    match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
+    if match:
+        return max(0, round((time.time() - int(match[1]) * SECONDS[match[2]]) * 1000))
+    return round(datetime.combine(date.fromisoformat(day(text)), datetime.min.time(), UTC).timestamp() * 1000)
+
+
+def day(text: str) -> str:
+    """A day of the calendar. Raises `typer.BadParameter`."""
+    with suppress(ValueError):
+        return date.fromisoformat(text).isoformat()
+    raise typer.BadParameter(f"`{text}` is no time; write 30m, 12h, 7d, or a day like 2026-11-21 (UTC)")
 
 
 def amount(value: int) -> str:

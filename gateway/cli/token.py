@@ -6,11 +6,12 @@ import re
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
 from gateway.cli.common import (
+    SECONDS,
     ConfigOption,
     JsonOption,
     YesOption,
@@ -20,8 +21,6 @@ from gateway.cli.common import (
     run_with_store,
 )
 from gateway.store.tokens import Token, TokenStatus
-
-SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 token = typer.Typer(no_args_is_help=True, help="Tokens: create, list, disable, delete.")
 

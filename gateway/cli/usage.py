@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
-import time
 from collections.abc import Iterable
 from contextlib import suppress
-from datetime import UTC, date, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Final
@@ -22,6 +19,8 @@ from gateway.cli.common import (
     JsonOption,
     amount,
     configuration,
+    day,
+    moment,
     print_fields,
     print_json,
     print_table,
@@ -34,28 +33,12 @@ from gateway.exchange import Outcome
 from gateway.record import Record
 from gateway.rows import GROUPS, SUMS
 
-SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-
 usage = typer.Typer(no_args_is_help=True, help="The usage log: whether a request arrived, how it ended, what it cost.")
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.add_typer(usage, name="usage")
-
-
-def _moment(text: str) -> int:
-    """Milliseconds since 1970."""
-    match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
-    if match:
-        return max(0, round((time.time() - int(match[1]) * SECONDS[match[2]]) * 1000))
-    return round(datetime.combine(date.fromisoformat(_day(text)), datetime.min.time(), UTC).timestamp() * 1000)
-
-
-def _day(text: str) -> str:
-    with suppress(ValueError):
-        return date.fromisoformat(text).isoformat()
-    raise typer.BadParameter(f"`{text}` is no time; write 30m, 12h, 7d, or a day like 2026-11-21 (UTC)")
 
 
 def _groups(text: str) -> list[str]:
@@ -68,9 +51,9 @@ def _groups(text: str) -> list[str]:
 AccountOption = Annotated[str | None, typer.Option(metavar="ID", help="Only this account's requests.")]
 OutcomeOption = Annotated[Outcome | None, typer.Option(help="Only requests that ended so.")]
 SinceOption = Annotated[
-    int | None, typer.Option(parser=_moment, metavar="TIME", help="Back to then: 30m, 12h, 7d, or a day (UTC).")
+    int | None, typer.Option(parser=moment, metavar="TIME", help="Back to then: 30m, 12h, 7d, or a day (UTC).")
 ]
-DayOption = Annotated[str | None, typer.Option(parser=_day, metavar="DAY", help="Such as 2026-11-21 (UTC), included.")]
+DayOption = Annotated[str | None, typer.Option(parser=day, metavar="DAY", help="Such as 2026-11-21 (UTC), included.")]
 
 
 @usage.command("list")
@@ -122,10 +105,8 @@ def tail(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 @usage.command()
 def summary(
     by: Annotated[str, typer.Option(metavar="NAMES", help="Some of account,token,model,channel,day.")] = "day",
-    first: Annotated[
-        str | None, typer.Option("--from", parser=_day, metavar="DAY", help="The first day (UTC).")
-    ] = None,
-    last: Annotated[str | None, typer.Option("--to", parser=_day, metavar="DAY", help="The last day (UTC).")] = None,
+    first: Annotated[str | None, typer.Option("--from", parser=day, metavar="DAY", help="The first day (UTC).")] = None,
+    last: Annotated[str | None, typer.Option("--to", parser=day, metavar="DAY", help="The last day (UTC).")] = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:

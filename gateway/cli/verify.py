@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -17,6 +18,7 @@ from gateway.cli.common import ConfigOption, JsonOption, configuration, print_js
 from gateway.config import Config
 from gateway.reconciliation import Coverage, compare, logged
 from gateway.store.accounts import unknown
+from gateway.store.archive import Archive
 from gateway.store.store import Store
 
 
@@ -28,10 +30,14 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct):
-    """What was looked at, and what was found. `notes` tell what could not be compared, and why."""
+    """What was looked at, and what was found. `notes` tell what could not be compared, and why.
+
+    `unread`: archived lines of which only the sums were looked at.
+    """
 
     accounts: int = 0
     lines: int = 0
+    unread: int = 0
     agreed: int = 0
     unknown: int = 0
     expired: list[Finding] = []
@@ -47,6 +53,9 @@ def register(app: typer.Typer) -> None:
 
 def verify(
     account: Annotated[str | None, typer.Argument(help="Only this account; else all.")] = None,
+    archive: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Read the archived lines too: where `account archive` put them.")
+    ] = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -57,7 +66,7 @@ def verify(
 
     Example: `gateway verify --json`
     """
-    report = asyncio.run(_verified(configuration(config), account))
+    report = asyncio.run(_verified(configuration(config), account, archive))
     if as_json:
         print_json(report)
     else:
@@ -66,27 +75,29 @@ def verify(
         raise typer.Exit(1)
 
 
-async def _verified(settings: Config, only: str | None) -> Report:
+async def _verified(settings: Config, only: str | None, folder: Path | None) -> Report:
     async with store_of(settings) as store:
         if only is not None and await store.accounts.get(only) is None:
             raise unknown(only)
         coverage = await Coverage.of(store)
+        archive = Archive(folder) if folder is not None else None
         report = Report(notes=_notes(coverage))
         with _progress() as tell:
             async for account in store.accounts.all():
                 if only in (None, account.id):
-                    await _verify(store, account.id, coverage, report)
+                    await _verify(store, account.id, archive, coverage, report)
                     tell(report)
     return report
 
 
-async def _verify(store: Store, account: str, coverage: Coverage, report: Report) -> None:
+async def _verify(store: Store, account: str, archive: Archive | None, coverage: Coverage, report: Report) -> None:
     records = await asyncio.to_thread(logged, coverage.folder, account)
     on_the_way = frozenset(settlement.rid for settlement in store.journal.waiting())
-    audit = await store.wallet.audit(account)
+    audit = await store.wallet.audit(account, archive)
     compared = await asyncio.to_thread(compare, records, audit, on_the_way, coverage)
     report.accounts += 1
     report.lines += audit.lines
+    report.unread += audit.unread.lines
     report.agreed += compared.agreed
     report.unknown += compared.unknown
     report.wrong += [Finding(account, text) for text in audit.wrong + compared.wrong]
@@ -120,6 +131,8 @@ def _progress() -> Iterator[Callable[[Report], None]]:
 def _print(report: Report) -> None:
     for note in report.notes:
         typer.echo(f"note: {note}")
+    if report.unread:
+        typer.echo(f"note: {report.unread} archived ledger lines were taken as their sums; `--archive DIR` reads them")
     for finding in report.expired:
         typer.echo(f"ended by its lease: account {finding.account}: {finding.what}")
     for finding in report.stale:

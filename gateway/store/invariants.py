@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
+
+from gateway.store.archive import MOVES, Archived, ArchiveError, Entry
 
 FIRST = frozenset((b"settle", b"release", b"expire", b"orphan"))
 """The lines that resolve a request. One of them comes once; after an expiry, one `late` may follow."""
@@ -27,11 +29,12 @@ class Snapshot(msgspec.Struct, frozen=True):
     """Requests that are held although they were resolved."""
     last_line: bytes
     now_ms: int
+    archived: Archived
 
     @classmethod
     def of(cls, reply: list[Any]) -> Snapshot:
         """The snapshot script's reply."""
-        _, (balance, held, count), holds, leases, moved, resolved, last_line, now_ms = reply
+        _, (balance, held, count, archived), holds, leases, moved, resolved, last_line, now_ms = reply
         terms = {rid: record.split() for rid, record in _pairs(holds)}
         return cls(
             int(balance or 0),
@@ -43,6 +46,7 @@ class Snapshot(msgspec.Struct, frozen=True):
             resolved,
             last_line,
             int(now_ms),
+            Archived.of(archived),
         )
 
 
@@ -58,6 +62,7 @@ class Audit(msgspec.Struct, frozen=True):
     """An account's money at one moment: what does not hold, in words, and what the ledger tells of each request.
 
     `expired`: holds that were found past their lease, and ended. `stale`: costs that came too late to be charged.
+    `unread`: what is archived, of which only the sums are known.
     """
 
     wrong: list[str]
@@ -66,24 +71,38 @@ class Audit(msgspec.Struct, frozen=True):
     expired: list[tuple[str, int]]
     stale: dict[str, int]
     at_ms: int
+    unread: Archived
 
 
 class Ledger:
-    """The sums of a ledger and what is wrong with its lines, fed line by line."""
+    """The sums of a ledger and what is wrong with its lines, fed line by line; of the `unread` ones before, the sums."""
 
-    def __init__(self) -> None:
+    def __init__(self, unread: Archived) -> None:
+        self.unread = unread
         self.lines = 0
         self.total = 0
         self.credits: dict[bytes, int] = {}
         self.wrong: list[str] = []
         self.requests: dict[bytes, Resolved] = {}
 
+    @classmethod
+    def after(cls, archived: Archived, entries: Iterable[Entry]) -> Ledger:
+        """A ledger whose archived lines are read; they stay unread where they are not as the store says. Blocks."""
+        ledger = cls(Archived())
+        try:
+            for line, fields in entries:
+                ledger.add(line, fields)
+        except ArchiveError as error:
+            ledger = cls(archived)
+            ledger.wrong.append(str(error))
+        return ledger
+
     def add(self, line: bytes, fields: Mapping[bytes, bytes]) -> None:
         """The next line, by its id and its fields."""
         kind, key, amount = fields[b"kind"], fields[b"id"], int(fields[b"amount"])
         self.lines += 1
         self.total += amount
-        if kind in (b"credit", b"adjust"):
+        if kind in MOVES:
             if key in self.credits:
                 self.wrong.append(f"transaction {key.decode()} moved the balance twice")
             self.credits[key] = amount
@@ -104,11 +123,18 @@ def broken(snapshot: Snapshot, ledger: Ledger, swept_ms: int) -> list[str]:
     `swept_ms`: no hold whose lease ended by then may be left.
     """
     wrong = ledger.wrong[:_SHOWN]
-    if snapshot.balance != ledger.total:
-        wrong.append(f"the balance is {snapshot.balance}, the ledger adds up to {ledger.total}")
-    if snapshot.credits != ledger.credits:
-        differ = {key.decode() for key, _ in snapshot.credits.items() ^ ledger.credits.items()}
+    unread = ledger.unread
+    if snapshot.balance != unread.total + ledger.total:
+        wrong.append(f"the balance is {snapshot.balance}, the ledger adds up to {unread.total + ledger.total}")
+    old = {key: amount for key, amount in snapshot.credits.items() if unread.lines and key not in ledger.credits}
+    differ = {key.decode() for key, _ in snapshot.credits.items() ^ (old | ledger.credits).items()}
+    if differ:
         wrong.append(f"credits and ledger differ in transactions {', '.join(sorted(differ)[:_SHOWN])}")
+    if (len(old), sum(old.values())) != (unread.transactions, unread.credited):
+        wrong.append(
+            f"credits whose lines are archived come to {sum(old.values())} in {len(old)} transactions, "
+            f"the archive to {unread.credited} in {unread.transactions}"
+        )
     stated = f"{snapshot.held} in {snapshot.count}"
     found = f"{sum(amount for amount, _ in snapshot.holds.values())} in {len(snapshot.holds)}"
     if stated != found:

@@ -8,7 +8,7 @@ for _, rid in ipairs(redis.call("HKEYS", holds)) do
 end
 return {
   ARGV[1],
-  redis.call("HMGET", account, "balance", "held", "holds"),
+  redis.call("HMGET", account, "balance", "held", "holds", "archived"),
   redis.call("HGETALL", holds),
   redis.call("ZRANGE", leases, 0, -1, "WITHSCORES"),
   redis.call("HGETALL", credits),

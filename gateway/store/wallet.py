@@ -19,32 +19,26 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gateway import crash
 from gateway.errors import StoreAway, StoreError
-from gateway.store.client import Argument, Client, Script
+from gateway.store.archive import Archive, Archived
+from gateway.store.client import Argument, Client
 from gateway.store.invariants import Audit, Ledger, Snapshot, broken
 from gateway.store.journal import Journal, Settlement
 from gateway.store.replies import Credit, Credited, Hold, HoldReply, Settle, Settled
 from gateway.store.safety import told_by_masters
+from gateway.store.scripts import KEEP_S, SKEW_S, keys_of, script
 
 __all__ = ["Credit", "Credited", "Hold", "HoldReply", "Settle", "Settled", "Settlement", "Wallet"]
 
 Answer = TypeVar("Answer")
 
-KEYS: Final = ("account", "holds", "leases", "ended", "ended_at", "ledger", "credits", "stale")
 RECENT_S: Final = 120
 """How long a delivered settlement is remembered, to be repeated to a store that forgot it."""
 
 _PAGE: Final = 1000
-
-
-def script(name: str) -> Script:
-    """The wallet's script of this name, after what all of them share."""
-    here = Path(__file__).parent
-    return Script(name, "\n".join((here / f"{part}.lua").read_text(encoding="utf-8") for part in ("wallet", name)))
 
 
 class Wallet:
@@ -61,8 +55,8 @@ class Wallet:
         *,
         settling: Client | None = None,
         journal: Journal | None = None,
-        keep_s: float = 24 * 3600,
-        skew_s: float = 300,
+        keep_s: float = KEEP_S,
+        skew_s: float = SKEW_S,
         patience_s: float = 3,
     ) -> None:
         self._client = client
@@ -119,12 +113,12 @@ class Wallet:
 
     async def ends(self, account: str, rids: Sequence[str]) -> dict[str, int]:
         """Which of these requests are over in this account, and what each was charged."""
-        told = await self._settling.call("HMGET", _keys(account)[3], *rids)
+        told = await self._settling.call("HMGET", keys_of(account)[3], *rids)
         return {rid: int(end.split()[2]) for rid, end in zip(rids, told, strict=True) if end is not None}
 
     async def dead_letters(self, account: str) -> dict[str, int]:
         """Requests and costs that came too late to know whether they were charged."""
-        letters = await self._settling.call("HGETALL", _keys(account)[-1])
+        letters = await self._settling.call("HGETALL", keys_of(account)[-1])
         return {rid.decode(): int(cost) for rid, cost in letters.items()}
 
     async def deliver(self, settlement: Settlement) -> Settled:
@@ -154,24 +148,34 @@ class Wallet:
         """What does not hold of this account's money, in words; empty when all does. Sweeps it first."""
         return (await self.audit(account)).wrong
 
-    async def audit(self, account: str) -> Audit:
-        """All that can be said of this account's money. Sweeps it first."""
+    async def audit(self, account: str, archive: Archive | None = None) -> Audit:
+        """All that can be said of this account's money, with its archived lines where an archive is given. Sweeps it first."""
         expired = list[tuple[str, int]]()
         swept_ms, over = await self._sweep(account)
         while over:
             expired += over
             swept_ms, over = await self._sweep(account)
+        snapshot, ledger = await self._books(account, archive)
+        requests = {rid.decode(): resolved for rid, resolved in ledger.requests.items()}
+        stale = await self.dead_letters(account)
+        wrong = broken(snapshot, ledger, swept_ms)
+        return Audit(wrong, requests, ledger.lines, expired, stale, snapshot.now_ms, ledger.unread)
+
+    async def _books(self, account: str, archive: Archive | None) -> tuple[Snapshot, Ledger]:
+        """The account at one moment and its ledger up to then. An archiver that is at work makes it begin again."""
         snapshot = Snapshot.of(await self._call("snapshot", self._settling, account, account))
-        ledger, start = Ledger(), "-"
+        ledger, start = Ledger(snapshot.archived), "-"
+        if archive is not None:
+            entries = archive.entries(account, snapshot.archived)
+            ledger = await asyncio.to_thread(Ledger.after, snapshot.archived, entries)
         while lines := await self._settling.call(
-            "XRANGE", _keys(account)[5], start, snapshot.last_line, "COUNT", _PAGE
+            "XRANGE", keys_of(account)[5], start, snapshot.last_line, "COUNT", _PAGE
         ):
             for line, fields in lines:
                 ledger.add(line, fields)
             start = "(" + lines[-1][0].decode()
-        requests = {rid.decode(): resolved for rid, resolved in ledger.requests.items()}
-        stale = await self.dead_letters(account)
-        return Audit(broken(snapshot, ledger, swept_ms), requests, ledger.lines, expired, stale, snapshot.now_ms)
+        archived = Archived.of(await self._settling.call("HGET", keys_of(account)[0], "archived"))
+        return (snapshot, ledger) if archived == snapshot.archived else await self._books(account, archive)
 
     async def _end(self, settlement: Settlement) -> Settled:
         try:
@@ -197,7 +201,7 @@ class Wallet:
         return Credited(Credit(word.decode()), balance)
 
     async def _call(self, name: str, client: Client, account: str, key: str, *arguments: Argument) -> list[Any]:
-        reply: list[Any] = await client.run(self.scripts[name], _keys(account), (key, *arguments))
+        reply: list[Any] = await client.run(self.scripts[name], keys_of(account), (key, *arguments))
         if reply[0] != key.encode():
             raise StoreAway("the store's reply belongs to another call")
         return reply
@@ -237,8 +241,3 @@ async def _repeated(attempt: Callable[[], Awaitable[Answer]], patience_s: float)
 def _pairs(over: list[Any]) -> list[tuple[str, int]]:
     """Requests and what they were charged, from a flat reply."""
     return [(rid.decode(), charged) for rid, charged in zip(over[::2], over[1::2], strict=True)]
-
-
-def _keys(account: str) -> list[str]:
-    """All in one slot of a cluster, by the tag in braces."""
-    return [f"gw:{{{account}}}:{name}" for name in KEYS]

@@ -17,7 +17,8 @@ from uuid_utils import uuid7
 from gateway.store.accounts import Accounts
 from gateway.store.client import Client
 from gateway.store.embedded import EmbeddedStore
-from gateway.store.wallet import KEYS, Wallet
+from gateway.store.scripts import KEYS
+from gateway.store.wallet import Wallet
 
 AT_ONCE = 200
 KEEP_S, SKEW_S = 4.0, 0.5

@@ -165,7 +165,7 @@ def test_closing_asks_first_and_is_for_good() -> None:
     assert told("show", "bob")["status"] == "closed"
 
 
-COMMANDS = ["create", "list", "show", "credit", "adjust", "set", "suspend", "resume", "close"]
+COMMANDS = ["create", "list", "show", "credit", "adjust", "set", "suspend", "resume", "close", "archive"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -18,10 +18,13 @@ from gateway.config import Config, load
 from gateway.exchange import Outcome
 from gateway.record import Record
 from gateway.rows import Rows
+from gateway.store.archive import Archive
+from gateway.store.archiver import Archiver
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.journal import Settlement
 from gateway.store.store import Store
 from tests.records import arrival, end, id_at
+from tests.store.conftest import wallet_of_then
 
 CHARGE = 27
 """What the tokens and the price of an ordinary record come to."""
@@ -162,6 +165,27 @@ async def test_another_machines_log_is_said(books: Books) -> None:
     await books.store.client.call("XADD", "gw:usage:0123", "*", "record", "{}")
     (note,) = (await books.verify())["notes"]
     assert note.startswith("other machines keep usage logs of their own")
+
+
+async def test_a_charge_whose_line_was_archived_is_compared_where_the_archive_is_read(
+    books: Books, tmp_path: Path
+) -> None:
+    old, young, lost = arrival(id_at(round((time.time() - 100 * 86_400) * 1000))), arrival(), arrival()
+    await books.store.accounts.create("elder")
+    await wallet_of_then(books.store.client, 100 * 86_400).settle("elder", old.id, CHARGE)
+    await books.store.wallet.settle("elder", young.id, CHARGE)
+    for each in (old, young):
+        books.rows.write([each, end(each, account="elder", charge_micros=CHARGE)])
+    archive = Archive(tmp_path / "archive")
+    before_ms = round((time.time() - 90 * 86_400) * 1000)
+    assert await Archiver(books.store.client, archive).move("elder", before_ms) == 1
+    report = await books.verify()
+    assert (report["agreed"], report["unknown"], report["unread"]) == (1, 1, 1)
+    report = await books.verify("--archive", str(archive.folder))
+    assert (report["agreed"], report["unknown"], report["unread"]) == (2, 0, 0)
+    books.rows.write([lost, end(lost, account="elder", charge_micros=CHARGE)])
+    (finding,) = (await books.verify(code=1))["wrong"]
+    assert finding["what"] == f"request {lost.id} was charged 27 micros in the usage log and never in the ledger"
 
 
 async def test_a_request_that_crashed_is_not_compared(books: Books) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.store.client import Client
+from gateway.store.client import Client, Script
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.wallet import HoldReply, Wallet
 
@@ -54,6 +54,16 @@ async def overdue(client: Client, rid: str) -> None:
     version, amount, _, floor, fingerprint = (await client.call("HGET", KEY + "holds", rid)).split()
     await client.call("HSET", KEY + "holds", rid, b" ".join((version, amount, b"1", floor, fingerprint)))
     await client.call("ZADD", KEY + "leases", 1, rid)
+
+
+def wallet_of_then(client: Client, age_s: float) -> Wallet:
+    """A wallet that writes lines of this age, and takes requests of any."""
+    wallet, then_ms = Wallet(client, keep_s=10 * age_s), int((time.time() - age_s) * 1000)
+    for name in ("hold", "settle", "credit", "sweep"):
+        text = wallet.scripts[name].text
+        assert text.count('"XADD", ledger, "*"') == 1
+        wallet.scripts[name] = Script(name, text.replace('"XADD", ledger, "*"', f'"XADD", ledger, "{then_ms}-*"'))
+    return wallet
 
 
 @pytest.fixture

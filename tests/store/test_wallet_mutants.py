@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from gateway.errors import GatewayError
-from gateway.store.wallet import script
+from gateway.store.scripts import script
 from tests.store.wallet_machine import REAL_CLOCK, WalletMachine
 
 MUTANTS = {

@@ -19,7 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from gateway.errors import StoreError
 from gateway.store.client import Client, Script
 from gateway.store.journal import Settlement
-from gateway.store.wallet import KEYS, Credit, Hold, Settle, Wallet
+from gateway.store.scripts import KEYS
+from gateway.store.wallet import Credit, Hold, Settle, Wallet
 from tests.store.conftest import ACCOUNT, KEY, rid_at
 
 Reply = TypeVar("Reply")

@@ -75,7 +75,7 @@ async def settled_books(books: Books, lease_s: float = 0) -> tuple[list[int], Ou
 
 def test_every_label_is_tried() -> None:
     tried = {label.partition(":")[0] for label in UNHELD + HELD + CHARGED}
-    assert tried | {"journal.kept", "journal.delivered", "settlements.repeated"} == set(LABELS)
+    assert tried | {"journal.kept", "journal.delivered", "settlements.repeated", "archive.written"} == set(LABELS)
 
 
 @pytest.mark.parametrize("label", UNHELD)

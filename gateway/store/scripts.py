@@ -1,0 +1,25 @@
+"""What all the scripts of the money share: the keys they work on, and for how long a request may come late."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from gateway.store.client import Script
+
+KEYS: Final = ("account", "holds", "leases", "ended", "ended_at", "ledger", "credits", "stale")
+KEEP_S: Final = 24 * 3600
+"""How long a request's id counts as fresh."""
+SKEW_S: Final = 300
+"""The most that two clocks may differ."""
+
+
+def script(name: str) -> Script:
+    """The script of this name, after what all of them share."""
+    here = Path(__file__).parent
+    return Script(name, "\n".join((here / f"{part}.lua").read_text(encoding="utf-8") for part in ("wallet", name)))
+
+
+def keys_of(account: str) -> list[str]:
+    """All in one slot of a cluster, by the tag in braces."""
+    return [f"gw:{{{account}}}:{name}" for name in KEYS]

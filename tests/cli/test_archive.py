@@ -1,0 +1,133 @@
+"""`gateway account archive` moves what is old, says what it did, and may be killed and run again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gateway.cli.commands import program
+from gateway.crash import EXIT_CODE
+from gateway.store.accounts import Accounts
+from gateway.store.client import Client
+from tests.store.conftest import new_rid, wallet_of_then
+
+OLD_S = 100 * 24 * 3600
+
+
+class Command:
+    """The command, on a store where `alice` has 2003 old lines, `bob` one, `carol` none."""
+
+    def __init__(self, file: Path, folder: Path) -> None:
+        self.file, self.folder = file, folder
+
+    async def run(self, *arguments: str, code: int = 0) -> str:
+        """What it prints."""
+        command = [*arguments, "--config", str(self.file)]
+        result = await asyncio.to_thread(CliRunner().invoke, program(), command)
+        assert result.exit_code == code, result.output
+        return str(result.output)
+
+    async def archive(self, *arguments: str, code: int = 0) -> str:
+        return await self.run("account", "archive", "--before", "90d", "--to", str(self.folder), *arguments, code=code)
+
+    async def verified(self, *more: str, code: int = 0) -> Any:
+        """What `gateway verify` tells."""
+        return json.loads(await self.run("verify", "--json", *more, code=code))
+
+    def texts(self) -> dict[str, int]:
+        """How many different lines each file has, none of them twice."""
+        found = {file.stem: file.read_text().splitlines() for file in self.folder.iterdir()}
+        assert all(len(lines) == len(set(lines)) for lines in found.values())
+        return {name: len(lines) for name, lines in found.items()}
+
+
+@pytest.fixture
+async def command(tmp_path: Path, store_url: str, client: Client) -> AsyncIterator[Command]:
+    past = wallet_of_then(client, OLD_S)
+    for name, count in (("alice", 2003), ("bob", 1), ("carol", 0)):
+        await Accounts(client).create(name)
+        await asyncio.gather(*(past.settle(name, new_rid(OLD_S), 1) for _ in range(count)))
+    file = tmp_path / "gateway.yaml"
+    file.write_text(f"redis: {store_url}\ndata: {tmp_path}/data\n")
+    yield Command(file, tmp_path / "archive")
+
+
+async def test_all_accounts_are_archived_and_told(command: Command) -> None:
+    assert (await command.archive("--all")).splitlines() == [
+        f"alice: 2003 lines moved to {command.folder}/alice.jsonl",
+        f"bob: 1 lines moved to {command.folder}/bob.jsonl",
+    ]
+    assert await command.archive("--all") == ""
+    assert command.texts() == {"alice": 2003, "bob": 1}
+
+
+async def test_one_account_may_be_named(command: Command) -> None:
+    told = json.loads(await command.archive("bob", "--json"))
+    assert told == {"account": "bob", "file": f"{command.folder}/bob.jsonl", "lines": 1, "error": ""}
+    assert command.texts() == {"bob": 1}
+    assert "there is no account `nobody`" in await command.archive("nobody", code=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["account", "archive", "--all", "--to", "x", "--before", "1d"], "1450 minutes old"),
+        (["account", "archive", "--all", "--to", "x", "--before", "soon"], "is no time"),
+        (["account", "archive", "--all", "--before", "90d"], "--to"),
+        (["account", "archive", "--before", "90d", "--to", "x"], "give the id of one account, or --all"),
+        (["account", "archive", "alice", "--all", "--before", "90d", "--to", "x"], "give the id of one account"),
+    ],
+    ids=str,
+)
+async def test_misuse_is_told_and_moves_nothing(command: Command, arguments: list[str], words: str) -> None:
+    assert words in " ".join((await command.run(*arguments, code=2)).replace("│", "").split())
+    assert (await command.verified())["unread"] == 0
+
+
+async def test_a_damaged_file_does_not_hold_up_the_other_accounts(command: Command) -> None:
+    command.folder.mkdir()
+    (command.folder / "alice.jsonl").write_text("{}\n")
+    out = await command.archive("--all", code=1)
+    assert "alice.jsonl: what follows byte 0 is not in the ledger" in out
+    assert f"bob: 1 lines moved to {command.folder}/bob.jsonl" in out
+    assert "1 ledgers were not archived whole" in out
+
+
+async def test_verify_takes_the_sums_or_reads_the_files(command: Command) -> None:
+    await command.archive("--all")
+    report = await command.verified()
+    assert (report["accounts"], report["lines"], report["unread"], report["wrong"]) == (3, 0, 2004, [])
+    assert "note: 2004 archived ledger lines were taken as their sums" in await command.run("verify")
+    folder = ("--archive", str(command.folder))
+    report = await command.verified(*folder)
+    assert (report["accounts"], report["lines"], report["unread"], report["wrong"]) == (3, 2004, 0, [])
+    file = command.folder / "alice.jsonl"
+    file.write_text(file.read_text().replace('"amount":-1', '"amount":-2', 1))
+    (finding,) = (await command.verified(*folder, code=1))["wrong"]
+    assert finding["account"] == "alice"
+    assert "alice.jsonl has 2003 archived lines" in finding["what"]
+
+
+@pytest.mark.parametrize("page", [1, 2, 3])
+async def test_killed_before_it_trims_it_goes_on_from_there(command: Command, page: int) -> None:
+    arguments = ("account", "archive", "alice", "--before", "90d", "--to", str(command.folder))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", *arguments, "--config", str(command.file)),
+        env=os.environ | {"GATEWAY_CRASH_AT": f"archive.written:{page}"},
+    )
+    assert await asyncio.wait_for(process.wait(), 20) == EXIT_CODE
+    folder = ("--archive", str(command.folder))
+    report = await command.verified(*folder)
+    assert (report["wrong"], report["lines"]) == ([], 2004)
+    assert command.texts() == {"alice": min(1000 * page, 2003)}
+    assert f"alice: {2003 - 1000 * (page - 1)} lines moved" in await command.archive("alice")
+    assert command.texts() == {"alice": 2003}
+    assert (await command.verified(*folder))["wrong"] == []

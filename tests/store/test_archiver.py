@@ -1,0 +1,267 @@
+"""Archived lines are in the file, once and in order, and the balance is theirs and the ledger's, whatever happens between."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import StoreAway, StoreError
+from gateway.store.archive import Archive, Archived, ArchiveError, encode
+from gateway.store.archiver import YOUNGEST_S, Archiver
+from gateway.store.client import Client
+from gateway.store.wallet import Credit, Settle, Wallet
+from tests.store.conftest import ACCOUNT, KEY, StartStore, new_rid, open_account, overdue, take, wallet_of_then
+
+DAY_S = 24 * 3600
+OLD_S = 100 * DAY_S
+
+
+def days_ago(days: float) -> int:
+    return int((time.time() - days * DAY_S) * 1000)
+
+
+async def text_of_ledger(client: Client) -> bytes:
+    """The ledger as a file has it."""
+    return b"".join(encode(line, fields) for line, fields in await client.call("XRANGE", KEY + "ledger", "-", "+"))
+
+
+async def archived(client: Client) -> Archived:
+    return Archived.of(await client.call("HGET", KEY + "account", "archived"))
+
+
+@pytest.fixture
+async def past(client: Client) -> Wallet:
+    """The wallet of a hundred days ago, of an account with 1000 micros since then."""
+    await open_account(client)
+    past = wallet_of_then(client, OLD_S)
+    await past.credit(ACCOUNT, "opening", 1000)
+    return past
+
+
+@pytest.fixture
+async def archive(tmp_path: Path, client: Client) -> AsyncIterator[Archive]:
+    """An archive that at the end is what the store says, in order with what is left of the ledger."""
+    archive = Archive(tmp_path / "archive")
+    yield archive
+    wallet = Wallet(client)
+    assert await wallet.verify(ACCOUNT) == []
+    assert (await wallet.audit(ACCOUNT, archive)).wrong == []
+
+
+@pytest.fixture
+def archiver(client: Client, archive: Archive) -> Archiver:
+    return Archiver(client, archive)
+
+
+class TestArchiver:
+    async def test_moves_what_is_old_and_leaves_the_rest(
+        self, client: Client, past: Wallet, archive: Archive, archiver: Archiver
+    ) -> None:
+        await past.settle(ACCOUNT, new_rid(OLD_S), 7)
+        await past.adjust(ACCOUNT, "gift", -3, "a “reason”")
+        old = await text_of_ledger(client)
+        await Wallet(client).settle(ACCOUNT, new_rid(), 5)
+        assert await archiver.move(ACCOUNT, days_ago(90)) == 3
+        assert archive.file(ACCOUNT).read_bytes() == old
+        assert archive.file(ACCOUNT).stat().st_mode & 0o777 == 0o600
+        told = await archived(client)
+        assert (told.lines, told.total, told.transactions, told.credited) == (3, 990, 2, 997)
+        assert await client.call("XLEN", KEY + "ledger") == 1
+        assert await archiver.move(ACCOUNT, days_ago(90)) == 0
+
+    async def test_moves_no_line_from_that_moment_on(self, client: Client, past: Wallet, archiver: Archiver) -> None:
+        ((line, _),) = await client.call("XRANGE", KEY + "ledger", "-", "+")
+        moment = int(line.partition(b"-")[0])
+        assert await archiver.move(ACCOUNT, moment) == 0
+        assert await archiver.move(ACCOUNT, moment + 1) == 1
+
+    async def test_an_account_without_old_lines_gets_no_file(
+        self, client: Client, archive: Archive, archiver: Archiver
+    ) -> None:
+        await open_account(client, 10)
+        assert await archiver.move(ACCOUNT, days_ago(90)) == 0
+        assert await archiver.move("nobody", days_ago(90)) == 0
+        assert not archive.folder.exists()
+
+    async def test_moves_many_pages_while_the_account_is_verified_and_used(
+        self, client: Client, past: Wallet, archiver: Archiver
+    ) -> None:
+        await asyncio.gather(*(past.settle(ACCOUNT, new_rid(OLD_S), 1) for _ in range(3500)))
+        now, moving = Wallet(client), asyncio.create_task(archiver.move(ACCOUNT, days_ago(90)))
+        looks = 0
+        while not moving.done():
+            await now.settle(ACCOUNT, new_rid(), 1)
+            assert await now.verify(ACCOUNT) == []
+            looks += 1
+        assert await moving == 3501
+        assert looks >= 1
+        assert await client.call("XLEN", KEY + "ledger") == looks
+
+    async def test_a_line_that_may_still_be_followed_is_refused(
+        self, client: Client, archive: Archive, archiver: Archiver
+    ) -> None:
+        await open_account(client)
+        await wallet_of_then(client, YOUNGEST_S - 60).credit(ACCOUNT, "opening", 10)
+        with pytest.raises(StoreError, match="too young"):
+            await archiver.move(ACCOUNT, days_ago(0))
+        assert await client.call("XLEN", KEY + "ledger") == 1
+        assert await archived(client) == Archived()
+
+    async def test_a_request_whose_line_moved_is_charged_no_more(
+        self, client: Client, past: Wallet, archiver: Archiver
+    ) -> None:
+        rid = new_rid(OLD_S)
+        wallet = Wallet(client)
+        await client.call("HSET", KEY + "holds", rid, "1 10 1 4 a")
+        await client.call("ZADD", KEY + "leases", 1, rid)
+        await client.call("HSET", KEY + "account", "held", 10, "holds", 1)
+        await past.sweep(ACCOUNT)
+        await archiver.move(ACCOUNT, days_ago(90))
+        assert (await wallet.settle(ACCOUNT, rid, 9)).outcome is Settle.STALE
+        assert await client.call("HLEN", KEY + "ended") == await client.call("ZCARD", KEY + "ended_at") == 0
+
+    async def test_a_credit_whose_line_moved_is_still_booked_once(
+        self, client: Client, past: Wallet, archiver: Archiver
+    ) -> None:
+        await archiver.move(ACCOUNT, days_ago(90))
+        assert (await Wallet(client).credit(ACCOUNT, "opening", 1000)).outcome is Credit.DONE
+
+    async def test_what_a_killed_run_wrote_is_not_written_again(
+        self, client: Client, past: Wallet, archive: Archive, archiver: Archiver
+    ) -> None:
+        for _ in range(3):
+            await past.settle(ACCOUNT, new_rid(OLD_S), 1)
+        whole = await text_of_ledger(client)
+        for size in random.sample(range(len(whole) + 1), 20):
+            with archive.growing(ACCOUNT) as file:
+                file.prove(Archived())
+            archive.file(ACCOUNT).write_bytes(whole[:size])
+            dump = {name: await client.call("DUMP", KEY + name) for name in ("ledger", "account")}
+            assert await archiver.move(ACCOUNT, days_ago(90)) == 4
+            assert archive.file(ACCOUNT).read_bytes() == whole
+            for name, copy in dump.items():  # the trim is forgotten, as by a store that lost its last second
+                await client.call("RESTORE", KEY + name, 0, copy, "REPLACE")
+        assert (await Wallet(client).audit(ACCOUNT, archive)).wrong == []
+        assert await archiver.move(ACCOUNT, days_ago(90)) == 4
+
+    async def test_lines_that_are_not_the_ledgers_stop_it(
+        self, client: Client, past: Wallet, archive: Archive, archiver: Archiver
+    ) -> None:
+        archive.folder.mkdir()
+        archive.file(ACCOUNT).write_text('{"line":"1-1","kind":"credit","id":"x","amount":1}\n')
+        with pytest.raises(ArchiveError, match="what follows byte 0 is not in the ledger"):
+            await archiver.move(ACCOUNT, days_ago(90))
+        assert await client.call("XLEN", KEY + "ledger") == 1
+
+    @pytest.mark.parametrize("damage", ["another folder", "a line lost", "an amount changed", "not a line"])
+    async def test_an_archive_that_lacks_what_was_trimmed_stops_it(
+        self, client: Client, past: Wallet, archive: Archive, archiver: Archiver, damage: str
+    ) -> None:
+        await past.settle(ACCOUNT, new_rid(OLD_S), 7)
+        await archiver.move(ACCOUNT, days_ago(90))
+        await wallet_of_then(client, 95 * DAY_S).settle(ACCOUNT, new_rid(95 * DAY_S), 5)
+        path = archive.file(ACCOUNT)
+        right = path.read_bytes()
+        first, second, _ = right.split(b"\n")
+        wrong = {
+            "another folder": b"",
+            "a line lost": first + b"\n",
+            "an amount changed": right.replace(b"-7", b"-8"),
+            "not a line": second + b"\n" + b"[]\n",
+        }
+        path.write_bytes(wrong[damage])
+        for _ in range(2):
+            with pytest.raises(ArchiveError, match=r"archived lines up to|line 2 is not a line of a ledger"):
+                await archiver.move(ACCOUNT, days_ago(90))
+        assert (await Wallet(client).audit(ACCOUNT, archive)).wrong != []
+        path.write_bytes(right)
+        assert await archiver.move(ACCOUNT, days_ago(90)) == 1
+
+    async def test_two_on_one_file_are_one_too_many(self, past: Wallet, archive: Archive, archiver: Archiver) -> None:
+        with archive.growing(ACCOUNT), pytest.raises(ArchiveError, match="another archiver is at work"):
+            await archiver.move(ACCOUNT, days_ago(90))
+        assert await archiver.move(ACCOUNT, days_ago(90)) == 1
+
+    async def test_of_two_with_folders_of_their_own_one_has_all(
+        self, client: Client, past: Wallet, archive: Archive, archiver: Archiver, tmp_path: Path
+    ) -> None:
+        await asyncio.gather(*(past.settle(ACCOUNT, new_rid(OLD_S), 1) for _ in range(2500)))
+        whole = await text_of_ledger(client)
+        archives = (archive, Archive(tmp_path / "other"))
+        await asyncio.gather(
+            *(Archiver(client, each).move(ACCOUNT, days_ago(90)) for each in archives), return_exceptions=True
+        )
+        texts = [each.file(ACCOUNT).read_bytes() for each in archives]
+        assert all(whole.startswith(text) for text in texts)
+        (leader,) = [each for each, text in zip(archives, texts, strict=True) if text == max(texts, key=len)][:1]
+        await Archiver(client, leader).move(ACCOUNT, days_ago(90))
+        assert leader.file(ACCOUNT).read_bytes() == whole
+        archive.file(ACCOUNT).write_bytes(whole)
+
+    async def test_a_trim_that_arrives_twice_trims_once(self, client: Client, past: Wallet, archiver: Archiver) -> None:
+        await past.settle(ACCOUNT, new_rid(OLD_S), 7)
+        (first, _), _ = await client.call("XRANGE", KEY + "ledger", "-", "+")
+        with archiver.archive.growing(ACCOUNT) as file:
+            file.hold(await client.call("XRANGE", KEY + "ledger", "-", "+"))
+        assert (await archiver.trim(ACCOUNT, Archived(), 1, first)).lines == 1
+        with pytest.raises(ArchiveError, match="archived elsewhere"):
+            await archiver.trim(ACCOUNT, Archived(), 1, first)
+        assert await client.call("XLEN", KEY + "ledger") == 1
+
+    @pytest.mark.parametrize("count", [1, 3])
+    async def test_other_lines_than_were_written_are_not_trimmed(
+        self, client: Client, past: Wallet, archiver: Archiver, count: int
+    ) -> None:
+        await past.settle(ACCOUNT, new_rid(OLD_S), 7)
+        _, (last, _) = await client.call("XRANGE", KEY + "ledger", "-", "+")
+        with pytest.raises(StoreError, match="does not begin with these lines"):
+            await archiver.trim(ACCOUNT, Archived(), count, last)
+        assert await client.call("XLEN", KEY + "ledger") == 2
+
+
+async def test_what_is_wrong_across_archive_and_ledger_is_named(
+    client: Client, past: Wallet, archive: Archive, archiver: Archiver
+) -> None:
+    rid = new_rid(OLD_S)
+    await past.settle(ACCOUNT, rid, 7)
+    await archiver.move(ACCOUNT, days_ago(90))
+    line = await client.call("XADD", KEY + "ledger", "*", "kind", "orphan", "id", rid, "amount", -7)
+    await client.call("HINCRBY", KEY + "account", "balance", -7)
+    wallet = Wallet(client)
+    assert await wallet.verify(ACCOUNT) == []
+    assert (await wallet.audit(ACCOUNT, archive)).wrong == [f"request {rid} was resolved twice: orphan after orphan"]
+    await client.call("XDEL", KEY + "ledger", line)
+    assert await wallet.verify(ACCOUNT) == ["the balance is 986, the ledger adds up to 993"]
+    await client.call("HINCRBY", KEY + "account", "balance", 7)
+    await client.call("HSET", KEY + "credits", "made-up", 5)
+    assert await wallet.verify(ACCOUNT) == [
+        "credits whose lines are archived come to 1005 in 2 transactions, the archive to 1000 in 1"
+    ]
+    assert (await wallet.audit(ACCOUNT, archive)).wrong == ["credits and ledger differ in transactions made-up"]
+    await client.call("HDEL", KEY + "credits", "made-up")
+
+
+async def test_a_full_store_can_be_archived(own_store: StartStore, tmp_path: Path) -> None:
+    client = Client.connect(own_store().url)
+    await open_account(client)
+    await wallet_of_then(client, OLD_S).credit(ACCOUNT, "opening", 10)
+    await client.call("CONFIG", "SET", "maxmemory", 1)
+    with pytest.raises(StoreAway, match="OOM"):
+        await Wallet(client).credit(ACCOUNT, "more", 10)
+    assert await Archiver(client, Archive(tmp_path / "archive")).move(ACCOUNT, days_ago(90)) == 1
+    assert await Wallet(client).verify(ACCOUNT) == []
+    await client.close()
+
+
+async def test_an_earlier_hold_past_its_lease_ends_as_always(client: Client, past: Wallet, archiver: Archiver) -> None:
+    await archiver.move(ACCOUNT, days_ago(90))
+    rid, wallet = new_rid(), Wallet(client)
+    await take(wallet, rid, 10, floor=4)
+    await overdue(client, rid)
+    assert (await wallet.settle(ACCOUNT, rid, 9)).charged == 9
+    assert await wallet.verify(ACCOUNT) == []
