@@ -82,11 +82,11 @@ class Histogram:
         self._bounds = bounds
         self._sum = len(bounds) + 1
 
-    def observe(self, value: float) -> None:
-        """Count one."""
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count one, or several of the same value."""
         numbers = self._numbers
-        numbers[bisect_left(self._bounds, value)] += 1.0
-        numbers[self._sum] += value
+        numbers[bisect_left(self._bounds, value)] += times
+        numbers[self._sum] += value * times
 
 
 def _padded(length: int) -> int:

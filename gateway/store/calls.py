@@ -7,10 +7,10 @@ from typing import Final
 
 
 class Calls:
-    """What is done with the seconds that an answer took, and with an error that was one or stands for none."""
+    """What is done with the seconds that answers took, which came together, and with an error that was one or stands for none."""
 
     def __init__(self) -> None:
-        self.answered: Callable[[float], None] = lambda seconds: None
+        self.answered: Callable[[float, int], None] = lambda seconds, answers: None
         self.failed: Callable[[Exception], None] = lambda error: None
 
 

@@ -79,13 +79,29 @@ class Connection(asyncio.Protocol):
         """Whether it must be replaced by another connection."""
         self._opening = self._loop.create_task(self._open(connect, greeting, pause_s))
 
-    def submit(self, command: Command, shape: Shape | None = None, whole: Command | None = None) -> asyncio.Future[Any]:
+    def submit(
+        self,
+        command: Command,
+        shape: Shape | None = None,
+        whole: Command | None = None,
+        future: asyncio.Future[Any] | None = None,
+    ) -> asyncio.Future[Any]:
         """Send with the rest of this tick. The future gets the reply as `shape` makes it, `StoreAway` or `StoreError`.
 
         `whole` is sent in place of a script's command, where the server does not know the script.
         """
-        future: asyncio.Future[Any] = self._loop.create_future()
-        self._add(future, command, shape, whole)
+        if future is None:
+            future = self._loop.create_future()
+        unsent = self._unsent
+        if unsent:
+            deadline = unsent[0][0]
+        else:
+            deadline = self._loop.time() + self._timeout_s
+            if self.opened:
+                self._loop.call_soon(self._flush)
+        unsent.append((deadline, future, shape, whole, pack_command(command)))  # type: ignore[arg-type, unused-ignore]
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._timeout_s, self._watch)
         return future
 
     async def close(self) -> None:
@@ -105,42 +121,32 @@ class Connection(asyncio.Protocol):
             transport.close()
 
     def data_received(self, data: bytes) -> None:
-        demoted = False
-        began = self._loop.time() + self._timeout_s
+        demoted, replies = False, 0
+        oldest = self._sent[0][0] - self._timeout_s if self._sent else 0.0
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not _INCOMPLETE:
                 if type(reply) is not PushNotification:
-                    due, future, shape, whole, _ = self._sent.popleft()
-                    CALLS.answered(began - due)
+                    _, future, shape, whole, _ = self._sent.popleft()
+                    replies += 1
                     if not isinstance(reply, Exception):
                         if not future.done():
                             _answer(future, reply, shape)
                     elif type(reply) is UnknownScript and whole is not None:
                         if not future.done():
-                            self._add(future, whole, shape, None)
+                            self.submit(whole, shape, None, future)
                     else:
                         demoted |= type(reply) is Demoted
                         _refuse(future, reply)
         except (HiredisError, IndexError):
             self._fail("the store does not speak RESP")
+        if replies:
+            CALLS.answered(self._loop.time() - oldest, replies)
         if demoted:
             self._fail("the store is a replica now")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail("the connection to the store was lost")
-
-    def _add(self, future: asyncio.Future[Any], command: Command, shape: Shape | None, whole: Command | None) -> None:
-        unsent = self._unsent
-        if unsent:
-            deadline = unsent[0][0]
-        else:
-            deadline = self._loop.time() + self._timeout_s
-            if self.opened:
-                self._loop.call_soon(self._flush)
-        unsent.append((deadline, future, shape, whole, pack_command(command)))  # type: ignore[arg-type, unused-ignore]
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._timeout_s, self._watch)
 
     async def _open(self, connect: Connect, greeting: Sequence[Command], pause_s: float) -> None:
         try:

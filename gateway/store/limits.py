@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final, Literal
 
 import msgspec
@@ -86,14 +87,14 @@ class Limits:
         """What `take` would answer now, with what is left before it. Takes nothing. Raises `StoreAway`."""
         return await self._ask("look", account, rid, scope, rules, tokens, 0)
 
-    async def give_back(self, account: str, rid: str, *, scope: str, tokens: int) -> None:
+    def give_back(self, account: str, rid: str, *, scope: str, tokens: int) -> asyncio.Future[object]:
         """Free the slot, and count `tokens` in place of those that were taken. Safe to repeat.
 
         A correction upwards may leave less than nothing; the account then waits until that has flowed back.
-        Raises `StoreAway`.
+        It is sent with the other calls of this tick; the future tells of `StoreAway`.
         """
         counted = min(tokens, LARGEST_RATE)
-        await self._client.run(_LIMITS, _keys(account, scope, rid), ["give_back", rid, counted])
+        return self._client.run(_LIMITS, _keys(account, scope, rid), ["give_back", rid, counted])
 
     async def _ask(
         self, what: str, account: str, rid: str, scope: str, rules: Rules, tokens: int, lease_ms: int

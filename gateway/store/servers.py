@@ -166,7 +166,7 @@ class Cluster:
             CALLS.failed(translated)
             _fail(future, translated)
         else:
-            CALLS.answered(loop.time() - began)
+            CALLS.answered(loop.time() - began, 1)
             if not future.done():
                 future.set_result(reply)
         finally:
