@@ -7,13 +7,14 @@ import gc
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from gateway import loading
 from gateway.care import Care
 from gateway.cells import Cells
 from gateway.config import Loaded
+from gateway.errors import GatewayError
 from gateway.life import Life
 from gateway.metrics import Metrics
 from gateway.pipe import Pipe
@@ -44,6 +45,8 @@ async def opened(loaded: Loaded, url: str, generation: int = 1, cells: Cells | N
             yield gateway
         finally:
             await gateway.drain()
+            with suppress(GatewayError):  # what one that is replaced has acknowledged since the last look
+                await store.wallet.check_incarnation()
             await gateway.chain.stop()
             await pipe.close()
 

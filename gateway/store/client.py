@@ -78,6 +78,10 @@ class Client:
         rest = (len(keys), *keys, *arguments)
         return self._servers.submit(("EVALSHA", script.digest, *rest), None, ("EVAL", script.text, *rest))
 
+    async def follow(self) -> None:
+        """Go on with the server that has taken over. A primary that Sentinel has replaced may answer for seconds yet."""
+        await self._servers.follow()
+
     async def close(self) -> None:
         """Wait for the replies that are due, then close the connections."""
         await self._servers.close()

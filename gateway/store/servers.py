@@ -18,6 +18,7 @@ from redis.exceptions import (
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
+    RedisError,
     ResponseError,
     TryAgainError,
 )
@@ -41,6 +42,9 @@ class Servers(Protocol):
 
         `whole` is sent in place of a script's command, where the store does not know the script.
         """
+
+    async def follow(self) -> None:
+        """Go on with the server that has taken over, where one has and the old one still answers."""
 
     async def close(self) -> None:
         """Wait for the replies that are due, then close."""
@@ -86,11 +90,25 @@ class OneServer:
         self._timeout_s = timeout_s
         self._connection: Connection | None = None
         self._pause_s = 0.0
+        self._address: tuple[str, int] | None = None
+        """The primary, as Sentinel named it last."""
 
     def submit(self, command: Command, shape: Shape | None, whole: Command | None = None) -> asyncio.Future[Any]:
         if self._connection is None or self._connection.lost:
             self._connection = self._next()
         return self._connection.submit(command, shape, whole)
+
+    async def follow(self) -> None:
+        if not isinstance(self._pool, SentinelConnectionPool) or self._connection is None:
+            return
+        manager, name = self._pool.sentinel_manager, self._pool.service_name
+        try:
+            named = await manager.discover_master(name)
+        except (RedisError, OSError):
+            return  # that nobody is named is no reason to leave
+        if named != self._address and self._connection.opened:
+            old, self._connection = self._connection, self._next()
+            await old.close()
 
     async def close(self) -> None:
         if self._connection is not None:
@@ -119,7 +137,7 @@ class OneServer:
             return
         host, port = given.get("host") or "localhost", given.get("port") or 6379
         if isinstance(self._pool, SentinelConnectionPool):
-            host, port = await self._pool.get_master_address()  # type: ignore[no-untyped-call, unused-ignore]
+            host, port = self._address = await self._pool.get_master_address()  # type: ignore[no-untyped-call, unused-ignore]
         made = self._pool.make_connection()  # type: ignore[no-untyped-call, unused-ignore]
         tls = made.ssl_context.get() if isinstance(made, SSLConnection) else None
         await loop.create_connection(protocol, host, port, ssl=tls)
@@ -144,6 +162,9 @@ class Cluster:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return future
+
+    async def follow(self) -> None:
+        """redis-py does, by what the nodes tell."""
 
     async def close(self) -> None:
         if self._tasks:

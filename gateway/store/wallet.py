@@ -135,9 +135,11 @@ class Wallet:
 
         Call it at start and every few seconds: one that took over may have forgotten what was acknowledged.
         """
+        for client in {self._client, self._settling}:
+            await client.follow()
         masters = frozenset(told["run_id"] for told in await told_by_masters(self._settling, "server"))
         forgetful = bool(self._masters) and not masters <= self._masters
-        recent = [settlement for _, settlement in self._recent] if forgetful else []
+        recent = list({settlement.rid: settlement for _, settlement in self._recent}.values()) if forgetful else []
         for start in range(0, len(recent), _PAGE):
             await asyncio.gather(*map(self.deliver, recent[start : start + _PAGE]))
             crash.point("settlements.repeated")

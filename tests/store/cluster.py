@@ -2,76 +2,59 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from redis import Redis
-from redis.exceptions import RedisError
-
-from gateway.store.embedded import find_server
-from tests.cli.processes import free_port
+from tests.store.nodes import Node, until
 
 SLOTS = 16384
-SETTINGS = ("--cluster-enabled", "yes", "--appendonly", "yes", "--save", "", "--cluster-node-timeout", "2000")
+SETTINGS = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
 
 
-class Node:
-    """One server, on ports that nobody else took first."""
+class Cluster:
+    """Three masters. `url` is where a gateway finds them."""
 
-    def __init__(self, folder: Path, ends: ExitStack) -> None:
-        while not self._started(folder, ends):
-            pass
+    def __init__(self, nodes: list[Node]) -> None:
+        self.nodes = nodes
+        self.url = f"cluster://{','.join(f'127.0.0.1:{node.port}' for node in nodes)}"
 
-    def _started(self, folder: Path, ends: ExitStack) -> bool:
-        self.port, self.bus = free_port(), free_port()
-        own = folder / str(self.port)
-        own.mkdir(exist_ok=True)
-        places = ("--port", str(self.port), "--cluster-port", str(self.bus), "--bind", "127.0.0.1", "--dir", str(own))
-        process = subprocess.Popen([find_server(), *SETTINGS, *places], stdout=subprocess.DEVNULL)
-        ends.callback(process.wait)
-        ends.callback(process.kill)
-        self._client = ends.enter_context(Redis(port=self.port, protocol=3, decode_responses=True))
-        _until(lambda: process.poll() is not None or self.answers())
-        return process.poll() is None
+    def owner(self, slot: int) -> Node:
+        """Who serves a slot with keys in it."""
+        return next(node for node in self.nodes if node.call("CLUSTER", "COUNTKEYSINSLOT", slot))
 
-    def call(self, *command: str | int) -> Any:
-        """The reply to a command."""
-        return self._client.execute_command(*command)
-
-    def answers(self) -> bool:
-        """Whether it has started."""
-        try:
-            return bool(self.call("PING"))
-        except RedisError:
-            return False
-
-    def knows_all(self) -> bool:
-        """Whether it sees the cluster whole."""
-        told = self.call("CLUSTER INFO")
-        return (told["cluster_state"], told["cluster_known_nodes"]) == ("ok", "3")
+    def migrate(self, key: str, *, pause_s: float = 0) -> None:
+        """Move the slot of a key to another node, key by key with a pause after each, as operators' tools do it."""
+        slot = self.nodes[0].call("CLUSTER", "KEYSLOT", key)
+        source = self.owner(slot)
+        target = self.nodes[self.nodes.index(source) - 1]
+        target.call("CLUSTER", "SETSLOT", slot, "IMPORTING", source.call("CLUSTER", "MYID"))
+        source.call("CLUSTER", "SETSLOT", slot, "MIGRATING", target.call("CLUSTER", "MYID"))
+        while keys := source.call("CLUSTER", "GETKEYSINSLOT", slot, 1):
+            source.call("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
+            time.sleep(pause_s)
+        for node in (target, source, *self.nodes):
+            node.call("CLUSTER", "SETSLOT", slot, "NODE", target.call("CLUSTER", "MYID"))
 
 
 @contextmanager
-def cluster(folder: Path) -> Iterator[str]:
-    """Its URL, once every node knows that all is well."""
+def cluster(folder: Path) -> Iterator[Cluster]:
+    """The cluster, once every node knows that all is well."""
     with ExitStack() as ends:
-        nodes = [Node(folder, ends) for _ in range(3)]
+        nodes = [Node(folder, ends, *SETTINGS) for _ in range(3)]
         for number, node in enumerate(nodes):
             node.call("CLUSTER", "ADDSLOTSRANGE", SLOTS * number // 3, SLOTS * (number + 1) // 3 - 1)
             node.call("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         for other in nodes[1:]:
             nodes[0].call("CLUSTER", "MEET", "127.0.0.1", other.port, other.bus)
         for node in nodes:
-            _until(node.knows_all)
-        yield f"cluster://{','.join(f'127.0.0.1:{node.port}' for node in nodes)}"
+            until(partial(knows_all, node))
+        yield Cluster(nodes)
 
 
-def _until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline, "the cluster does not come up"
-        time.sleep(0.02)
+def knows_all(node: Node) -> bool:
+    """Whether it sees the cluster whole."""
+    told = node.call("CLUSTER INFO")
+    return (told["cluster_state"], told["cluster_known_nodes"]) == ("ok", "3")

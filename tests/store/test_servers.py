@@ -14,6 +14,7 @@ import pytest
 from gateway.errors import Misconfigured, StoreAway, StoreError
 from gateway.store.client import Client, Script
 from gateway.store.embedded import EmbeddedStore, find_server
+from tests.store.sentinel import watched
 
 StartServer = Callable[..., int]
 
@@ -83,6 +84,19 @@ async def test_sentinel_names_the_master(start: StartServer) -> None:
     async with connected(f"sentinel://127.0.0.1:{sentinel}/purse") as client:
         await until_answered(client, "PING", answer=True)
         assert (await client.call("INFO", "server"))["tcp_port"] == port
+
+
+async def test_a_primary_that_was_replaced_is_left_although_it_still_answers(tmp_path: Path) -> None:
+    with watched(tmp_path) as servers:
+        async with connected(servers.url) as client:
+            await until_answered(client, "PING", answer=True)
+            await client.follow()
+            before = servers.primary()
+            assert (await client.call("INFO", "server"))["tcp_port"] == before.port
+            await asyncio.to_thread(servers.fail_over, "ordered")
+            assert (await client.call("INFO", "server"))["tcp_port"] == before.port, "it has not noticed"
+            await client.follow()
+            assert (await client.call("INFO", "server"))["tcp_port"] == servers.primary().port != before.port
 
 
 async def test_a_cluster_takes_the_same_calls(start: StartServer) -> None:

@@ -28,8 +28,8 @@ from tests.store.test_wallet import (  # noqa: F401 - the same suite, on this fi
 @pytest.fixture(scope="module")
 def cluster_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """One cluster for this file."""
-    with cluster(tmp_path_factory.mktemp("cluster")) as url:
-        yield url
+    with cluster(tmp_path_factory.mktemp("cluster")) as masters:
+        yield masters.url
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import os
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,95 +19,13 @@ import pytest
 from gateway.fake_upstream import FakeUpstream
 from tests.cli.processes import children
 from tests.store_proxy import Fault, StoreProxy
-from tests.whole.books import LEASE_S, OPENING, Books
-from tests.whole.raw import ask, chat
+from tests.whole.books import Books
+from tests.whole.load import under_load
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the children of a process are read from /proc")
 
 SECONDS = float(os.environ.get("MONEY_SECONDS", "5"))
 SEED = int(os.environ.get("MONEY_SEED", random.randrange(1 << 32)))
-CALLERS = 8
-EXACT = 1 + 2 * 12
-"""The fake upstream counts words: one of the prompt, twelve of its answer."""
-
-
-class Callers:
-    """Ask again and again, and note what they got."""
-
-    def __init__(self, books: Books) -> None:
-        self._books = books
-        self.whole: set[str] = set()
-        self.refused: set[str] = set()
-        self.statuses: set[int] = set()
-
-    @asynccontextmanager
-    async def asking(self) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(self._ask()) for _ in range(CALLERS)]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _ask(self) -> None:
-        while True:
-            try:
-                answer = await ask(self._books.port, chat(self._books.token))
-            except (OSError, EOFError):
-                await asyncio.sleep(0.02)
-                continue
-            self.statuses.add(answer.status)
-            if answer.whole and answer.status == 200:
-                self.whole.add(answer.headers["x-request-id"])
-            elif answer.status == 503:
-                self.refused.add(answer.headers["x-request-id"])
-
-
-@asynccontextmanager
-async def serving(books: Books, workers: int) -> AsyncIterator[int]:
-    """The whole program; its pid. Its end is a good one."""
-    command = ("-m", "gateway", "serve", "--config", str(books.file), "--workers", str(workers))
-    with (books.folder / "worker.log").open("ab") as log:
-        process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=log, stderr=log)
-    try:
-        async with asyncio.timeout(20):
-            while True:
-                with suppress(OSError):
-                    _, writer = await asyncio.open_connection("127.0.0.1", books.port)
-                    writer.close()
-                    break
-                await asyncio.sleep(0.02)
-        yield process.pid
-    finally:
-        process.terminate()
-        assert await asyncio.wait_for(process.wait(), 40) == 0, books.log()
-
-
-async def under_load(books: Books, workers: int, disturb: Callable[[int], Awaitable[None]]) -> Callers:
-    """Callers ask while `disturb` works on the program; afterwards all leases pass and the books are looked at."""
-    callers = Callers(books)
-    async with serving(books, workers) as pid:
-        async with callers.asking():
-            await disturb(pid)
-            served = len(callers.whole)
-            async with asyncio.timeout(20):
-                while len(callers.whole) < served + 20:
-                    await asyncio.sleep(0.05)
-        await asyncio.sleep(LEASE_S)  # the journal is delivered meanwhile
-    await look_at(books, callers)
-    return callers
-
-
-async def look_at(books: Books, callers: Callers) -> None:
-    records = await books.records()
-    await books.verified()
-    charges = await books.charges()
-    assert callers.whole <= records.keys()
-    assert {rid: sum(charges.get(rid, [])) for rid in callers.whole} == dict.fromkeys(callers.whole, EXACT)
-    assert {rid for rid in callers.refused if sum(charges.get(rid, []))} == set()
-    assert all(len([each for each in lines if each]) <= 1 for lines in charges.values())
-    assert (await books.account()).balance_micros == OPENING - sum(map(sum, charges.values()))
 
 
 @pytest.fixture

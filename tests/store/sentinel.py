@@ -1,0 +1,82 @@
+"""A primary, its replica, and a Sentinel that watches them, for as long as a test needs them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final, Literal
+
+from tests.store.nodes import Node, until
+
+SETTINGS: Final = ("--repl-diskless-sync-delay", "0")
+WATCH: Final = """
+bind 127.0.0.1
+sentinel monitor purse 127.0.0.1 {port} 1
+sentinel down-after-milliseconds purse 300
+sentinel failover-timeout purse 1000
+"""
+
+How = Literal["killed", "frozen", "ordered"]
+"""Why the primary is replaced. One that is `ordered` to go answers for seconds yet, as if it still were the primary."""
+
+
+class Watched:
+    """`url` is where a gateway finds whoever is the primary."""
+
+    def __init__(self, nodes: tuple[Node, Node], sentinel: Node) -> None:
+        self._nodes = nodes
+        self._sentinel = sentinel
+        self.url = f"sentinel://127.0.0.1:{sentinel.port}/purse"
+
+    def primary(self) -> Node:
+        """The primary, as Sentinel tells it."""
+        port = int(self._sentinel.call("SENTINEL", "MASTER", "purse")["port"])
+        return next(node for node in self._nodes if node.port == port)
+
+    def fail_over(self, how: How) -> None:
+        """Until the replica has taken over."""
+        old = self.primary()
+        new = self._other(old)
+        match how:
+            case "killed":
+                old.process.kill()
+            case "frozen":
+                old.process.send_signal(signal.SIGSTOP)
+            case "ordered":
+                self._sentinel.call("SENTINEL", "FAILOVER", "purse")
+        until(lambda: self.primary() is new and new.call("ROLE")[0] == "master")
+        old.process.send_signal(signal.SIGCONT)
+
+    def mend(self) -> None:
+        """Until the one that was replaced is there again, as a replica."""
+        old = self._other(self.primary())
+        if old.process.poll() is not None:
+            old.start()
+        until(lambda: old.answers() and old.call("ROLE")[0] == "slave")
+        until(self.ready)
+
+    def ready(self) -> bool:
+        """Whether Sentinel knows of a replica that can take over."""
+        (told,) = self._sentinel.call("SENTINEL", "REPLICAS", "purse")
+        return (told["flags"], told["master-link-status"]) == ("slave", "ok")
+
+    def _other(self, node: Node) -> Node:
+        return next(other for other in self._nodes if other is not node)
+
+
+@contextmanager
+def watched(folder: Path) -> Iterator[Watched]:
+    """All three, once each knows of the others."""
+    with ExitStack() as ends:
+        primary = Node(folder, ends, *SETTINGS)
+        replica = Node(folder, ends, *SETTINGS)
+        replica.call("REPLICAOF", "127.0.0.1", primary.port)
+        until(lambda: replica.call("ROLE")[3] == "connected")
+        sentinel = Node(folder, ends, "--sentinel", file=WATCH.format(port=primary.port))
+        sentinel.call("SENTINEL", "DEBUG", "INFO-PERIOD", 100, "PUBLISH-PERIOD", 500)  # looks ten times as often
+        until(lambda: len(sentinel.call("SENTINEL", "REPLICAS", "purse")) == 1)
+        servers = Watched((primary, replica), sentinel)
+        until(servers.ready)
+        yield servers

@@ -1,0 +1,75 @@
+"""The store moves under load, by failovers and by a slot's migration: everybody pays once, and nobody is taken for poor.
+
+`MOVES_SECONDS=120 MOVES_SEED=7 pytest tests/whole/test_store_moves.py -s` runs the longer form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from gateway.fake_upstream import FakeUpstream
+from tests.store.cluster import cluster
+from tests.store.sentinel import How, watched
+from tests.whole.books import Books
+from tests.whole.load import Callers, under_load
+
+SECONDS = float(os.environ.get("MOVES_SECONDS", "0"))
+SEED = int(os.environ.get("MOVES_SEED", random.randrange(1 << 32)))
+
+
+@pytest.fixture
+async def books(tmp_path: Path) -> AsyncIterator[Books]:
+    print(f"MOVES_SEED={SEED}")
+    async with FakeUpstream(pace_s=0.004) as upstream:
+        books = Books(tmp_path, upstream.base_url)
+        try:
+            yield books
+        finally:
+            books.embedded.stop()
+
+
+async def moved(books: Books, url: str, move: Callable[[], None]) -> Callers:
+    """Callers ask while the store at `url` moves, once or for as long as was asked for; the books are right."""
+    books.url = url
+    books.reach_store_at(url)
+    await books.open()
+
+    async def disturb(_: int) -> None:
+        deadline = time.monotonic() + SECONDS
+        while True:
+            await asyncio.sleep(0.5)
+            await asyncio.to_thread(move)
+            if time.monotonic() >= deadline:
+                break
+
+    callers = await under_load(books, 2, disturb)
+    print(f"{len(callers.whole)} whole answers, {len(callers.refused)} refused")
+    assert callers.statuses <= {200, 503}
+    return callers
+
+
+@pytest.mark.parametrize("how", get_args(How) if SECONDS else ("killed", "ordered"))
+async def test_sentinel_replaces_the_primary(books: Books, tmp_path: Path, how: How) -> None:
+    chance = random.Random(SEED)
+    hows = iter([how])
+    with watched(tmp_path) as servers:
+
+        def move() -> None:
+            servers.fail_over(next(hows, chance.choice(get_args(How))))
+            if SECONDS:
+                servers.mend()
+
+        await moved(books, servers.url, move)
+
+
+async def test_an_accounts_slot_goes_to_another_master_of_the_cluster(books: Books, tmp_path: Path) -> None:
+    with cluster(tmp_path) as servers:
+        await moved(books, servers.url, lambda: servers.migrate("gw:{tester}:account", pause_s=0.02))
