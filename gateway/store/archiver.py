@@ -38,13 +38,13 @@ class Archiver:
         Raises `ArchiveError` where the archive is not as the store says, `StoreAway`, and `StoreError` where a line is
         too young. Whatever it raised, running it again goes on from there.
         """
-        if not await self._lines(account, before_ms):
+        if not await self._lines(account, "-", before_ms):
             return 0
         moved = 0
         with self.archive.growing(account) as file:
             archived = Archived.of(await self._client.call("HGET", keys_of(account)[0], "archived"))
             await asyncio.to_thread(file.prove, archived)
-            while page := await self._lines(account, before_ms):
+            while page := await self._lines(account, f"({archived.last}", before_ms):
                 await asyncio.to_thread(file.hold, page)
                 crash.point("archive.written")
                 archived = await self.trim(account, archived, len(page), page[-1][0])
@@ -66,7 +66,7 @@ class Archiver:
             )
         return Archived.of(field)
 
-    async def _lines(self, account: str, before_ms: int) -> list[Entry]:
+    async def _lines(self, account: str, first: str, before_ms: int) -> list[Entry]:
         ledger, last_ms = keys_of(account)[KEYS.index("ledger")], max(before_ms, 1) - 1
-        lines: list[Entry] = await self._client.call("XRANGE", ledger, "-", last_ms, "COUNT", PAGE)
+        lines: list[Entry] = await self._client.call("XRANGE", ledger, first, last_ms, "COUNT", PAGE)
         return lines

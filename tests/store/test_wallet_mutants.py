@@ -8,7 +8,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from gateway.errors import GatewayError
 from gateway.store.scripts import script
-from tests.store.wallet_machine import REAL_CLOCK, WalletMachine
+from tests.store.wallet_machine import REAL_CLOCK, REAL_STAMP, WalletMachine
 
 MUTANTS = {
     "ends are trimmed while the id is fresh": ("now - keep - 2 * skew", "now - skew"),
@@ -29,6 +29,13 @@ MUTANTS = {
     "one hold too many": ("purse.holds >= most_holds", "purse.holds > most_holds"),
     "a credit may be repeated": ('redis.call("HGET", credits, transaction)', "false"),
     "zero is written as minus zero": ("number + 0", "number"),
+    "what is trimmed is not counted": ('redis.call("HSET", account, "archived", archived)', ""),
+    "what is counted is not trimmed": ('redis.call("XTRIM", ledger, "MINID", "=", ', "string.len("),
+    "all lines are trimmed": ('"MINID", "=", ms .. "-" .. digits(tonumber(number) + 1)', '"MAXLEN", 0'),
+    "only the last page is counted": ("total = total + amount", "total = amount"),
+    "archived credits are not told from charges": ('fields.kind == "credit" or fields.kind == "adjust"', "false"),
+    "an archived page may be counted again": ('(redis.call("HGET", account, "archived") or "") ~= before', "false"),
+    "young lines are archived": ("tonumber(ms) >= clock() - keep - 2 * skew", "false"),
     "arguments are not checked": ("number < least or number > most", "false"),
 }
 
@@ -39,14 +46,16 @@ def test_the_model_catches(store_url: str, mutation: tuple[str, str]) -> None:
         url = store_url
 
     Mutant.mutation = mutation
-    texts = [script(name).text for name in ("hold", "settle", "credit", "sweep")]
+    texts = [script(name).text for name in ("hold", "settle", "credit", "sweep", "archive")]
     assert any(mutation[0] in text for text in texts), "the scripts changed: there is nothing to replace"
-    assert all(REAL_CLOCK in text for text in texts), "the scripts changed: the clock is not the test's"
+    assert all(REAL_CLOCK in text and REAL_STAMP in text for text in texts), (
+        "the scripts changed: the clock is not the test's"
+    )
     with pytest.raises((AssertionError, GatewayError, ExceptionGroup)):
         run_state_machine_as_test(
             Mutant,
             settings=settings(
-                max_examples=200,
+                max_examples=300,
                 stateful_step_count=40,
                 phases=[Phase.generate],
                 derandomize=True,

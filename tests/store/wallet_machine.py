@@ -2,7 +2,8 @@
 
 The clocks are the test's: the scripts read the store's time from a key, and request ids carry a gateway's time. Any two
 clocks differ by `SKEW_MS` at most, as the wallet demands; a failover may change the store's clock within that, lose what
-was acknowledged since the last copy, and is followed by the repeats that every gateway then makes.
+was acknowledged since the last copy, and is followed by the repeats that every gateway then makes. The archive's files
+outlive it; no replica is so far behind that it never had what is archived.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ import asyncio
 from collections.abc import Coroutine
 from copy import deepcopy
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gateway.errors import StoreError
+from gateway.store.archive import Archive, Archived, ArchiveError, Entry
+from gateway.store.archiver import Archiver
 from gateway.store.client import Client, Script
 from gateway.store.journal import Settlement
 from gateway.store.scripts import KEYS
@@ -47,11 +52,21 @@ BAD_TERMS: tuple[dict[str, Any], ...] = (
     {"cost": 2**53},
 )
 
+WINDOW_MS = KEEP_MS + 2 * SKEW_MS
+"""How old a line must be to be archived."""
+
+CLOCK = f"{{{ACCOUNT}}}:clock"
 REAL_CLOCK = """  local time = redis.call("TIME")
   return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 """
-TEST_CLOCK = """  return tonumber(redis.call("GET", "clock"))
+TEST_CLOCK = f"""  return tonumber(redis.call("GET", "{CLOCK}"))
+end
+
+local function stamp() -- as a server makes ids: by its clock, never back
+  local last = redis.call("XREVRANGE", ledger, "+", "-", "COUNT", 1)[1]
+  return digits(math.max(clock(), last and tonumber(last[1]:match("^%d+")) or 0)) .. "-*"
 """
+REAL_STAMP, TEST_STAMP = '"XADD", ledger, "*"', '"XADD", ledger, stamp()'
 
 
 @dataclass
@@ -99,22 +114,29 @@ class WalletMachine(RuleBasedStateMachine):
         self.error_ms = 0
         self.truth = Truth(balance=OPENING, credits={"opening": OPENING})
         self.copy: tuple[Truth, dict[str, bytes | None]] | None = None
+        self.copied_ms = 0
         self.since_copy: list[Settlement] = []
         self.born: dict[str, int] = {}
+        self.folder = TemporaryDirectory()
+        self.archive = Archive(Path(self.folder.name))
         self.run(self._open())
         self._arrive(self.true_ms)
 
     async def _open(self) -> None:
         self.client = Client.connect(self.url)
         await self.client.call("FLUSHALL")
-        await self.client.call("SET", "clock", self.now)
+        await self.client.call("SET", CLOCK, self.now)
         fields = ("status", "active", "balance", 0, "held", 0, "holds", 0, "credit_line", CREDIT_LINE)
         await self.client.call("HSET", KEY + "account", *fields)
-        self.wallet = Wallet(self.client, keep_s=KEEP_MS / 1000, skew_s=SKEW_MS / 1000)
-        for name, script in self.wallet.scripts.items():
-            text = script.text.replace(REAL_CLOCK, TEST_CLOCK).replace(*self.mutation)
-            self.wallet.scripts[name] = Script(name, text)
+        window: dict[str, Any] = {"keep_s": KEEP_MS / 1000, "skew_s": SKEW_MS / 1000}
+        self.wallet, self.archiver = Wallet(self.client, **window), Archiver(self.client, self.archive, **window)
+        self.wallet.scripts = {name: self._changed(script) for name, script in self.wallet.scripts.items()}
+        self.archiver.script = self._changed(self.archiver.script)
         await self.wallet.credit(ACCOUNT, "opening", OPENING)
+
+    def _changed(self, script: Script) -> Script:
+        text = script.text.replace(REAL_CLOCK, TEST_CLOCK).replace(REAL_STAMP, TEST_STAMP)
+        return Script(script.name, text.replace(*self.mutation))
 
     def run(self, call: Coroutine[Any, Any, Reply]) -> Reply:
         return self.loop.run_until_complete(call)
@@ -162,7 +184,7 @@ class WalletMachine(RuleBasedStateMachine):
 
     def _pass(self, passed_ms: int) -> None:
         self.true_ms += passed_ms
-        self.run(self.client.call("SET", "clock", self.now))
+        self.run(self.client.call("SET", CLOCK, self.now))
 
     @rule(amount=AMOUNTS, floor=FLOORS)
     def a_gateway_dies(self, amount: int, floor: int) -> None:
@@ -277,12 +299,47 @@ class WalletMachine(RuleBasedStateMachine):
             return
         raise AssertionError("a bad argument was taken")
 
+    # An archiver, which may be killed before it trims, or whose call arrives again later
+
+    @precondition(lambda self: self.now > START_MS + WINDOW_MS)
+    @rule(killed=st.sampled_from((False, False, True)))
+    def an_archiver_runs(self, killed: bool) -> None:
+        before_ms, known = self.now - WINDOW_MS, self._archived()
+        page, young = self._ledger("-", before_ms - 1), self._ledger(before_ms, "+")
+        if page and self.copied_ms < before_ms:
+            self.copy = None
+        if killed and page:
+            with self.archive.growing(ACCOUNT) as file:
+                file.prove(known)
+                file.hold(page)
+            return
+        assert self.run(self.archiver.move(ACCOUNT, before_ms)) == len(page)
+        if page:
+            self._not_trimmed(ArchiveError, known, page[0])
+        if young:
+            self._not_trimmed(StoreError, self._archived(), young[0])
+
+    def _not_trimmed(self, expected: type[Exception], known: Archived, first: Entry) -> None:
+        try:
+            self.run(self.archiver.trim(ACCOUNT, known, 1, first[0]))
+        except expected:
+            return
+        raise AssertionError("what must stay was trimmed")
+
+    def _ledger(self, first: str | int, last: str | int) -> list[Entry]:
+        lines: list[Entry] = self.run(self.client.call("XRANGE", KEY + "ledger", first, last))
+        return lines
+
+    def _archived(self) -> Archived:
+        return Archived.of(self.run(self.client.call("HGET", KEY + "account", "archived")))
+
     # A failover: a replica takes over that knows everything up to some moment
 
     @rule()
     def a_replica_copies(self) -> None:
         copies = [self.run(self.client.call("DUMP", KEY + name)) for name in KEYS]
         self.copy = (deepcopy(self.truth), dict(zip(KEYS, copies, strict=True)))
+        self.copied_ms = self.now
         self.since_copy = []
 
     @precondition(lambda self: self.copy is not None)
@@ -304,15 +361,27 @@ class WalletMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_account_is_as_the_truth_says(self) -> None:
-        fields = self.run(self.client.call("HMGET", KEY + "account", "balance", "held", "holds"))
-        assert [int(value) for value in fields] == [self.truth.balance, self.truth.held, len(self.truth.holds)]
+        self.run(self._looked_at())
+
+    async def _looked_at(self) -> None:
+        (balance, held, holds, archived), ledger, told = await asyncio.gather(
+            self.client.call("HMGET", KEY + "account", "balance", "held", "holds", "archived"),
+            self.client.call("XRANGE", KEY + "ledger", "-", "+"),
+            self.client.call("XINFO", "STREAM", KEY + "ledger"),
+        )
+        assert [int(balance), int(held), int(holds)] == [self.truth.balance, self.truth.held, len(self.truth.holds)]
+        known = Archived.of(archived)
+        assert known.lines + len(ledger) == told[b"entries-added"], "every line is archived or in the ledger"
+        assert known.total + sum(int(fields[b"amount"]) for _, fields in ledger) == int(balance)
 
     def teardown(self) -> None:
         try:
             self.truth.expire(self.now)
             assert self.run(self.wallet.verify(ACCOUNT)) == []
+            assert self.run(self.wallet.audit(ACCOUNT, self.archive)).wrong == []
             assert self.run(self.wallet.dead_letters(ACCOUNT)) == self.truth.stale
             self.the_account_is_as_the_truth_says()
         finally:
             self.run(self.client.close())
             self.loop.close()
+            self.folder.cleanup()
