@@ -32,6 +32,10 @@ MOMENTARY: Final = (ReadOnlyError, OutOfMemoryError, ClusterDownError, MovedErro
 """Answers of a node that cannot serve just now, or not this."""
 
 
+TRIES: Final = 2
+"""A command may be sent on, once. One that a slot on its way holds up is not tried on and on, in the place of others."""
+
+
 class Servers(Protocol):
     """What takes commands. `redis` is redis-py's client of the same store."""
 
@@ -150,6 +154,7 @@ class Cluster:
     """
 
     def __init__(self, redis: RedisCluster, timeout_s: float, at_once: int) -> None:
+        redis.RedisClusterRequestTTL = TRIES
         self.redis: Redis | RedisCluster = redis
         self._timeout_s = timeout_s
         self._tasks: set[asyncio.Task[None]] = set()

@@ -25,16 +25,29 @@ class Cluster:
         """Who serves a slot with keys in it."""
         return next(node for node in self.nodes if node.call("CLUSTER", "COUNTKEYSINSLOT", slot))
 
-    def migrate(self, key: str, *, pause_s: float = 0) -> None:
-        """Move the slot of a key to another node, key by key with a pause after each, as operators' tools do it."""
+    def migrate(self, key: str, *, pause_s: float) -> None:
+        """Move the slot of a key to another node, with a pause in the middle."""
+        with self.half_moved(key):
+            time.sleep(pause_s)
+
+    @contextmanager
+    def half_moved(self, key: str) -> Iterator[None]:
+        """Half of the keys in the slot of `key` are on another node meanwhile; in the end all are, and it serves them."""
         slot = self.nodes[0].call("CLUSTER", "KEYSLOT", key)
         source = self.owner(slot)
         target = self.nodes[self.nodes.index(source) - 1]
+
+        def move(most: int) -> int:
+            if keys := source.call("CLUSTER", "GETKEYSINSLOT", slot, most):
+                source.call("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
+            return len(keys)
+
         target.call("CLUSTER", "SETSLOT", slot, "IMPORTING", source.call("CLUSTER", "MYID"))
         source.call("CLUSTER", "SETSLOT", slot, "MIGRATING", target.call("CLUSTER", "MYID"))
-        while keys := source.call("CLUSTER", "GETKEYSINSLOT", slot, 1):
-            source.call("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
-            time.sleep(pause_s)
+        move(source.call("CLUSTER", "COUNTKEYSINSLOT", slot) // 2)
+        yield
+        while move(100):
+            pass
         for node in (target, source, *self.nodes):
             node.call("CLUSTER", "SETSLOT", slot, "NODE", target.call("CLUSTER", "MYID"))
 

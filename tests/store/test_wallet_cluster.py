@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
+from gateway.errors import StoreAway
 from gateway.store.accounts import Accounts
 from gateway.store.client import Client
 from gateway.store.safety import check_store, told_by_masters
 from gateway.store.wallet import Credit, Hold, Settle, Wallet
-from tests.store.cluster import cluster
+from tests.store.cluster import Cluster, cluster
 from tests.store.conftest import new_rid
 from tests.store.test_wallet import (  # noqa: F401 - the same suite, on this file's `client`
     TestCredit,
@@ -26,16 +29,16 @@ from tests.store.test_wallet import (  # noqa: F401 - the same suite, on this fi
 
 
 @pytest.fixture(scope="module")
-def cluster_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def masters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One cluster for this file."""
     with cluster(tmp_path_factory.mktemp("cluster")) as masters:
-        yield masters.url
+        yield masters
 
 
 @pytest.fixture
-async def client(cluster_url: str) -> AsyncIterator[Client]:
+async def client(masters: Cluster) -> AsyncIterator[Client]:
     """A client of the cluster, emptied."""
-    client = Client.connect(cluster_url, timeout_s=5)
+    client = Client.connect(masters.url, timeout_s=5)
     await client.call("FLUSHALL")
     yield client
     await client.close()
@@ -77,3 +80,20 @@ async def test_settlements_are_repeated_where_one_master_is_another(client: Clie
     wallet._masters = frozenset(sorted(wallet._masters)[:2])
     assert await wallet.check_incarnation() == 1
     assert await wallet.verify("acme") == []
+
+
+async def test_one_accounts_slot_on_its_way_holds_up_no_other_account(client: Client, masters: Cluster) -> None:
+    impatient = Client.connect(masters.url, timeout_s=0.5)
+    wallet = Wallet(impatient)
+    for name in ("moving", "staying"):
+        await Accounts(impatient).create(name)
+        await wallet.credit(name, "opening", 1000)
+    terms: dict[str, Any] = {"amount": 1, "floor": 0, "lease_ms": 60_000, "max_holds": 99, "fingerprint": "a"}
+    with masters.half_moved("gw:{moving}:account"):
+        refused = [asyncio.ensure_future(wallet.hold("moving", new_rid(), **terms)) for _ in range(8)]
+        served = [await wallet.hold("staying", new_rid(), **terms) for _ in range(20)]
+        assert [reply.outcome for reply in served] == [Hold.HELD] * 20
+        assert {type(error) for error in await asyncio.gather(*refused, return_exceptions=True)} == {StoreAway}
+    assert (await wallet.hold("moving", new_rid(), **terms)).outcome is Hold.HELD
+    assert await wallet.verify("moving") == []
+    await impatient.close()

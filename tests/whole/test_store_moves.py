@@ -72,4 +72,4 @@ async def test_sentinel_replaces_the_primary(books: Books, tmp_path: Path, how: 
 
 async def test_an_accounts_slot_goes_to_another_master_of_the_cluster(books: Books, tmp_path: Path) -> None:
     with cluster(tmp_path) as servers:
-        await moved(books, servers.url, lambda: servers.migrate("gw:{tester}:account", pause_s=0.02))
+        await moved(books, servers.url, lambda: servers.migrate("gw:{tester}:account", pause_s=0.2))
