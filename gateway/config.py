@@ -102,6 +102,7 @@ class Port(Section, frozen=True):
     max_body: Bytes = 8 * 1024 * 1024
     body_budget: Bytes = 256 * 1024 * 1024
     max_open: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
+    handshake_timeout: Seconds = 10
     head_timeout: Seconds = 15
     body_timeout: Seconds = 60
     body_grace: Seconds = 5

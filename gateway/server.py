@@ -6,6 +6,7 @@ plugin first needs it, so that what is refused on its head alone was never read.
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 from itertools import chain as chained
@@ -23,6 +24,33 @@ from gateway.exchange import Exchange, Operation, Reply, Request
 from gateway.intake import Budget, Intake, expects
 from gateway.life import Answer, Life
 from gateway.plugin import Services
+
+
+class Site(web.BaseSite):
+    """A bound socket; aiohttp's own cannot bound the time of a TLS handshake."""
+
+    def __init__(
+        self, runner: web.ServerRunner, listener: socket.socket, tls: ssl.SSLContext | None, handshake_s: float
+    ) -> None:
+        super().__init__(runner, ssl_context=tls, backlog=4096)
+        self._listener = listener
+        self._handshake_s = handshake_s if tls else None
+
+    @property
+    def name(self) -> str:
+        """Where it listens."""
+        return f"{self._listener.getsockname()}"
+
+    async def start(self) -> None:
+        """Begin to accept."""
+        await super().start()
+        self._server = await asyncio.get_running_loop().create_server(
+            self._runner.server,  # type: ignore[arg-type]
+            sock=self._listener,
+            ssl=self._ssl_context,
+            backlog=self._backlog,
+            ssl_handshake_timeout=self._handshake_s,
+        )
 
 
 class Gateway:
@@ -43,7 +71,7 @@ class Gateway:
         """Begin to accept on a bound socket."""
         self._runner = web.ServerRunner(Door(self._handle, self.port))
         await self._runner.setup()
-        await web.SockSite(self._runner, listener, backlog=4096, ssl_context=tls).start()
+        await Site(self._runner, listener, tls, self.port.handshake_timeout).start()
 
     def swap(self, chain: Chain, services: Services) -> Chain:
         """Serve new exchanges with another chain; returns the one before, whose exchanges may still be under way."""
@@ -121,7 +149,10 @@ class Gateway:
 
     async def _health(self, caller: CallerSide, path: str) -> None:
         ready = not self.draining and (path == "/healthz" or await self.services.store.answers())
-        caller.reply(200 if ready else 503, {"Content-Type": "text/plain"}, b"ok\n" if ready else b"degraded\n")
+        headers = {"Content-Type": "text/plain"}
+        if path == "/readyz":
+            headers["x-config-generation"] = str(self.chain.generation)
+        caller.reply(200 if ready else 503, headers, b"ok\n" if ready else b"degraded\n")
 
     async def _body(self, request: web.BaseRequest, caller: CallerSide, intake: Intake) -> Body:
         """Read the whole body within the limits, and check it. Raises `Refused`; `ConnectionError` if the caller left."""

@@ -43,6 +43,11 @@ def stamped(base_url: str, word: str) -> str:
     return configuration(base_url, chain=CHAIN + step)
 
 
+async def generation_shown(gateway: Running) -> tuple[int, str]:
+    answer = await ask(gateway.port, get("/readyz"))
+    return answer.status, answer.headers["x-config-generation"]
+
+
 async def stamp_of(gateway: Running, token: str) -> str:
     return (await ask(gateway.port, get("/v1/models", token))).headers["x-stamp"]
 
@@ -62,7 +67,9 @@ async def test_new_exchanges_get_the_new_chain_and_old_ones_keep_theirs(
             while not upstream.requests:
                 await asyncio.sleep(0.01)
             (tmp_path / "gateway.yaml").write_text(stamped(upstream.base_url, "new"))
+            assert await generation_shown(gateway) == (200, "1")
             assert await reloads.once()
+            assert await generation_shown(gateway) == (200, "2")
             assert await stamp_of(gateway, token) == "new"
             assert stopped == []
             answer = await read_answer(reader)
@@ -88,6 +95,7 @@ async def test_a_bad_file_changes_nothing(
         async with Reloads(gateway.gateway, tmp_path / "gateway.yaml") as reloads:
             (tmp_path / "gateway.yaml").write_text(bad)
             assert not await reloads.once()
+        assert await generation_shown(gateway) == (200, "1")
         assert await stamp_of(gateway, await gateway.token()) == "old"
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
 import pytest
 import trustme
 from structlog.testing import capture_logs
+from yarl import URL
 
 from gateway import config, tls
 from gateway.config import Tls
@@ -22,7 +24,7 @@ from gateway.tls import Certificate, renewing
 from gateway.worker import opened
 from tests.cli.processes import demo_in, serving
 from tests.whole.conftest import configuration
-from tests.whole.raw import chat
+from tests.whole.raw import chat, get, read_answer
 from tests.whole.scripted import CHUNKED, LAST, Scripted, chunk
 
 AUTHORITY = trustme.CA()
@@ -138,6 +140,27 @@ async def test_a_stream_through_the_public_port_is_whole(tmp_path: Path) -> None
             async with aiohttp.ClientSession() as plain:
                 await plain.get(served.base_url.replace("https", "http"))
         assert await served.stop() == 0
+
+
+async def test_a_handshake_that_is_never_finished_is_cut(tmp_path: Path) -> None:
+    settings = issued(tmp_path)
+    file = demo_in(tmp_path)
+    tls = f"tls: {{certificate: {settings.certificate}, key: {settings.key}}}\n"
+    file.write_text(f"{file.read_text()}{tls}port: {{handshake_timeout: 0.5}}\n")
+    async with serving(file) as served:
+        port = URL(served.base_url).port
+        for begun in (b"", b"\x16\x03\x01\x02\x00\x01"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(begun)
+            async with asyncio.timeout(5):
+                with suppress(ConnectionResetError):
+                    assert await reader.read() == b""
+            writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting())
+        await asyncio.sleep(1)  # longer than a handshake may take
+        writer.write(get("/healthz"))
+        assert (await read_answer(reader)).status == 200
+        writer.close()
     assert "Traceback" not in (tmp_path / "serve.log").read_text()
 
 

@@ -330,6 +330,7 @@ LOOSEST = {
         "max_body": 8 * 1024 * 1024,
         "body_budget": 256 * 1024 * 1024,
         "max_open": 10_000,
+        "handshake_timeout": 10,
         "head_timeout": 15,
         "body_timeout": 60,
         "body_grace": 5,
