@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
 from aiohttp import ClientError
 
 from gateway import crash, verdict
-from gateway.body import Body
+from gateway.body import Body, Piece
 from gateway.caller import CallerSide
 from gateway.chain import Chain
 from gateway.collect import collected, usage_of
@@ -89,7 +90,7 @@ class Call:
             if not another:
                 return found
 
-    async def _send(self, upstreams: Upstreams, streams: set[Stream], message: bytes) -> Verdict | None:
+    async def _send(self, upstreams: Upstreams, streams: set[Stream], message: Sequence[Piece]) -> Verdict | None:
         """One request; and once more on a fresh connection, where a pooled one was closed under us before any answer."""
         for fresh in (False, True):
             opened = await self._open(upstreams, fresh=fresh)

@@ -29,6 +29,7 @@ MOST_BRACKETS: Final = 100_000
 FEW_BYTES: Final = 64 * 1024
 
 Value = TypeVar("Value")
+Piece = bytes | memoryview
 
 
 class BodyRules(msgspec.Struct, frozen=True):
@@ -70,8 +71,11 @@ class Body(msgspec.Struct, frozen=True):
         """Likely input tokens: a token for every four bytes of the messages, rounded up."""
         return -(-len(memoryview(self.top["messages"])) // 4)
 
-    def upstream(self, model: str, *, ask_usage: bool) -> bytes:
-        """The body to send: `model` is the name there, `ask_usage` has a stream tell its usage at the end."""
+    def upstream(self, model: str, *, ask_usage: bool) -> list[Piece]:
+        """The body to send, in order: `model` is the name there, `ask_usage` has a stream tell its usage at the end.
+
+        What is large is a view of the body as it came, so that a body is in memory once.
+        """
         top: dict[str, object] = dict(self.top)
         if model != self.model:
             top["model"] = model
@@ -79,7 +83,7 @@ class Body(msgspec.Struct, frozen=True):
             top["stream_options"] = {**self.stream_options, "include_usage": True}
         elif self.stream_options:
             top["stream_options"] = self.stream_options
-        return _encode(top)
+        return [_encode(top)] if self.size <= FEW_BYTES else _pieces(top)
 
 
 class _Message(msgspec.Struct):
@@ -99,7 +103,22 @@ _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 
-def check(raw: bytes, rules: BodyRules) -> Body:
+def _pieces(top: dict[str, object]) -> list[Piece]:
+    pieces: list[Piece] = []
+    small = bytearray(b"{")
+    for name, value in top.items():
+        small += _encode(name) + b":"
+        if isinstance(value, msgspec.Raw) and len(view := memoryview(value)) > FEW_BYTES:
+            pieces += (bytes(small), view)
+            small = bytearray()
+        else:
+            small += _encode(value)
+        small += b","
+    small[-1:] = b"}"
+    return [*pieces, bytes(small)]
+
+
+def check(raw: bytes | bytearray, rules: BodyRules) -> Body:
     """Read a body and check all that is checked before anything is spent.
 
     Raises `Refused` (400): `invalid_json`, `invalid_request` with the field in `param`, or `stream_required`.
@@ -126,7 +145,7 @@ def check(raw: bytes, rules: BodyRules) -> Body:
     )
 
 
-def _parse(raw: bytes, max_depth: int) -> dict[str, msgspec.Raw]:
+def _parse(raw: bytes | bytearray, max_depth: int) -> dict[str, msgspec.Raw]:
     if len(raw) > 2 * MOST_STRINGS and _has_more_quotes(raw, 2 * MOST_STRINGS):
         raise _too_many("strings", MOST_STRINGS)
     try:
@@ -147,12 +166,12 @@ def _parse(raw: bytes, max_depth: int) -> dict[str, msgspec.Raw]:
     return top
 
 
-def _has_more_quotes(raw: bytes, most: int) -> bool:
+def _has_more_quotes(raw: bytes | bytearray, most: int) -> bool:
     """Whether more quotes open or close strings; those escaped within strings do not."""
     return raw.count(b'"') > most and raw.count(b'"') - raw.count(rb"\"") > most
 
 
-def _has_more_brackets(valid: bytes, most: int) -> bool:
+def _has_more_brackets(valid: bytes | bytearray, most: int) -> bool:
     """Whether it could be nested deeper. `replace` finds a few bytes in many sooner than `count`, but many later."""
     if len(valid) > FEW_BYTES:
         return valid.count(b"{") + valid.count(b"[") > most

@@ -112,8 +112,7 @@ class GuardedProtocol(CallerProtocol):
             return
         if self._request_in_progress:
             self._payload.set_exception(web.RequestPayloadError())
-        else:
-            self._payload.feed_eof()
+        self._payload.feed_eof()  # after the answer aiohttp reads on, and would log what it meets
         self.close()
 
     def _arm(self, after_s: float) -> None:

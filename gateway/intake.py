@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from aiohttp import ClientPayloadError, web
+from aiohttp import ClientPayloadError, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.caller import CallerSide
@@ -31,7 +31,7 @@ class Intake:
         self._budget = budget
         self._held = 0
 
-    async def read(self, request: web.BaseRequest, caller: CallerSide) -> bytes:
+    async def read(self, request: web.BaseRequest, caller: CallerSide) -> bytes | bytearray:
         """The whole body. Raises `Refused`; `ConnectionError` if the caller left."""
         try:
             _check_head(request, self._port.max_body)
@@ -39,9 +39,10 @@ class Intake:
             if expects(request):
                 caller.proceed()
             if request.content.is_eof():  # all of it is here: nothing to wait for
-                return await self._read(request, None)
-            async with asyncio.timeout(None) as patience:
-                return await self._read(request, patience)
+                raw = await request.content.readany()
+                self._take(len(raw))
+                return raw
+            return await self._collect(request.content)
         except TimeoutError:
             raise Refused(408, "body_timeout", "The body took too long to arrive. Send it again.") from None
         except (ClientPayloadError, web.RequestPayloadError, HttpProcessingError):
@@ -52,20 +53,23 @@ class Intake:
         self._budget.held -= self._held
         self._held = 0
 
-    async def _read(self, request: web.BaseRequest, patience: asyncio.Timeout | None) -> bytes:
+    async def _collect(self, content: StreamReader) -> bytearray:
+        """What comes, into one growing place: pieces that are joined at the end would be in memory twice."""
         port, began = self._port, asyncio.get_running_loop().time()
-        pieces: list[bytes] = []
-        size = 0
-        while not request.content.at_eof():
-            if patience is not None:
-                patience.reschedule(began + min(port.body_timeout, port.body_grace + size / port.min_body_rate))
-            piece = await request.content.readany()
-            size += len(piece)
-            if size > port.max_body:
-                raise _too_large(port.max_body)
-            self._hold(size)
-            pieces.append(piece)
-        return b"".join(pieces)
+        raw = bytearray()
+        async with asyncio.timeout(None) as patience:
+            while True:
+                patience.reschedule(began + min(port.body_timeout, port.body_grace + len(raw) / port.min_body_rate))
+                piece = await content.readany()
+                if not piece:
+                    return raw
+                self._take(len(raw) + len(piece))
+                raw += piece
+
+    def _take(self, size: int) -> None:
+        if size > self._port.max_body:
+            raise _too_large(self._port.max_body)
+        self._hold(size)
 
     def _hold(self, size: int) -> None:
         """Take so much of the budget in all. A length that was told is taken at once, so that those who came first get through."""

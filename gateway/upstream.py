@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
@@ -18,6 +18,7 @@ from aiohttp import ClientRequest, ClientTimeout, TCPConnector, encode_basic_aut
 from multidict import CIMultiDict
 from yarl import URL
 
+from gateway.body import Piece
 from gateway.channel import Channel
 from gateway.credentials import Credentials
 
@@ -105,9 +106,9 @@ class UpstreamSide(asyncio.BufferedProtocol):
         """What the body is; nothing for one that is encoded."""
         return "" if self.encoded else self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
-    def send(self, data: bytes) -> None:
+    def send(self, message: Sequence[Piece]) -> None:
         """The whole request, in one write."""
-        self._transport.write(data)
+        self._transport.writelines(message)
 
     def flow_to(self, on_data: Callable[[bytes], None], on_end: Callable[[bool], None]) -> None:
         """Hand over the body, what is already here first."""
@@ -302,8 +303,8 @@ class Target:
             "Content-Type: application/json\r\nAccept-Encoding: identity\r\nUser-Agent: sluicegate\r\n"
         ).encode("latin-1")
 
-    def message(self, body: bytes, *, credential: str, accept: str, trace: str) -> bytes:
+    def message(self, body: Sequence[Piece], *, credential: str, accept: str, trace: str) -> list[Piece]:
         """The whole request. `trace` is header lines that were checked, each with its line end."""
         authorization = f"Authorization: Bearer {credential}\r\n" if credential else ""
-        lines = f"{authorization}Accept: {accept}\r\n{trace}Content-Length: {len(body)}\r\n\r\n"
-        return b"".join((self._head, lines.encode("latin-1"), body))
+        lines = f"{authorization}Accept: {accept}\r\n{trace}Content-Length: {sum(map(len, body))}\r\n\r\n"
+        return [b"".join((self._head, lines.encode("latin-1"), body[0])), *body[1:]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ def refused(raw: bytes, rules: BodyRules = RULES) -> Refused:
 
 
 def sent(raw: bytes, model: str = "m", *, ask_usage: bool = False, rules: BodyRules = RULES) -> bytes:
-    return check(raw, rules).upstream(model, ask_usage=ask_usage)
+    return b"".join(check(raw, rules).upstream(model, ask_usage=ask_usage))
 
 
 # What is understood
@@ -140,6 +141,20 @@ def test_whatever_else_a_caller_writes_means_the_same_upstream(fields: dict[str,
     }
 
 
+def test_what_is_large_is_sent_without_a_copy_of_it() -> None:
+    small = {f"field {number}": number for number in range(100)}
+    raw = body(user="x" * 2_000_000, messages=[{"role": "user", "content": "\u00e9" * 500_000}], metadata=small, n=2)
+    understood = checked(raw)
+    tracemalloc.start()
+    pieces = understood.upstream("other", ask_usage=True)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 100_000
+    heard = json.loads(b"".join(pieces))
+    assert heard == {**json.loads(raw), "model": "other", "stream_options": {"include_usage": True}}
+    assert json.loads(b"".join(understood.upstream("m", ask_usage=False))) == json.loads(raw)
+
+
 # What is refused
 
 
@@ -156,7 +171,7 @@ def test_an_operator_may_let_whole_answers_through_and_they_are_not_asked_for_st
     for value in (..., None, False):
         understood = checked(body(stream=value), rules)
         assert not understood.stream
-        assert b"stream_options" not in understood.upstream("m", ask_usage=True)
+        assert b"stream_options" not in b"".join(understood.upstream("m", ask_usage=True))
     assert checked(body(), rules).stream
     assert refused(body(stream="no"), rules).param == "stream"
 

@@ -109,6 +109,7 @@ DOCUMENT = [
         b'listen: 127.0.0.1:8080\nchannels:\n  a: {base_url: https://x/v1, api_key: "${KEY}'
         b'"}\nmodels:\n  m: {free: true, channels: [a]}\n'
     ),
+    b'listen: ${KEY}127.0.0.1:8080\nchannels:\n  a: {base_url: https://x/v1, api_key: "${KEY}"}\n',
     b'groups:\n  default:\n    models: ["*"]\n    ratio: 1.50\nplugins:\n  - use: auth\n    with: {wrong_tokens_per_minute: 6}\n',
     b"a: &x [1, 2]\nb: *x\nc: !!python/object/apply:os.system [id]\n",
     b"? [complex, key]\n: value\n<<: {a: 1}\n--- \n... \n%YAML 1.1\n",

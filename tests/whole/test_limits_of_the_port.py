@@ -158,7 +158,7 @@ async def test_what_follows_a_request_does_not_touch_its_stream(
 
 @pytest.mark.parametrize("tail", [b"zz\r\n", b"-1\r\n", b"3\r\nabcd\r\n"])
 async def test_framing_that_breaks_after_the_head_is_answered_at_once(
-    gateway: Running, tail: bytes, connect: Connect
+    gateway: Running, tail: bytes, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     lines = {"Host": "gateway", "Content-Type": "application/json", "Transfer-Encoding": "chunked"}
     caller = await connect(gateway)
@@ -169,6 +169,7 @@ async def test_framing_that_breaks_after_the_head_is_answered_at_once(
     async with asyncio.timeout(1):
         assert_error(await caller.answer(), 400, "invalid_request_error", "invalid_request")
         assert await caller.the_end() == b""
+    assert caplog.records == [], "who breaks framing fills the log"
 
 
 async def test_framing_that_breaks_after_the_answer_ends_the_connection(gateway: Running, connect: Connect) -> None:
