@@ -1,48 +1,70 @@
-"""What a crowd at the public port costs: memory of the gateway, and how long another caller waits meanwhile.
+"""What a crowd at the public port costs: memory and CPU of the gateway, and how long another caller waits meanwhile.
 
-`python -m tests.bench.crowd idle|heads|bodies [COUNT]`: 5,000 connections that say nothing, 5,000 heads that never end, or
-200 bodies of 8 MiB at once. The gateway, the upstream and the other caller are processes of their own, on loopback.
+`python -m tests.bench.crowd KIND [COUNT]`, all at once: connections that say nothing (idle), heads (heads) and bodies (drips)
+that come too slowly, streams that nobody reads (readers), bodies of 8 MiB (bodies) or, where the file allows them, 32 MiB
+(huge), and bodies in one-byte chunks (chunks). The gateway, the upstream and the other caller are processes of their own, on
+loopback.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+
+import uvloop
 
 from gateway.fake_upstream import FakeUpstream
 from gateway.testing import running
 from tests.whole.conftest import CHAIN, configuration
-from tests.whole.raw import ask, chat
+from tests.whole.raw import ask, chat, head, read_answer
 
+MIB = 1024 * 1024
 ACCOUNTS = 40
-COUNTS = {"idle": 5000, "heads": 5000, "bodies": 200}
-BODY_BYTES = 8 * 1024 * 1024 - 1024
 SETTLE_S = 2.0
+PATIENCE_S = 120.0
+PIECE = 64 * 1024
 OPEN = CHAIN.replace("requests_per_minute: 1000, tokens_per_minute: 1000000", "requests_per_minute: 1000000")
+HUGE = f"port: {{max_body: {32 * MIB}}}"
+FLOOD = ", channels: [{use: fake, model: renamed}]"
+
+Caller = Callable[[int, str], Awaitable[str]]
+"""What one of the crowd does at a port with its token; what became of it."""
 
 
-async def serve(base_url: str) -> None:
+async def serve(kind: str, base_url: str, flood_url: str) -> None:
     """A gateway, until its standard input ends; tells its port and the tokens of some accounts."""
+    yaml = configuration(base_url, chain=OPEN, more=HUGE if kind == "huge" else "").replace(
+        FLOOD, ", channels: [flood]"
+    )
+    yaml = yaml.replace("channels:\n", f'channels:\n  flood: {{base_url: "{flood_url}"}}\n', 1)
     with tempfile.TemporaryDirectory() as folder:
-        async with running(configuration(base_url, chain=OPEN), Path(folder)) as gateway:
+        async with running(yaml, Path(folder)) as gateway:
             tokens = [await gateway.token(f"crowd{number:02}", credit=10**12) for number in range(ACCOUNTS)]
             print(json.dumps([gateway.port, tokens]), flush=True)
             await asyncio.to_thread(sys.stdin.read)
 
 
 async def answer() -> None:
-    """An upstream, until its standard input ends; tells its base address."""
-    async with FakeUpstream(pace_s=0, key="channel-credential-4711") as upstream:
-        print(json.dumps(upstream.base_url), flush=True)
-        await asyncio.to_thread(sys.stdin.read)
+    """The upstreams, until standard input ends: one that answers, one that never stops; tells their base addresses."""
+    async with (
+        FakeUpstream(pace_s=0, key="channel-credential-4711") as usual,
+        FakeUpstream(mode="endless", pace_s=0) as flood,
+    ):
+        print(json.dumps([usual.base_url, flood.base_url]), flush=True)
+        reading = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
+        while not reading.done():
+            await asyncio.wait([reading], timeout=0.1)
+            usual.requests.clear()  # their bodies would fill its memory
 
 
 async def wait(port: int, token: str) -> None:
@@ -73,60 +95,112 @@ def memory_mib(process: asyncio.subprocess.Process, which: str) -> int:
     return int(status.partition(which + ":")[2].split()[0]) // 1024
 
 
-async def crowd(kind: str, count: int, port: int, tokens: list[str]) -> Counter[str]:
-    """Come all at once; what became of each."""
-    ends: Counter[str] = Counter()
-    if kind == "bodies":
-        bodies = [chat(token, {"user": "x" * BODY_BYTES}) for token in tokens]
+def cpu_s(process: asyncio.subprocess.Process) -> float:
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-        async def one(number: int) -> None:
-            ends[str((await ask(port, bodies[number % len(bodies)])).status)] += 1
 
-        for outcome in await asyncio.gather(*map(one, range(count)), return_exceptions=True):
-            if outcome is not None:
-                ends[type(outcome).__name__] += 1
-        return ends
-    writers = []
-    for _ in range(count):
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /v1/models HTTP/1.1\r\nX-A: " + b"x" * 200 if kind == "heads" else b"")
-        writers.append(writer)
-    await asyncio.sleep(SETTLE_S)
-    for writer in writers:
+def stays(sent: Callable[[str], bytes]) -> Caller:
+    """Send something and keep the connection, reading nothing."""
+
+    async def call(port: int, token: str) -> str:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+        writer.write(sent(token))
+        await asyncio.sleep(SETTLE_S)
         writer.close()
-    return Counter({"open": count})
+        return "open"
+
+    return call
+
+
+def sends(body: bytes, *, chunked: bool = False, pause_s: float = 0.0, piece: int = PIECE) -> Caller:
+    """Send a body piece by piece until there is an answer."""
+    framing = {"Transfer-Encoding": "chunked"} if chunked else {"Content-Length": str(len(body))}
+    lines = {"Host": "gateway", "Content-Type": "application/json", **framing}
+    view = memoryview(body)
+
+    async def call(port: int, token: str) -> str:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        answering = asyncio.ensure_future(read_answer(reader))
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                writer.write(head("POST", "/v1/chat/completions", lines | {"Authorization": f"Bearer {token}"}))
+                for start in range(0, len(body), piece):
+                    if answering.done():
+                        break
+                    writer.write(view[start : start + piece])
+                    await writer.drain()
+                    await asyncio.sleep(pause_s)
+                return str((await answering).status)
+        finally:
+            answering.cancel()
+            writer.close()
+
+    return call
+
+
+def body_of(size: int) -> bytes:
+    return chat(None, {"user": "x" * size}).partition(b"\r\n\r\n")[2]
+
+
+def by_byte(body: bytes) -> bytes:
+    return b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+
+
+def crowd_of(kind: str) -> tuple[int, Caller]:
+    """How many come, and what each does."""
+    match kind:
+        case "idle":
+            return 5000, stays(lambda token: b"")
+        case "heads":
+            return 5000, stays(lambda token: b"GET /v1/models HTTP/1.1\r\nX-A: " + b"x" * 200)
+        case "readers":
+            return 1000, stays(lambda token: chat(token, {"model": "other"}))
+        case "drips":
+            return 1000, sends(body_of(100_000), piece=100, pause_s=1.0)
+        case "bodies":
+            return 200, sends(body_of(8 * MIB - 1024))
+        case "huge":
+            return 1000, sends(body_of(32 * MIB - 1024))
+        case "chunks":
+            return 20, sends(by_byte(body_of(MIB)), chunked=True)
+        case _:
+            raise SystemExit(__doc__)
 
 
 async def main(kind: str, count: int) -> None:
+    usual, caller = crowd_of(kind)
     upstream = await started("answer")
-    gateway = await started("serve", await told(upstream))
+    gateway = await started("serve", kind, *await told(upstream))
     port, tokens = await told(gateway)
     other = await started("wait", port, tokens[0])
     await asyncio.sleep(SETTLE_S)
-    before, began = memory_mib(gateway, "VmRSS"), time.perf_counter()
-    ends = await crowd(kind, count, port, tokens[1:])
-    seconds = time.perf_counter() - began
+    before, spent, began = memory_mib(gateway, "VmRSS"), cpu_s(gateway), time.perf_counter()
+    calls = [caller(port, tokens[1 + number % (ACCOUNTS - 1)]) for number in range(count or usual)]
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    seconds, spent = time.perf_counter() - began, cpu_s(gateway) - spent
     other.terminate()
     assert other.stdout is not None
     waits = [float(line) for line in (await other.stdout.read()).splitlines()]
     served = [wait for wait in waits if wait >= 0]
-    print(f"{count} {kind}: {dict(ends)} in {seconds:.1f} s")
+    ends = Counter(each if isinstance(each, str) else type(each).__name__ for each in outcomes)
+    print(f"{count or usual} {kind}: {dict(ends)} in {seconds:.1f} s, {spent:.1f} s of CPU")
     print(f"memory: {before} MiB before, {memory_mib(gateway, 'VmHWM')} at most, {memory_mib(gateway, 'VmRSS')} after")
     print(
         f"another caller: {len(served)} of {len(waits)} served, {statistics.median(served):.0f} ms, {max(served):.0f} at most"
     )
     for process in (gateway, upstream):
-        await process.communicate()
+        await process.communicate(b"")  # the end of their standard input
     await other.wait()
 
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["serve", base_url]:
-            asyncio.run(serve(base_url))
+        case ["serve", kind, base_url, flood_url]:
+            uvloop.run(serve(kind, base_url, flood_url))
         case ["answer"]:
             asyncio.run(answer())
         case ["wait", port, token]:
             asyncio.run(wait(int(port), token))
         case [kind, *count]:
-            asyncio.run(main(kind, int(count[0]) if count else COUNTS[kind]))
+            asyncio.run(main(kind, int(count[0]) if count else 0))
