@@ -1,12 +1,14 @@
 """What settling costs the store: time, and the memory of one account's keys, over many requests.
 
 `python -m tests.bench.settles [COUNT]` holds and settles COUNT requests (a million by default) of one account, on a server of
-its own, over a day that is shortened to `KEEP_S`, so that the memory of ended requests is trimmed as it would be.
+its own, over a day that is shortened to `KEEP_S`, so that the memory of ended requests is trimmed as it would be. After each
+tenth the ledger's lines that may move are archived.
 """
 
 from __future__ import annotations
 
 import asyncio
+import resource
 import sys
 import tempfile
 import time
@@ -15,9 +17,11 @@ from pathlib import Path
 from uuid_utils import uuid7
 
 from gateway.store.accounts import Accounts
+from gateway.store.archive import Archive
+from gateway.store.archiver import Archiver
 from gateway.store.client import Client
 from gateway.store.embedded import EmbeddedStore
-from gateway.store.scripts import KEYS
+from gateway.store.scripts import keys_of
 from gateway.store.wallet import Wallet
 
 AT_ONCE = 200
@@ -25,31 +29,45 @@ KEEP_S, SKEW_S = 4.0, 0.5
 ROWS = 10
 
 
-async def measure(url: str, count: int) -> None:
+async def measure(url: str, count: int, folder: Path) -> None:
     """Print a table, one row for each part of the run."""
     client = Client.connect(url, timeout_s=10)
     await Accounts(client).create("bench")
     wallet = Wallet(client, keep_s=KEEP_S, skew_s=SKEW_S)
+    archive = Archive(folder)
+    archiver = Archiver(client, archive, keep_s=KEEP_S, skew_s=SKEW_S)
     await wallet.credit("bench", "opening", 10 * count)
-    print("| settles | us each | ended kept | KiB but for the ledger | ledger bytes a settle | used MiB |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "| settles | us each | lines moved | us each | lines left | ends kept | KiB of all keys | store's MiB | file's MiB |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     for row in range(1, ROWS + 1):
         began = time.perf_counter()
         for _ in range(count // ROWS // AT_ONCE):
             await asyncio.gather(*(request(wallet) for _ in range(AT_ONCE)))
         each_us = (time.perf_counter() - began) / (count // ROWS) * 1e6
-        sizes = {name: await client.call("MEMORY", "USAGE", f"gw:{{bench}}:{name}") or 0 for name in KEYS}
-        ledger = sizes.pop("ledger")
+        began = time.perf_counter()
+        moved = await archiver.move("bench", int((time.time() - KEEP_S - 2 * SKEW_S) * 1000))
+        took_us = (time.perf_counter() - began) * 1e6
+        sizes = [await client.call("MEMORY", "USAGE", key, "SAMPLES", 0) or 0 for key in keys_of("bench")]
         lines = await client.call("XLEN", "gw:{bench}:ledger")
         ended = await client.call("ZCARD", "gw:{bench}:ended_at")
         used = (await client.call("INFO", "memory"))["used_memory"] / 2**20
-        done = row * (count // ROWS)
-        print(
-            f"| {done} | {each_us:.0f} | {ended} | {sum(sizes.values()) / 1024:.0f} | {ledger / lines:.0f} | {used:.0f} |"
+        file = archive.file("bench").stat().st_size / 2**20 if moved else 0
+        cells = (
+            row * (count // ROWS),
+            f"{each_us:.0f}",
+            moved,
+            f"{took_us / moved:.0f}" if moved else "-",
+            lines,
+            ended,
         )
-    began = time.perf_counter()
-    wrong = await wallet.verify("bench")
-    print(f"\nverify: {'; '.join(wrong) or 'all is right'}, in {time.perf_counter() - began:.1f} s")
+        print(f"| {' | '.join(map(str, cells))} | {sum(sizes) / 1024:.0f} | {used:.0f} | {file:.0f} |", flush=True)
+    for read in (None, archive):
+        began = time.perf_counter()
+        wrong = (await wallet.audit("bench", read)).wrong
+        took = f"in {time.perf_counter() - began:.1f} s, with {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MiB"
+        print(f"verify{' with the archive' if read else ''}: {'; '.join(wrong) or 'all is right'}, {took}")
     await client.close()
 
 
@@ -65,6 +83,6 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         store = EmbeddedStore.start(Path(folder))
         try:
-            asyncio.run(measure(store.url, total))
+            asyncio.run(measure(store.url, total, Path(folder) / "archive"))
         finally:
             store.stop()

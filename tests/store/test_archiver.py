@@ -7,13 +7,14 @@ import random
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway.errors import StoreAway, StoreError
 from gateway.store.archive import Archive, Archived, ArchiveError, encode
 from gateway.store.archiver import YOUNGEST_S, Archiver
-from gateway.store.client import Client
+from gateway.store.client import Argument, Client
 from gateway.store.wallet import Credit, Settle, Wallet
 from tests.store.conftest import ACCOUNT, KEY, StartStore, new_rid, open_account, overdue, take, wallet_of_then
 
@@ -244,6 +245,23 @@ async def test_what_is_wrong_across_archive_and_ledger_is_named(
     ]
     assert (await wallet.audit(ACCOUNT, archive)).wrong == ["credits and ledger differ in transactions made-up"]
     await client.call("HDEL", KEY + "credits", "made-up")
+
+
+async def test_a_ledger_that_is_trimmed_before_it_is_read_is_looked_at_again(
+    client: Client, past: Wallet, archiver: Archiver, archive: Archive, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = Client.connect(store_url)
+    call, moved = reader.call, list[int]()
+
+    async def late(*command: Argument) -> Any:
+        if command[0] == "XRANGE":
+            moved.append(await archiver.move(ACCOUNT, days_ago(90)))
+        return await call(*command)
+
+    monkeypatch.setattr(reader, "call", late)
+    assert await Wallet(reader).verify(ACCOUNT) == []
+    assert moved == [1, 0]
+    await reader.close()
 
 
 async def test_a_full_store_can_be_archived(own_store: StartStore, tmp_path: Path) -> None:
