@@ -62,22 +62,41 @@ async def until_listening(port: int) -> None:
             await asyncio.sleep(0.02)
 
 
-async def call(port: int, token: str, received: set[str], stop: asyncio.Event) -> None:
-    """Ask again and again, and note the id of every answer whose head came."""
-    while not stop.is_set():
-        with suppress(OSError, EOFError, asyncio.IncompleteReadError):
-            answer = await ask(port, chat(token))
-            received.add(answer.headers["x-request-id"])
+class Callers:
+    """Ask again and again, and note the id of every answer whose head came, and of those that were refused."""
+
+    def __init__(self, port: int, token: str) -> None:
+        self._request = port, chat(token)
+        self.received: set[str] = set()
+        self.refused: set[str] = set()
+
+    async def ask(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            with suppress(OSError, EOFError, asyncio.IncompleteReadError):
+                answer = await ask(*self._request)
+                self.received.add(answer.headers["x-request-id"])
+                if answer.whole and answer.status == 503:
+                    self.refused.add(answer.headers["x-request-id"])
+
+    async def more(self, ids: set[str], count: int) -> None:
+        """Wait until so many more are among `ids`."""
+        before = len(ids)
+        async with asyncio.timeout(20):
+            while len(ids) < before + count:
+                await asyncio.sleep(0.02)
 
 
-async def kill_at_random(process: asyncio.subprocess.Process, store: EmbeddedStore, folder: Path) -> EmbeddedStore:
+async def kill_at_random(
+    process: asyncio.subprocess.Process, store: EmbeddedStore, folder: Path, callers: Callers
+) -> EmbeddedStore:
+    """The store comes back once somebody was refused without it."""
     chance = random.Random(7)
     for turn in range(KILLS):
         await asyncio.sleep(0.2 + chance.random() * 0.3)
         if turn % 4 == 3:
             os.kill(store.pid, signal.SIGKILL)
             await asyncio.to_thread(store.stop)
-            await asyncio.sleep(chance.random() * 0.5)
+            await callers.more(callers.refused, 1)
             store = await asyncio.to_thread(EmbeddedStore.start, folder)
         else:
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()  # noqa: ASYNC240
@@ -89,7 +108,6 @@ async def kill_at_random(process: asyncio.subprocess.Process, store: EmbeddedSto
 async def test_every_id_that_a_caller_received_is_in_the_log_once(tmp_path: Path) -> None:
     folder, port = tmp_path / "store", free_port()
     store = EmbeddedStore.start(folder)
-    received: set[str] = set()
     async with FakeUpstream(pace_s=0.005, key="channel-credential-4711") as upstream:
         file = tmp_path / "gateway.yaml"
         more = (
@@ -106,30 +124,30 @@ async def test_every_id_that_a_caller_received_is_in_the_log_once(tmp_path: Path
             token = (await stores.tokens.create("tester")).token
         async with serving(file, port) as process:
             stop = asyncio.Event()
-            callers = [asyncio.create_task(call(port, token, received, stop)) for _ in range(CALLERS)]
-            store = await kill_at_random(process, store, folder)
-            before = len(received)
-            async with asyncio.timeout(20):
-                while len(received) < before + 50:
-                    await asyncio.sleep(0.05)
+            callers = Callers(port, token)
+            asking = [asyncio.create_task(callers.ask(stop)) for _ in range(CALLERS)]
+            store = await kill_at_random(process, store, folder, callers)
+            await callers.more(callers.received, 50)
             stop.set()
-            await asyncio.gather(*callers)
-    await look_at_the_log(config, store, received)
+            await asyncio.gather(*asking)
+    await look_at_the_log(config, store, callers)
     store.stop()
 
 
-async def look_at_the_log(config: Config, store: EmbeddedStore, received: set[str]) -> None:
+async def look_at_the_log(config: Config, store: EmbeddedStore, callers: Callers) -> None:
     async with Store.open(config, store.url) as stores:
         usage = stores.usage
         sink = Sink(usage, retention_months=13, crashed_after_s=600)
         while await sink.step():
             pass
         sink.rows.close_crashed(round(time.time() * 1000))
-        ids = [row.id for row in reports.select(usage.folder)]
-        assert len(ids) == len(set(ids))
-        assert received <= set(ids)
-        assert None not in {row.outcome for row in reports.select(usage.folder)}
-        assert Outcome.COMPLETED in {row.outcome for row in reports.select(usage.folder)}
+        rows = list(reports.select(usage.folder))
+        outcomes = {row.id: row.outcome for row in rows}
+        assert len(outcomes) == len(rows)
+        assert callers.received <= outcomes.keys()
+        assert {outcomes[id_] for id_ in callers.refused} == {Outcome.REFUSED}
+        assert {Outcome.COMPLETED, Outcome.REFUSED} <= set(outcomes.values())
+        assert None not in outcomes.values()
         assert rolled_up(usage.folder) == summed(usage.folder)
         assert (await usage.length(), usage.spool.files()) == (0, [])
         assert (await stores.client.call("XPENDING", usage.stream, GROUP))["pending"] == 0
