@@ -18,7 +18,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 
 from gateway.exchange import Usage
-from gateway.framing import BORDER, borders, data_of, plain_events, whole_events
+from gateway.framing import BORDER, LINE_FEED, borders, data_of, last_border, plain_events, whole_events
 from gateway.output import Output
 
 _TELLING: Final = re.compile(rb'"(?:finish_reason|usage|error)"(?!:null)')
@@ -115,7 +115,7 @@ class EventStream:
         elif (
             # Nearly always, one whole event that is a line with an object and tells nothing but text.
             data.find(b"\n") == len(data) - 2
-            and data[-1] == 10
+            and data[-1] == LINE_FEED
             and data.startswith(b"data: {")
             and len(data) <= self._longest
             and b"\r" not in data
@@ -146,11 +146,11 @@ class EventStream:
     def _begun(self, data: bytes) -> bytes:
         """Data that begins at a border. What comes before the first telling event is not taken apart."""
         telling = _TELLING.search(data)
-        end = data.rfind(b"\n\n", 0, telling.start() if telling else len(data)) + 2
+        end = last_border(data, telling.start() if telling else len(data))
         plain = data[:end]
         passed = []
         # Carriage returns frame otherwise.
-        if 1 < end <= self._longest and b"\r" not in data and (events := plain_events(plain)):
+        if 0 < end <= self._longest and b"\r" not in data and (events := plain_events(plain)):
             self.started = True
             self._count(plain, events)
             if end == len(data):
@@ -171,9 +171,10 @@ class EventStream:
         border = borders(self._pending, searched).search(self._pending, searched)
         if border is None:
             return b""
-        event, rest = bytes(self._pending[: border.end()]), bytes(self._pending[border.end() :])
+        end = border.end() if self._inside else 0
+        last, rest = bytes(self._pending[:end]), bytes(self._pending[end:])
         self._pending.clear()
-        passed = self._end_of_overlong(event) if self._inside else self._taken(event)
+        passed = self._end_of_overlong(last) if last else b""
         return passed + self._begun(rest) if rest else passed
 
     def _overlong(self) -> bytes:
