@@ -74,12 +74,15 @@ def reach(url: str, timeout_s: float, connections: int) -> Servers:
         options["username"] = unquote(parts.username)
     if parts.password:
         options["password"] = unquote(parts.password)
+    query = parse_qs(parts.query)
+    encrypted: dict[str, Any] = {"ssl": True} if query.get("ssl") == ["true"] else {}
+    if encrypted and "ssl_ca_certs" in query:
+        encrypted["ssl_ca_certs"] = query["ssl_ca_certs"][0]
+    options |= encrypted
     hosts = [_host_port(item) for item in parts.netloc.rpartition("@")[2].split(",")]
     if parts.scheme == "sentinel":
-        sentinel = Sentinel(hosts, sentinel_kwargs={"socket_timeout": timeout_s}, **options)  # type: ignore[no-untyped-call, unused-ignore]
+        sentinel = Sentinel(hosts, sentinel_kwargs={"socket_timeout": timeout_s, **encrypted}, **options)  # type: ignore[no-untyped-call, unused-ignore]
         return OneServer(sentinel.master_for(parts.path.strip("/") or "mymaster"), timeout_s)  # type: ignore[no-untyped-call, unused-ignore]
-    if parse_qs(parts.query).get("ssl") == ["true"]:
-        options["ssl"] = True
     nodes = [ClusterNode(host, port) for host, port in hosts]
     spared = 2 * connections  # some are for what is read page by page, past the commands
     return Cluster(RedisCluster(startup_nodes=nodes, max_connections=spared, **options), timeout_s, connections)  # type: ignore[abstract, unused-ignore]

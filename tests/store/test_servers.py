@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+import trustme
 
 from gateway.errors import Misconfigured, StoreAway, StoreError
 from gateway.store.client import Client, Script
@@ -17,6 +19,29 @@ from gateway.store.embedded import EmbeddedStore, find_server
 from tests.store.sentinel import watched
 
 StartServer = Callable[..., int]
+
+AUTHORITY = trustme.CA()
+
+
+@asynccontextmanager
+async def behind_tls(port: int) -> AsyncIterator[int]:
+    """A port that speaks TLS in front of a server without it, as a store of another house does."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    AUTHORITY.issue_cert("127.0.0.1").configure_cert(context)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ends = [(reader, writer), await asyncio.open_connection("127.0.0.1", port)]
+        pumps = [asyncio.create_task(pump(ends[at][0], ends[1 - at][1])) for at in (0, 1)]
+        await asyncio.wait(pumps)
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context) as server:
+        yield server.sockets[0].getsockname()[1]
 
 
 def free_port() -> int:
@@ -75,6 +100,41 @@ async def test_a_wrong_password_is_store_away_and_shown_to_nobody(start: StartSe
             with pytest.raises(StoreAway) as caught:
                 await client.call("PING")
             assert "hunter2" not in repr(caught.value)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Path:
+    """The file of the authority that certified the servers."""
+    AUTHORITY.cert_pem.write_to_path(tmp_path / "ca.pem")
+    return tmp_path / "ca.pem"
+
+
+async def test_a_store_is_reached_through_tls_by_who_trusts_its_authority(start: StartServer, authority: Path) -> None:
+    async with behind_tls(start("--requirepass", "right")) as port:
+        async with connected(f"rediss://:right@127.0.0.1:{port}?ssl_ca_certs={authority}") as client:
+            await until_answered(client, "PING", answer=True)
+            await client.call("SET", "a", "x" * 200_000)
+            assert await client.call("GET", "a") == b"x" * 200_000
+            assert await client.redis.get("a") == b"x" * 200_000
+        for stranger in (
+            f"rediss://:right@127.0.0.1:{port}",
+            f"rediss://:right@localhost:{port}?ssl_ca_certs={authority}",
+        ):
+            async with connected(stranger) as client:
+                with pytest.raises(StoreAway):
+                    await client.call("PING")
+
+
+async def test_sentinel_and_who_it_names_are_reached_through_tls(start: StartServer, authority: Path) -> None:
+    async with behind_tls(start()) as port:
+        named = f"sentinel monitor purse 127.0.0.1 {port} 1\nsentinel down-after-milliseconds purse 60000\n"
+        async with behind_tls(start("--sentinel", file=named)) as sentinel:
+            url = f"sentinel://127.0.0.1:{sentinel}/purse?ssl=true&ssl_ca_certs={authority}"
+            async with connected(url) as client:
+                await until_answered(client, "PING", answer=True)
+            async with connected(url.partition("&")[0]) as client:
+                with pytest.raises(StoreAway):
+                    await client.call("PING")
 
 
 async def test_sentinel_names_the_master(start: StartServer) -> None:

@@ -1,0 +1,81 @@
+"""A stop under load: every stream that was open ends whole or says why not, all are charged and recorded, the exit is 0.
+
+`DRAIN_ROUNDS=20 pytest tests/whole/test_drain.py` runs the longer form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway import Outcome
+from gateway.fake_upstream import FakeUpstream
+from tests.whole.books import OPENING, Books
+from tests.whole.load import EXACT, serving
+from tests.whole.raw import Answer, ask, chat
+
+ROUNDS = int(os.environ.get("DRAIN_ROUNDS", "1"))
+STOPPED = b'"code":"service_unavailable"'
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[FakeUpstream]:
+    async with FakeUpstream() as fake:
+        yield fake
+
+
+@pytest.fixture
+async def books(tmp_path: Path, upstream: FakeUpstream) -> AsyncIterator[Books]:
+    books = Books(tmp_path, upstream.base_url)
+    books.file.write_text(books.file.read_text() + "port: {drain: 0.4}\n")
+    try:
+        await books.open()
+        yield books
+    finally:
+        books.embedded.stop()
+
+
+async def answers(books: Books) -> list[Answer]:
+    """What one caller gets, again and again until nobody takes its connection."""
+    got: list[Answer] = []
+    while True:
+        try:
+            got.append(await ask(books.port, chat(books.token)))
+        except (OSError, EOFError):
+            return got
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("round_", range(ROUNDS))
+async def test_a_stop_under_load_loses_nothing(books: Books, upstream: FakeUpstream, workers: int, round_: int) -> None:
+    async with serving(books, workers):
+        upstream.pace_s = 0.12  # an answer of twelve words outlasts the drain
+        slow = [asyncio.create_task(ask(books.port, chat(books.token))) for _ in range(6)]
+        while len(upstream.requests) < 6:
+            await asyncio.sleep(0.01)
+        upstream.pace_s = 0.01
+        callers = [asyncio.create_task(answers(books)) for _ in range(12)]
+        while len(upstream.requests) < 25:
+            await asyncio.sleep(0.01)
+    cut = await asyncio.gather(*slow)
+    others = [answer for got in await asyncio.gather(*callers) for answer in got]
+    assert {(answer.status, answer.whole) for answer in cut} == {(200, False)}
+    whole = [answer for answer in others if (answer.status, answer.whole) == (200, True)]
+    cut += [answer for answer in others if (answer.status, answer.whole) == (200, False)]  # on a busy machine
+    assert all(STOPPED in answer.body.splitlines()[-2] for answer in cut)
+    assert len(whole) > 10
+    assert {answer.status for answer in others} <= {200, 503}
+
+    records = await books.records()
+    await books.verified()
+    charges = {rid: sum(lines) for rid, lines in (await books.charges()).items()}
+    assert {charges[answer.headers["x-request-id"]] for answer in whole} == {EXACT}
+    assert {records[answer.headers["x-request-id"]].outcome for answer in cut} == {Outcome.STOPPED}
+    assert Outcome.GATEWAY_CRASHED not in {record.outcome for record in records.values()}
+    assert {answer.headers["x-request-id"] for answer in cut + others} == records.keys()
+    assert (await books.account()).balance_micros == OPENING - sum(charges.values())
+    assert sum(record.charge_micros for record in records.values()) == sum(charges.values())
