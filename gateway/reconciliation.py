@@ -19,10 +19,9 @@ from gateway import reports
 from gateway.catalogue import Price
 from gateway.errors import StoreAway
 from gateway.exchange import Outcome
-from gateway.record import Record, arrival_ms, month
+from gateway.record import Record, month
 from gateway.rows import files
 from gateway.store.invariants import Audit, Resolved
-from gateway.store.scripts import SKEW_S
 from gateway.store.store import Store
 
 SETTLED_MS: Final = 10_000
@@ -88,7 +87,7 @@ def compare(logged: Logged, audit: Audit, on_the_way: frozenset[str], coverage: 
     result = Compared([text for rid, text in logged.wrong.items() if rid not in audit.stale])
     for rid, charged in logged.charges.items():
         line = audit.requests.get(rid)
-        archived = line is None and arrival_ms(rid) <= audit.unread.last_ms + SKEW_S * 1000
+        archived = line is None and audit.unread.may_have(rid)
         if rid in on_the_way or rid in audit.stale or archived:
             result.unknown += 1
         elif line is None and charged:

@@ -17,6 +17,8 @@ from typing import IO
 import msgspec
 
 from gateway.errors import GatewayError
+from gateway.record import arrival_ms
+from gateway.store.scripts import SKEW_S
 
 Entry = tuple[bytes, dict[bytes, bytes]]
 """A line of a ledger as the store tells it: its id and its fields."""
@@ -55,10 +57,9 @@ class Archived(msgspec.Struct, frozen=True):
         sums = (1, self.lines, self.total, self.transactions, self.credited, self.last)
         return " ".join(map(str, sums)) if self.lines else ""
 
-    @property
-    def last_ms(self) -> int:
-        """When the last line was written, by the store's clock."""
-        return int(self.last.partition("-")[0])
+    def may_have(self, rid: str) -> bool:
+        """Whether a line of this request may be among them."""
+        return self.lines > 0 and arrival_ms(rid) <= int(self.last.partition("-")[0]) + SKEW_S * 1000
 
 
 def encode(line: bytes, fields: Mapping[bytes, bytes]) -> bytes:

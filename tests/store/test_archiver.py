@@ -264,6 +264,26 @@ async def test_a_ledger_that_is_trimmed_before_it_is_read_is_looked_at_again(
     await reader.close()
 
 
+async def test_a_request_whose_expiry_is_archived_and_not_what_came_late_is_not_wrong(
+    client: Client, past: Wallet, archiver: Archiver, archive: Archive
+) -> None:
+    rid = new_rid(OLD_S)
+    for kind, amount in (("expire", -9), ("late", 4)):
+        stamp = f"{days_ago(100 - 1)}-*" if kind == "late" else f"{days_ago(100)}-*"
+        await client.call("XADD", KEY + "ledger", stamp, "kind", kind, "id", rid, "amount", amount)
+        await client.call("HINCRBY", KEY + "account", "balance", amount)
+    assert await archiver.move(ACCOUNT, days_ago(99.5)) == 2
+    wallet = Wallet(client)
+    audit = await wallet.audit(ACCOUNT)
+    assert (audit.wrong, audit.requests) == ([], {})
+    audit = await wallet.audit(ACCOUNT, archive)
+    assert {rid: resolved.charged for rid, resolved in audit.requests.items()} == {rid: 5}
+    young = new_rid()
+    line = await client.call("XADD", KEY + "ledger", "*", "kind", "late", "id", young, "amount", 0)
+    assert await wallet.verify(ACCOUNT) == [f"request {young} was resolved twice: late after nothing"]
+    await client.call("XDEL", KEY + "ledger", line)
+
+
 async def test_a_full_store_can_be_archived(own_store: StartStore, tmp_path: Path) -> None:
     client = Client.connect(own_store().url)
     await open_account(client)
