@@ -7,12 +7,12 @@ at any time. It only brings the day of rest nearer.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import Final
 
 import structlog
 
 from gateway.errors import GatewayError
+from gateway.owned import Owned
 from gateway.store.store import Store
 
 EVERY_S: Final = 2.0
@@ -23,24 +23,11 @@ SWEEP_TURN: Final = "gw:sweep"
 log = structlog.get_logger("gateway.care")
 
 
-class Care:
-    """The task of one worker, owned by whoever enters it."""
+class Care(Owned):
+    """The task of one worker."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._leaving = asyncio.Event()  # beside the cancellation, which redis-py swallows while it connects
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Care:
-        self._task = asyncio.get_running_loop().create_task(self._run())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._leaving.set()
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
 
     async def round(self) -> None:
         """Everything once. What fails is told, and does not hold up the rest."""
@@ -76,7 +63,6 @@ class Care:
                 log.warning("holds_expired", account=account.id, requests=[rid for rid, _ in over])
 
     async def _run(self) -> None:
-        while not self._leaving.is_set():
+        while True:
             await self.round()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._leaving.wait(), EVERY_S)
+            await asyncio.sleep(EVERY_S)

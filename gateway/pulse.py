@@ -10,6 +10,7 @@ import structlog
 
 from gateway.errors import GatewayError
 from gateway.metrics import Metrics
+from gateway.owned import Owned
 from gateway.server import Gateway
 
 EVERY_S: Final = 0.25
@@ -20,23 +21,15 @@ LOG_EVERY: Final = 20
 log = structlog.get_logger("gateway.pulse")
 
 
-class Pulse:
-    """The task of one worker, owned by whoever enters it."""
+class Pulse(Owned):
+    """The task of one worker."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._metrics: Metrics = gateway.life.metrics
-        self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Pulse:
-        self._task = asyncio.get_running_loop().create_task(self._run())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+    async def __aexit__(self, *left: object) -> None:
+        await super().__aexit__(*left)
         self.beat()
 
     def beat(self) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +22,7 @@ from gateway.chain import Chain
 from gateway.config import Config, Loaded, load
 from gateway.errors import GatewayError
 from gateway.metrics import Metrics
+from gateway.owned import Owned
 from gateway.server import Gateway
 from gateway.services import services_of
 
@@ -31,25 +31,17 @@ TAKEN_UP: Final = frozenset({"channels", "models", "groups", "plugins"})
 log = structlog.get_logger("gateway.reload")
 
 
-class Reloads:
-    """The task of one worker that takes up new configurations, owned by whoever enters it."""
+class Reloads(Owned):
+    """The task of one worker that takes up new configurations."""
 
     def __init__(self, gateway: Gateway, path: Path) -> None:
         self._gateway = gateway
         self._path = path
         self._asked = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
         self._retiring: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> Reloads:
-        self._task = asyncio.get_running_loop().create_task(self._run())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+    async def __aexit__(self, *left: object) -> None:
+        await super().__aexit__(*left)
         if self._retiring:
             await asyncio.wait(self._retiring, timeout=self._gateway.port.drain)
 

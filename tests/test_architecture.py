@@ -25,7 +25,7 @@ LAYERS = (
     ("metrics", "store", "reports", "reconciliation", "rows", "record", "clickhouse", "spool", "plugin", "catalogue"),
     ("facts",),
     ("exchange", "config", "channel", "section", "credentials", "conversion", "document"),
-    ("body", "fake_upstream", "logs", "secret", "cells", "notify"),
+    ("body", "fake_upstream", "logs", "secret", "cells", "notify", "owned"),
     ("errors", "crash"),
 )
 """What imports above what is imported. Within a layer there are no circles."""

@@ -1,0 +1,53 @@
+"""A task ends with whoever owns it, however it takes that."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from gateway import owned
+from gateway.owned import Owned
+
+
+class Waits(Owned):
+    """Waits for ever, and swallows so many cancellations."""
+
+    def __init__(self, swallows: int = 0) -> None:
+        self.swallows = swallows
+        self.ended = False
+
+    async def _run(self) -> None:
+        try:
+            for _ in range(self.swallows):
+                with suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
+            await asyncio.Event().wait()
+        finally:
+            self.ended = True
+
+
+class Fails(Owned):
+    """Raises at once."""
+
+    async def _run(self) -> None:
+        raise ValueError("broken")
+
+
+@pytest.mark.parametrize("swallows", [0, 2])
+async def test_it_is_over_when_its_owner_leaves(swallows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owned, "AGAIN_AFTER_S", 0.01)
+    before = asyncio.all_tasks()
+    async with asyncio.timeout(5):
+        async with Waits(swallows) as waits:
+            await asyncio.sleep(0)
+            assert not waits.ended
+    assert waits.ended
+    assert asyncio.all_tasks() == before
+
+
+async def test_its_owner_learns_what_it_raised() -> None:
+    with pytest.raises(ValueError, match="broken"):
+        async with Fails():
+            await asyncio.sleep(0)
