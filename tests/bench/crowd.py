@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from gateway.fake_upstream import FakeUpstream
 from gateway.testing import running
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import ask, chat, head, read_answer
+from tests.whole.scripted import CHUNKED, Forever, Scripted, Step, chunk
 
 MIB = 1024 * 1024
 ACCOUNTS = 40
@@ -35,18 +37,20 @@ PATIENCE_S = 120.0
 PIECE = 64 * 1024
 OPEN = CHAIN.replace("requests_per_minute: 1000, tokens_per_minute: 1000000", "requests_per_minute: 1000000")
 HUGE = f"port: {{max_body: {32 * MIB}}}"
-FLOOD = ", channels: [{use: fake, model: renamed}]"
+OTHER, OF_THE_CROWD = "channels: [{use: fake, model: renamed}]", "channels: [crowd]"
 
 Caller = Callable[[int, str], Awaitable[str]]
 """What one of the crowd does at a port with its token; what became of it."""
 
 
-async def serve(kind: str, base_url: str, flood_url: str) -> None:
-    """A gateway, until its standard input ends; tells its port and the tokens of some accounts."""
-    yaml = configuration(base_url, chain=OPEN, more=HUGE if kind == "huge" else "").replace(
-        FLOOD, ", channels: [flood]"
-    )
-    yaml = yaml.replace("channels:\n", f'channels:\n  flood: {{base_url: "{flood_url}"}}\n', 1)
+async def serve(kind: str, base_url: str, crowd_url: str) -> None:
+    """A gateway, until its standard input ends; tells its port and the tokens of some accounts.
+
+    The crowd has an upstream of its own, so that nobody else waits for that.
+    """
+    yaml = configuration(base_url, chain=OPEN, more=HUGE if kind == "huge" else "").replace(OTHER, OF_THE_CROWD)
+    crowd = f'  crowd: {{base_url: "{crowd_url}", api_key: channel-credential-4711}}'
+    yaml = yaml.replace("channels:\n", f"channels:\n{crowd}\n", 1)
     with tempfile.TemporaryDirectory() as folder:
         async with running(yaml, Path(folder)) as gateway:
             tokens = [await gateway.token(f"crowd{number:02}", credit=10**12) for number in range(ACCOUNTS)]
@@ -55,11 +59,12 @@ async def serve(kind: str, base_url: str, flood_url: str) -> None:
 
 
 async def answer() -> None:
-    """The upstreams, until standard input ends: one that answers, one that never stops; tells their base addresses."""
-    async with (
-        FakeUpstream(pace_s=0, key="channel-credential-4711") as usual,
-        FakeUpstream(mode="endless", pace_s=0) as flood,
-    ):
+    """Upstreams, until standard input ends: one that answers, one that never stops; tells their base addresses."""
+    flooding: list[Step] = [
+        CHUNKED,
+        Forever(chunk(b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % (b"x" * PIECE))),
+    ]
+    async with FakeUpstream(pace_s=0, key="channel-credential-4711") as usual, Scripted(flooding) as flood:
         print(json.dumps([usual.base_url, flood.base_url]), flush=True)
         reading = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
         while not reading.done():
@@ -100,14 +105,15 @@ def cpu_s(process: asyncio.subprocess.Process) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def stays(sent: Callable[[str], bytes]) -> Caller:
+def stays(sent: Callable[[str], bytes], seconds: float = SETTLE_S) -> Caller:
     """Send something and keep the connection, reading nothing."""
 
     async def call(port: int, token: str) -> str:
-        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
-        writer.write(sent(token))
-        await asyncio.sleep(SETTLE_S)
-        writer.close()
+        with socket.socket() as caller:
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            caller.connect(("127.0.0.1", port))
+            caller.sendall(sent(token))
+            await asyncio.sleep(seconds)
         return "open"
 
     return call
@@ -140,7 +146,7 @@ def sends(body: bytes, *, chunked: bool = False, pause_s: float = 0.0, piece: in
 
 
 def body_of(size: int) -> bytes:
-    return chat(None, {"user": "x" * size}).partition(b"\r\n\r\n")[2]
+    return chat(None, {"model": "other", "user": "x" * size}).partition(b"\r\n\r\n")[2]
 
 
 def by_byte(body: bytes) -> bytes:
@@ -155,7 +161,7 @@ def crowd_of(kind: str) -> tuple[int, Caller]:
         case "heads":
             return 5000, stays(lambda token: b"GET /v1/models HTTP/1.1\r\nX-A: " + b"x" * 200)
         case "readers":
-            return 1000, stays(lambda token: chat(token, {"model": "other"}))
+            return 1000, stays(lambda token: chat(token, {"model": "other"}), 15.0)
         case "drips":
             return 1000, sends(body_of(100_000), piece=100, pause_s=1.0)
         case "bodies":
@@ -170,8 +176,10 @@ def crowd_of(kind: str) -> tuple[int, Caller]:
 
 async def main(kind: str, count: int) -> None:
     usual, caller = crowd_of(kind)
-    upstream = await started("answer")
-    gateway = await started("serve", kind, *await told(upstream))
+    upstream, other_upstream = await started("answer"), await started("answer")
+    answering, flooding = await told(upstream)
+    crowds = flooding if kind == "readers" else answering
+    gateway = await started("serve", kind, (await told(other_upstream))[0], crowds)
     port, tokens = await told(gateway)
     other = await started("wait", port, tokens[0])
     await asyncio.sleep(SETTLE_S)
@@ -189,15 +197,15 @@ async def main(kind: str, count: int) -> None:
     print(
         f"another caller: {len(served)} of {len(waits)} served, {statistics.median(served):.0f} ms, {max(served):.0f} at most"
     )
-    for process in (gateway, upstream):
+    for process in (gateway, upstream, other_upstream):
         await process.communicate(b"")  # the end of their standard input
     await other.wait()
 
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["serve", kind, base_url, flood_url]:
-            uvloop.run(serve(kind, base_url, flood_url))
+        case ["serve", kind, base_url, crowd_url]:
+            uvloop.run(serve(kind, base_url, crowd_url))
         case ["answer"]:
             asyncio.run(answer())
         case ["wait", port, token]:
