@@ -25,6 +25,15 @@ class Cluster:
         """Who serves a slot with keys in it."""
         return next(node for node in self.nodes if node.call("CLUSTER", "COUNTKEYSINSLOT", slot))
 
+    def kill(self, node: Node, *, away_s: float) -> None:
+        """Kill a node, and start it again on what it left; until the cluster is whole."""
+        node.process.kill()
+        node.process.wait()
+        time.sleep(away_s)
+        assert node.start()
+        for each in self.nodes:
+            until(partial(knows_all, each))
+
     def migrate(self, key: str, *, pause_s: float) -> None:
         """Move the slot of a key to another node, with a pause in the middle."""
         with self.half_moved(key):

@@ -1,12 +1,18 @@
-"""The wallet on a cluster of three nodes: all keys of an account are in one slot, and the masters are watched."""
+"""The wallet on a cluster of three nodes: all keys of an account are in one slot, and the masters are watched.
+
+`WALLET_CLUSTER_EXAMPLES=500 pytest tests/store/test_wallet_cluster.py --hypothesis-seed=N` runs longer histories.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from gateway.errors import StoreAway
 from gateway.store.accounts import Accounts
@@ -15,6 +21,7 @@ from gateway.store.safety import check_store, told_by_masters
 from gateway.store.wallet import Credit, Hold, Settle, Wallet
 from tests.store.cluster import Cluster, cluster
 from tests.store.conftest import new_rid
+from tests.store.test_archiver import TestArchiver, archive, archiver, past  # noqa: F401 - on this file's `client`
 from tests.store.test_wallet import (  # noqa: F401 - the same suite, on this file's `client`
     TestCredit,
     TestHold,
@@ -26,6 +33,7 @@ from tests.store.test_wallet import (  # noqa: F401 - the same suite, on this fi
     test_a_balance_for_20_requests_admits_20_of_200_at_once,
     test_callers_that_give_up_leave_no_reply_for_others,
 )
+from tests.store.wallet_machine import WalletMachine
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +50,21 @@ async def client(masters: Cluster) -> AsyncIterator[Client]:
     await client.call("FLUSHALL")
     yield client
     await client.close()
+
+
+def test_random_histories_hold_on_a_cluster_too(masters: Cluster) -> None:
+    class Machine(WalletMachine):
+        url = masters.url
+
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=int(os.environ.get("WALLET_CLUSTER_EXAMPLES", "10")),
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
 
 
 async def test_accounts_of_all_slots_are_served_and_verified(client: Client) -> None:

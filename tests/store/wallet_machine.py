@@ -123,7 +123,7 @@ class WalletMachine(RuleBasedStateMachine):
         self._arrive(self.true_ms)
 
     async def _open(self) -> None:
-        self.client = Client.connect(self.url)
+        self.client = Client.connect(self.url, timeout_s=5)
         await self.client.call("FLUSHALL")
         await self.client.call("SET", CLOCK, self.now)
         fields = ("status", "active", "balance", 0, "held", 0, "holds", 0, "credit_line", CREDIT_LINE)

@@ -1,6 +1,7 @@
 """Processes and networks fail at random under load: the books are right, and who has a whole answer was charged once.
 
-`MONEY_SECONDS=60 MONEY_SEED=7 pytest tests/whole/test_money_kills.py -s` runs the longer form.
+`MONEY_SECONDS=60 MONEY_SEED=7 pytest tests/whole/test_money_kills.py -s` runs the longer form; `MONEY_CLUSTER=1`
+adds a cluster of three nodes that are killed too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,9 +19,10 @@ import pytest
 
 from gateway.fake_upstream import FakeUpstream
 from tests.cli.processes import children
+from tests.store.cluster import cluster
 from tests.store_proxy import Fault, StoreProxy
 from tests.whole.books import Books
-from tests.whole.load import under_load
+from tests.whole.load import Callers, under_load
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the children of a process are read from /proc")
 
@@ -40,7 +42,8 @@ async def books(tmp_path: Path) -> AsyncIterator[Books]:
             books.embedded.stop()
 
 
-async def test_workers_and_the_store_are_killed(books: Books) -> None:
+async def killed(books: Books, kill_store: Callable[[random.Random], None]) -> Callers:
+    """What callers got while workers and the store were killed at random."""
     chance = random.Random(SEED)
 
     async def disturb(pid: int) -> None:
@@ -49,13 +52,31 @@ async def test_workers_and_the_store_are_killed(books: Books) -> None:
             await asyncio.sleep(chance.uniform(0.2, 1.5))
             family = sorted(children(pid))  # fewer where one that died often waits for its next start
             if not family or chance.random() < 0.2:
-                await asyncio.to_thread(books.kill_store)
+                await asyncio.to_thread(kill_store, chance)
             else:
                 with suppress(ProcessLookupError):
                     os.kill(chance.choice(family), signal.SIGKILL)
 
     callers = await under_load(books, 2, disturb)
+    print(f"{len(callers.whole)} whole answers, {len(callers.refused)} refused")
+    return callers
+
+
+async def test_workers_and_the_store_are_killed(books: Books) -> None:
+    callers = await killed(books, lambda _: books.kill_store())
     assert len(callers.whole) > 20
+
+
+@pytest.mark.skipif("MONEY_CLUSTER" not in os.environ, reason="a store on one node shows most of it: MONEY_CLUSTER=1")
+async def test_workers_and_the_nodes_of_a_cluster_are_killed(books: Books, tmp_path: Path) -> None:
+    with cluster(tmp_path) as servers:
+        books.url = servers.url
+        books.reach_store_at(servers.url)
+        await books.open()
+        callers = await killed(
+            books, lambda chance: servers.kill(chance.choice(servers.nodes), away_s=chance.uniform(0, 3))
+        )
+        assert len(callers.whole) > 20
 
 
 async def test_the_network_to_the_store_fails(books: Books) -> None:
