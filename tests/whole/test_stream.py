@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,20 @@ async def test_the_model_is_renamed_and_nothing_else_is_touched(gateway: Running
     assert set(map(str.lower, sent.headers)) == {
         "host", "authorization", "content-type", "accept", "accept-encoding", "user-agent", "content-length",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("framed", [lambda raw: raw, chunk], ids=["length", "chunked"])
+async def test_a_large_body_reaches_the_upstream_as_it_was(
+    gateway: Running, upstream: FakeUpstream, framed: Callable[[bytes], bytes]
+) -> None:
+    given = {"model": "words", "messages": [{"role": "user", "content": "é" * 500_000}], "user": "x" * 100_000, "n": 1}
+    raw = json.dumps({**given, "stream": True}, ensure_ascii=False).encode()
+    request = chat(await gateway.token(), framed(raw) + (LAST if framed is chunk else b""))
+    if framed is chunk:
+        request = re.sub(rb"Content-Length: \d+", b"Transfer-Encoding: chunked", request, count=1)
+    assert (await ask(gateway.port, request)).status == 200
+    sent = json.loads(upstream.requests[0].body)
+    assert sent == {**given, "stream": True, "stream_options": {"include_usage": True}}
 
 
 async def test_events_arrive_one_by_one_as_the_upstream_sends_them(gateway: Running, upstream: FakeUpstream) -> None:
