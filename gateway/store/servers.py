@@ -205,6 +205,7 @@ class Cluster:
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
+        future.exception()  # one that nobody looks at is not worth a word
 
 
 def _translated(error: Exception) -> Exception:

@@ -39,6 +39,14 @@ class Cluster:
         with self.half_moved(key):
             time.sleep(pause_s)
 
+    def migrate_at_once(self, key: str) -> None:
+        """Move the slot of a key to another node as the servers do it by themselves, where they can."""
+        slot = self.nodes[0].call("CLUSTER", "KEYSLOT", key)
+        source = self.owner(slot)
+        target = self.nodes[self.nodes.index(source) - 1]
+        source.call("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", target.call("CLUSTER", "MYID"))
+        until(lambda: not source.call("CLUSTER", "COUNTKEYSINSLOT", slot))
+
     @contextmanager
     def half_moved(self, key: str) -> Iterator[None]:
         """Half of the keys in the slot of `key` are on another node meanwhile; in the end all are, and it serves them."""

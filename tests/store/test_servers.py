@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
 import subprocess
@@ -183,6 +184,18 @@ async def test_nobody_there_is_store_away_whatever_the_shape(tmp_path: Path) -> 
         async with connected(url) as client:
             with pytest.raises(StoreAway):
                 await client.call("PING")
+
+
+@pytest.mark.parametrize("shape", ["redis", "cluster"])
+async def test_a_failure_that_nobody_looks_at_is_not_complained_of(shape: str) -> None:
+    complaints: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
+    async with connected(f"{shape}://127.0.0.1:1") as client:
+        forgotten = client.submit("PING")
+        await asyncio.wait((forgotten,))
+        del forgotten
+    gc.collect()
+    assert complaints == []
 
 
 async def test_a_host_without_a_port_is_refused_without_showing_the_url() -> None:

@@ -10,6 +10,7 @@ import os
 import random
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -70,6 +71,9 @@ async def test_sentinel_replaces_the_primary(books: Books, tmp_path: Path, how: 
         await moved(books, servers.url, move)
 
 
-async def test_an_accounts_slot_goes_to_another_master_of_the_cluster(books: Books, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["in halves", "at once"] if SECONDS else ["in halves"])
+async def test_an_accounts_slot_goes_to_another_master_of_the_cluster(books: Books, tmp_path: Path, how: str) -> None:
+    key = "gw:{tester}:account"
     with cluster(tmp_path) as servers:
-        await moved(books, servers.url, lambda: servers.migrate("gw:{tester}:account", pause_s=0.2))
+        move = partial(servers.migrate_at_once, key) if how == "at once" else partial(servers.migrate, key, pause_s=0.2)
+        await moved(books, servers.url, move)
