@@ -55,8 +55,8 @@ class Node:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Wait until it holds, 20 seconds at most."""
-    deadline = time.monotonic() + 20
+    """Wait until it holds, a minute at most: a Sentinel that was kept from running does nothing for half of one."""
+    deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline, "the servers do not come to it"
         time.sleep(0.02)
