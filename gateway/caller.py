@@ -35,6 +35,7 @@ class CallerSide:
 
     __slots__ = (
         "_keep_alive",
+        "_last",
         "_protocol",
         "_transport",
         "chunked",
@@ -51,6 +52,7 @@ class CallerSide:
         self._protocol = protocol
         self._transport = transport
         self._keep_alive = keep_alive
+        self._last = b""
         self.chunked = http_1_1
         self.started = False
         self.finished = False
@@ -81,6 +83,11 @@ class CallerSide:
         self._write(head if status == 304 else head + body)
         self._wait_for_reader()
 
+    def promise(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        """A whole answer of which nothing leaves before `finish`."""
+        self.started = True
+        self._last = self._head(status, headers, f"Content-Length: {len(body)}\r\n") + body
+
     def refuse(self, error: Refused, request_id: str, headers: Mapping[str, str]) -> None:
         """A whole error answer, in the one error shape."""
         merged = {"Content-Type": _JSON, **headers, **headers_of(error)}
@@ -89,6 +96,7 @@ class CallerSide:
     def begin(self, headers: Mapping[str, str], first: bytes) -> None:
         """The head of a stream and its first events, in one write."""
         self.started = True
+        self._last = b"0\r\n\r\n" if self.chunked else b""
         if not self.chunked:
             self._keep_alive = False
         head = self._head(200, headers, "Transfer-Encoding: chunked\r\n" if self.chunked else "")
@@ -101,12 +109,12 @@ class CallerSide:
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
 
     def finish(self) -> None:
-        """The proper end of a stream; nothing for an answer that was whole before."""
+        """The proper end of a stream, or what was promised; nothing for an answer that was whole before."""
         if self.finished:
             return
         self.finished = True
-        if self.chunked:
-            self._write(b"0\r\n\r\n")
+        if self._last:
+            self._write(self._last)
         self._wait_for_reader()
 
     async def cut(self, last: bytes) -> None:

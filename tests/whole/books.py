@@ -31,6 +31,7 @@ LEASE_S = 2.5
 FILE = """
 listen: 127.0.0.1:{port}
 admin: null
+port: {{allow_non_streaming: true}}
 redis: {redis}
 data: {folder}/data
 channels:

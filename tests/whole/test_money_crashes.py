@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -50,12 +51,12 @@ async def opened(folder: Path, on_crash: str = "release") -> AsyncIterator[Books
             books.embedded.stop()
 
 
-async def crashed(books: Books, label: str) -> Answer | None:
+async def crashed(books: Books, label: str, *, stream: bool = True) -> Answer | None:
     """What a caller got of the request during which the worker ended."""
     answer = None
     async with books.worker(crash_at=label) as worker:
         with suppress(OSError, EOFError):
-            answer = await ask(books.port, chat(books.token))
+            answer = await ask(books.port, chat(books.token, {"stream": stream}))
         assert await asyncio.wait_for(worker.wait(), 10) == EXIT_CODE, books.log()
     return answer
 
@@ -106,6 +107,17 @@ async def test_once_charged_it_is_charged_exactly_once(tmp_path: Path, label: st
         assert answer.whole == (label == "answer.finished"), "who has a whole answer has been charged"
         ended = label in ("record.after", "answer.finished")
         assert await settled_books(books) == ([EXACT], Outcome.COMPLETED if ended else Outcome.GATEWAY_CRASHED)
+
+
+@pytest.mark.parametrize("label", ["settle.before", "record.before", "answer.finished"])
+async def test_of_a_json_answer_nothing_leaves_before_it_is_charged(tmp_path: Path, label: str) -> None:
+    async with opened(tmp_path) as books:
+        answer = await crashed(books, label, stream=False)
+        assert (answer is not None) == (label == "answer.finished")
+        assert answer is None or (answer.whole and json.loads(answer.body)["usage"]["completion_tokens"] == 12)
+        charges, outcome = await settled_books(books, LEASE_S)
+        assert charges == ([EXACT] if label in CHARGED else [0])
+        assert outcome is (Outcome.COMPLETED if label == "answer.finished" else Outcome.GATEWAY_CRASHED)
 
 
 async def test_what_is_in_the_journal_is_charged_once_whoever_dies_with_it(tmp_path: Path) -> None:
