@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -119,4 +121,25 @@ async def test_one_accounts_slot_on_its_way_holds_up_no_other_account(client: Cl
         assert {type(error) for error in await asyncio.gather(*refused, return_exceptions=True)} == {StoreAway}
     assert (await wallet.hold("moving", new_rid(), **terms)).outcome is Hold.HELD
     assert await wallet.verify("moving") == []
+    await impatient.close()
+
+
+async def test_who_finds_every_connection_taken_waits_no_longer_than_the_timeout(
+    client: Client, masters: Cluster
+) -> None:
+    await client.call("SET", "a", "here")
+    frozen = masters.owner(masters.nodes[0].call("CLUSTER", "KEYSLOT", "a"))
+    impatient = Client.connect(masters.url, timeout_s=0.3, connections=2)
+    assert await impatient.call("GET", "a") == b"here"
+    frozen.process.send_signal(signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        refused = await asyncio.gather(*(impatient.call("GET", "a") for _ in range(50)), return_exceptions=True)
+        assert {type(error) for error in refused} == {StoreAway}
+        assert time.monotonic() - began < 0.6
+    finally:
+        frozen.process.send_signal(signal.SIGCONT)
+    async with asyncio.timeout(5):
+        while (await asyncio.gather(impatient.call("GET", "a"), return_exceptions=True))[0] != b"here":
+            await asyncio.sleep(0.01)
     await impatient.close()
