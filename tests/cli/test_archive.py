@@ -23,7 +23,7 @@ OLD_S = 100 * 24 * 3600
 
 
 class Command:
-    """The command, on a store where `alice` has 2003 old lines, `bob` one, `carol` none."""
+    """The command, on a store where `alice` has 3 old lines, `bob` one, `carol` none."""
 
     def __init__(self, file: Path, folder: Path) -> None:
         self.file, self.folder = file, folder
@@ -52,7 +52,7 @@ class Command:
 @pytest.fixture
 async def command(tmp_path: Path, store_url: str, client: Client) -> AsyncIterator[Command]:
     past = wallet_of_then(client, OLD_S)
-    for name, count in (("alice", 2003), ("bob", 1), ("carol", 0)):
+    for name, count in (("alice", 3), ("bob", 1), ("carol", 0)):
         await Accounts(client).create(name)
         await asyncio.gather(*(past.settle(name, new_rid(OLD_S), 1) for _ in range(count)))
     file = tmp_path / "gateway.yaml"
@@ -62,11 +62,11 @@ async def command(tmp_path: Path, store_url: str, client: Client) -> AsyncIterat
 
 async def test_all_accounts_are_archived_and_told(command: Command) -> None:
     assert (await command.archive("--all")).splitlines() == [
-        f"alice: 2003 lines moved to {command.folder}/alice.jsonl",
+        f"alice: 3 lines moved to {command.folder}/alice.jsonl",
         f"bob: 1 lines moved to {command.folder}/bob.jsonl",
     ]
     assert await command.archive("--all") == ""
-    assert command.texts() == {"alice": 2003, "bob": 1}
+    assert command.texts() == {"alice": 3, "bob": 1}
 
 
 async def test_one_account_may_be_named(command: Command) -> None:
@@ -104,20 +104,22 @@ async def test_a_damaged_file_does_not_hold_up_the_other_accounts(command: Comma
 async def test_verify_takes_the_sums_or_reads_the_files(command: Command) -> None:
     await command.archive("--all")
     report = await command.verified()
-    assert (report["accounts"], report["lines"], report["unread"], report["wrong"]) == (3, 0, 2004, [])
-    assert "note: 2004 archived ledger lines were taken as their sums" in await command.run("verify")
+    assert (report["accounts"], report["lines"], report["unread"], report["wrong"]) == (3, 0, 4, [])
+    assert "note: 4 archived ledger lines were taken as their sums" in await command.run("verify")
     folder = ("--archive", str(command.folder))
     report = await command.verified(*folder)
-    assert (report["accounts"], report["lines"], report["unread"], report["wrong"]) == (3, 2004, 0, [])
+    assert (report["accounts"], report["lines"], report["unread"], report["wrong"]) == (3, 4, 0, [])
     file = command.folder / "alice.jsonl"
     file.write_text(file.read_text().replace('"amount":-1', '"amount":-2', 1))
     (finding,) = (await command.verified(*folder, code=1))["wrong"]
     assert finding["account"] == "alice"
-    assert "alice.jsonl has 2003 archived lines" in finding["what"]
+    assert "alice.jsonl has 3 archived lines" in finding["what"]
 
 
-@pytest.mark.parametrize("page", [1, 2, 3])
-async def test_killed_before_it_trims_it_goes_on_from_there(command: Command, page: int) -> None:
+@pytest.mark.parametrize("page", [1, 3])
+async def test_killed_before_it_trims_it_goes_on_from_there(command: Command, client: Client, page: int) -> None:
+    past = wallet_of_then(client, OLD_S)
+    await asyncio.gather(*(past.settle("alice", new_rid(OLD_S), 1) for _ in range(2000)))
     arguments = ("account", "archive", "alice", "--before", "90d", "--to", str(command.folder))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gateway", *arguments, "--config", str(command.file)),
