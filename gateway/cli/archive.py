@@ -41,9 +41,7 @@ def archive(
     to: Annotated[
         Path, typer.Option(metavar="DIR", help="The archive: always the same folder, on a disk that is backed up.")
     ],
-    account_id: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="The account's id; else give `--all`.")
-    ] = None,
+    account_id: Annotated[str | None, typer.Argument(metavar="ID", help="The account's id; else give `--all`.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All accounts.")] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,

@@ -33,7 +33,7 @@ class Archiver:
         self.script = script("archive")
 
     async def move(self, account: str, before_ms: int) -> int:
-        """Move an account's lines from before that moment of the store's clock; returns how many.
+        """Move an account's lines from before that moment of the store's clock, `YOUNGEST_S` ago or more; returns how many.
 
         Raises `ArchiveError` where the archive is not as the store says, `StoreAway`, and `StoreError` where a line is
         too young. Whatever it raised, running it again goes on from there.
