@@ -34,11 +34,11 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """One channel in the order of this draw; a request draws anew. `spare`: called where those before it fail."""
+    """One channel in the order of this draw; a request draws anew. `spare`: called where the `first` and those after fail."""
 
     channel: str
     model: str
-    verdict: Literal["called", "spare", "left out"]
+    verdict: Literal["first", "spare", "left out"]
     text: str = ""
 
 
@@ -79,7 +79,7 @@ async def explain(
     told.price = exchange.price
     if (route := exchange.get(Route)) is not None:
         told.channels = await _turns(route)
-        told.served = any(turn.verdict == "called" for turn in told.channels)
+        told.served = any(turn.verdict == "first" for turn in told.channels)
         if not told.served and told.refusal is None:
             told.refusal = Refusal("", 503, "model_unavailable", "No channel can serve this model at the moment.")
     if told.refusal is not None:
@@ -110,8 +110,8 @@ async def _turns(route: Route) -> list[Turn]:
     for candidate in route.candidates:
         why_not = await route.gate.why_not(candidate)
         if not why_not and (candidate.name in free or len(free) == MOST_ATTEMPTS):
-            why_not = "called already" if candidate.name in free else f"{MOST_ATTEMPTS} others come before it"
-        verdict: Literal["called", "spare", "left out"] = "left out" if why_not else "spare" if free else "called"
+            why_not = "stands above already" if candidate.name in free else f"{MOST_ATTEMPTS} others come before it"
+        verdict: Literal["first", "spare", "left out"] = "left out" if why_not else "spare" if free else "first"
         turns.append(Turn(candidate.name, candidate.model, verdict, why_not))
         if not why_not:
             free.add(candidate.name)

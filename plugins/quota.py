@@ -99,10 +99,7 @@ class Quota(Plugin):
             raise _refusal(Hold.BUSY)
         if available < amount:
             raise _refusal(Hold.FUNDS)
-        return (
-            f"holds {amount} micros of {available} available; costs {price.input} micros for a million tokens of input "
-            f"and {price.output} of output, times {price.ratio} for the group, and {full} at most"
-        )
+        return f"holds {amount} micros of {available} available, and charges {full} at most"
 
     async def on_end(self, exchange: Exchange) -> None:
         held = exchange.get(Held)

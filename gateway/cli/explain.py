@@ -64,6 +64,8 @@ def explain(
 
 def _in_words(told: Explanation) -> str:
     lines = [f"{each.verdict:<8}  {each.plugin}: {each.text}" for each in told.plugins]
+    if told.price:
+        lines.append(f"price     {', '.join(f'{name} {value}' for name, value in told.price.items())}")
     for turn in told.channels:
         named = f"{turn.verdict:<8}  channel {turn.channel}, as {turn.model}"
         lines.append(f"{named}: {turn.text}" if turn.text else named)

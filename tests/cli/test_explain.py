@@ -103,10 +103,10 @@ async def test_each_plugin_and_channel_of_a_request_that_would_be_served_is_told
     assert lines[2:] == [
         "passes    rate-limit: takes 1 of 60 requests left of 60 a minute, 21 of 1000 tokens left of 1000 a minute, "
         "a place, of 2 at once",
-        "passes    quota: holds 764 micros of 1000 available; costs 1000000 micros for a million tokens of input and "
-        "2000000 of output, times 1 for the group, and 764 at most",
+        "passes    quota: holds 764 micros of 1000 available, and charges 764 at most",
         "passes    model-routing: m is open to the account, its group and this token; not open to the group: channel far",
-        "called    channel one, as m",
+        "price     input 1000000, output 2000000, ratio 1, hold_micros 764, most_micros 764, available_micros 1000",
+        "first     channel one, as m",
         "spare     channel two, as m2",
         "The request would be served.",
     ]
@@ -172,7 +172,7 @@ async def test_why_a_channel_is_left_out_is_told(asked: Asked) -> None:
     channels = asked.store.channels
     await channels.sync("w", {"one": Report(failed=3, cool_ms=60_000, error="upstream_timeout")})
     told = await asked.told()
-    assert [(turn["channel"], turn["verdict"]) for turn in told["channels"]] == [("one", "left out"), ("two", "called")]
+    assert [(turn["channel"], turn["verdict"]) for turn in told["channels"]] == [("one", "left out"), ("two", "first")]
     assert told["channels"][0]["text"] == "cooling for 60 s after upstream_timeout"
     await channels.admit("r", [Ask("two", 1, 0, 60_000, 1000)])
     full = await asked.told(code=1)
