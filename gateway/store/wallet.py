@@ -65,7 +65,7 @@ class Wallet:
         self._window = (int(keep_s * 1000), int(skew_s * 1000))
         self._patience_s = patience_s
         self._recent: deque[tuple[float, Settlement]] = deque()
-        self._masters: frozenset[str] = frozenset()
+        self._masters: frozenset[str] | None = None
         self.scripts = {name: script(name) for name in ("hold", "settle", "credit", "sweep", "snapshot")}
 
     async def hold(
@@ -131,14 +131,15 @@ class Wallet:
         return Settled(Settle(word.decode()), charged)
 
     async def check_incarnation(self) -> int:
-        """Repeat the last two minutes' settlements where a master of the store is not the one before; returns how many.
+        """Repeat the last two minutes' settlements where a master may not be the one before; returns how many. Raises `StoreAway`.
 
         Call it at start and every few seconds: one that took over may have forgotten what was acknowledged.
         """
         for client in {self._client, self._settling}:
             await client.follow()
+        known, self._masters = self._masters, frozenset()  # where nobody answers now, there may be another meanwhile
         masters = frozenset(told["run_id"] for told in await told_by_masters(self._settling, "server"))
-        forgetful = bool(self._masters) and not masters <= self._masters
+        forgetful = known is not None and not masters <= known
         recent = list({settlement.rid: settlement for _, settlement in self._recent}.values()) if forgetful else []
         for start in range(0, len(recent), _PAGE):
             await asyncio.gather(*map(self.deliver, recent[start : start + _PAGE]))

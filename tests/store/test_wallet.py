@@ -453,3 +453,24 @@ class TestVerify:
         await asyncio.gather(*(wallet.settle(ACCOUNT, new_rid(), 1) for _ in range(2500)))
         assert await balance_and_held(client) == (-2400, 0)
         assert await wallet.verify(ACCOUNT) == []
+
+
+async def test_settlements_are_repeated_to_a_master_that_could_not_be_asked_in_between(own_store: StartStore) -> None:
+    store = own_store()
+    client = Client.connect(store.url, timeout_s=0.2)
+    await open_account(client, 100)
+    wallet = Wallet(client)
+    assert await wallet.check_incarnation() == 0
+    rid = new_rid()
+    await wallet.settle(ACCOUNT, rid, 7)
+    assert await wallet.check_incarnation() == 0
+    os.kill(store.pid, signal.SIGSTOP)
+    with pytest.raises(StoreAway):
+        await wallet.check_incarnation()
+    os.kill(store.pid, signal.SIGCONT)
+    async with asyncio.timeout(5):
+        while (repeated := (await asyncio.gather(wallet.check_incarnation(), return_exceptions=True))[0]) != 1:
+            assert isinstance(repeated, StoreAway), "another may have taken over meanwhile, and have gone again"
+    assert await wallet.check_incarnation() == 0
+    assert await wallet.verify(ACCOUNT) == []
+    await client.close()

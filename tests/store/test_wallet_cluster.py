@@ -102,7 +102,7 @@ async def test_settlements_are_repeated_where_one_master_is_another(client: Clie
     rid = new_rid()
     await wallet.settle("acme", rid, 7)
     assert await wallet.check_incarnation() == 0
-    wallet._masters = frozenset(sorted(wallet._masters)[:2])
+    wallet._masters = frozenset(sorted(wallet._masters or ())[:2])
     assert await wallet.check_incarnation() == 1
     assert await wallet.verify("acme") == []
 
