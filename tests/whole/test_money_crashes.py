@@ -1,10 +1,15 @@
-"""A worker ends at once at each point of an exchange's life: the books are right, and the charge is what the rules say."""
+"""A worker ends at once at each point of an exchange's life: the books are right, and the charge is what the rules say.
+
+`MONEY_SEEDS=170 MONEY_SEED=7 pytest tests/whole/test_money_crashes.py -s` tries each point ten times under load, and every
+kind of charge for what crashed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import random
 import signal
 import sys
 import time
@@ -18,6 +23,7 @@ from gateway.crash import EXIT_CODE, LABELS
 from gateway.exchange import Outcome
 from gateway.fake_upstream import FakeUpstream
 from tests.whole.books import LEASE_S, Books
+from tests.whole.load import EXACT, Callers, look_at
 from tests.whole.raw import Answer, ask, chat
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the store of a test ends with its thread")
@@ -33,11 +39,16 @@ HELD = (
     "stream.ended",
     "settle.before",
 )
+SOME_HELD = ("upstream.sent", "settle.before")
 CHARGED = ("settle.after", "record.before", "record.after", "answer.finished")
 
-EXACT = 1 + 2 * 12
-"""The fake upstream counts words: one of the prompt, twelve of its answer."""
 FLOOR = -(-len('[{"role": "user", "content": "hi"}]') // 4)
+
+
+UNDER_LOAD = tuple(label for label in LABELS if label != "archive.written")
+IN_NEED = ("journal.kept", "journal.delivered", "settlements.repeated")
+SEEDS = int(os.environ.get("MONEY_SEEDS", "0"))
+SEED = int(os.environ.get("MONEY_SEED", random.randrange(1 << 32)))
 
 
 @asynccontextmanager
@@ -89,7 +100,7 @@ async def test_before_the_hold_nothing_is_charged(tmp_path: Path, label: str) ->
 
 @pytest.mark.parametrize(
     ("label", "on_crash"),
-    [*((label, "release") for label in HELD), ("upstream.sent", "charge_floor"), ("settle.before", "charge_floor")],
+    [*((label, "release") for label in HELD), *((label, "charge_floor") for label in (HELD if SEEDS else SOME_HELD))],
 )
 async def test_while_it_is_held_the_lease_decides(tmp_path: Path, label: str, on_crash: str) -> None:
     async with opened(tmp_path, on_crash) as books:
@@ -147,6 +158,42 @@ async def test_settlements_that_were_repeated_are_charged_once(tmp_path: Path) -
         assert (await settled_books(books))[0] == [EXACT]
 
 
+@pytest.mark.parametrize("number", range(SEEDS or 1))
+async def test_wherever_it_ends_under_load_the_rules_decide(tmp_path: Path, number: int) -> None:
+    seed = (SEED + number) % (1 << 32)
+    chance, label = random.Random(seed), UNDER_LOAD[seed % len(UNDER_LOAD)]
+    on_crash = chance.choice(("release", "charge_floor"))
+    times = 1 if label in IN_NEED else chance.randint(1, 40)
+    print(f"MONEY_SEED={seed}: {label}:{times}, {on_crash}")
+    async with opened(tmp_path, on_crash) as books:
+        callers = Callers(books)
+        async with books.worker(crash_at=f"{label}:{times}") as worker, callers.asking():
+            disturbing = asyncio.create_task(disturb(label, books, chance.uniform(0.1, 0.5)))
+            try:
+                assert await asyncio.wait_for(worker.wait(), 30) == EXIT_CODE, books.log()
+            finally:
+                await disturbing
+        ended = time.monotonic()
+        async with books.worker():
+            await until(lambda: delivered(books))
+            await asyncio.sleep(ended + LEASE_S - time.monotonic())
+        await look_at(books, callers, FLOOR if on_crash == "charge_floor" else 0)
+
+
+async def disturb(label: str, books: Books, after_s: float) -> None:
+    """Bring the worker to a label that it meets only in need."""
+    if label == "settlements.repeated":
+        await asyncio.sleep(after_s + 2.5)  # the worker learns which incarnation it was
+        await asyncio.to_thread(books.kill_store)
+    elif label in IN_NEED:
+        await asyncio.sleep(after_s)
+        os.kill(books.embedded.pid, signal.SIGSTOP)
+        try:
+            await until(lambda: kept(books))
+        finally:
+            os.kill(books.embedded.pid, signal.SIGCONT)
+
+
 async def held(books: Books) -> bool:
     return (await books.account()).holds == 1
 
@@ -155,7 +202,11 @@ async def delivered(books: Books) -> bool:
     return not list((books.folder / "data" / "journal").glob("*.jsonl"))
 
 
+async def kept(books: Books) -> bool:
+    return not await delivered(books)
+
+
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(10):
         while not await holds():
             await asyncio.sleep(0.005)
