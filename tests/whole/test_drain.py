@@ -31,7 +31,7 @@ async def upstream() -> AsyncIterator[FakeUpstream]:
 @pytest.fixture
 async def books(tmp_path: Path, upstream: FakeUpstream) -> AsyncIterator[Books]:
     books = Books(tmp_path, upstream.base_url)
-    books.file.write_text(books.file.read_text() + "port: {drain: 0.4}\n")
+    books.file.write_text(books.file.read_text().replace("port: {", "port: {drain: 0.4, "))
     try:
         await books.open()
         yield books
