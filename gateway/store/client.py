@@ -49,7 +49,7 @@ class Client:
     Replies are as redis-py gives them for RESP3, with bytes where it has them.
     """
 
-    def __init__(self, servers: Servers, *, timeout_s: float = 0.4) -> None:
+    def __init__(self, servers: Servers, *, timeout_s: float = 0.5) -> None:
         self._servers = servers
         self.redis = servers.redis
         """redis-py's client of the same store, for what is read page by page."""
@@ -57,7 +57,7 @@ class Client:
         self._shapes: dict[Any, Shape] = dict(servers.redis.response_callbacks)
 
     @classmethod
-    def connect(cls, url: str, *, timeout_s: float = 0.4, connections: int = 4) -> Client:
+    def connect(cls, url: str, *, timeout_s: float = 0.5, connections: int = 4) -> Client:
         """A client for `redis://`, `rediss://`, `unix://`, `sentinel://host:port,host:port/NAME` or `cluster://host:port`.
 
         Nothing is sent yet. `connections` bounds those to each node of a cluster; any other store has one. Raises
