@@ -1,1 +1,2 @@
-"""A benchmark that anyone can repeat: `python -m tests.bench.run`. It asserts nothing."""
+"""Benchmarks that anyone can repeat; they assert nothing. `run` compares with others, `endurance` looks for what grows, `crowd`,
+`settles` and `usage_log` each look at one thing."""

@@ -1,127 +1,233 @@
-"""Callers that ask again as soon as they are answered, and read the stamps of the events: one run, one JSON line.
+"""Callers that read the stamps of the events: one run, one JSON line. It is plain sockets, as the upstream is.
 
-`python -m tests.bench.load '{"port": ..., "token": ..., "streams": 16, "plan": "20 0 0", "warm_s": 1, "seconds": 4, "pids": []}'`
+`python -m tests.bench.load '{"port": 8080, "token": "sk-...", "plan": "20 0 150", "streams": 16, "seconds": 4, ...}'`
+
+Each of `streams` connections asks again as soon as it is answered, for `seconds` after `warm_s`. With `rate` they ask at
+random moments, so many a second. With `once` each asks once, all at the same time, and what is measured is from when all are
+open until all have ended. With `requests` the run ends after so many.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
+import random
 import re
+import select
+import socket
 import sys
 import time
-from pathlib import Path
-from typing import Any, Final
+from array import array
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from typing import Final
 
-STAMP: Final = re.compile(rb"@(\d+)@")
+import msgspec
 
+from tests.bench.process import PATIENCE_S, cpu_ns, raise_descriptors, resident_kib
+from tests.bench.question import PATH, question
 
-def cpu_ns(pids: list[int]) -> int:
-    """Nanoseconds that these processes have run, all their threads together."""
-    files = [file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
-    return sum(int(file.read_text().split()[0]) for file in files)
-
-
-def resident_kib(pids: list[int]) -> int:
-    """Memory that these processes hold, without what they share."""
-    text = "".join(Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids)
-    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Private"))
-
-
-class Counted:
-    """What all callers have seen."""
-
-    def __init__(self) -> None:
-        self.requests = self.events = self.wrong = 0
-        self.transits: list[float] = []
-        self.first: list[float] = []
-        self.stopping = False
+STAMP: Final = re.compile(rb"@(\d{20})@")
+END: Final = b"\r\n0\r\n\r\n"
+READ: Final = 64 * 1024
+STAGGER: Final = 20
+"""Connections opened in one moment, so that the streams do not all begin together."""
 
 
-class Caller(asyncio.Protocol):
-    """One connection."""
+class Given(msgspec.Struct):
+    """A load. `plan` is what the upstream is asked for; `body` the bytes of the prompt."""
 
-    def __init__(self, request: bytes, counted: Counted) -> None:
-        self.request = request
-        self.counted = counted
-        self.rest = b""
-        self.asked = 0
+    port: int
+    plan: str
+    token: str = "none"
+    headers: dict[str, str] = {}
+    streams: int = 16
+    body: int = 0
+    seconds: float = 4.0
+    warm_s: float = 1.0
+    rate: float = 0.0
+    once: bool = False
+    requests: int = 0
+    pids: list[int] = []
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport: asyncio.Transport = transport  # type: ignore[assignment]
-        self.ask()
+    def request(self) -> bytes:
+        body, lines = question(self.token, self.plan, self.headers, self.body)
+        lines |= {"Host": "bench", "Content-Length": str(len(body))}
+        head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        return f"POST {PATH} HTTP/1.1\r\n{head}\r\n".encode() + body
+
+
+class Caller:
+    """One connection, opened anew where the gateway closes it."""
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self.connect()
+
+    def connect(self) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", self.load.given.port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.setblocking(False)
+        self.load.callers[self.socket.fileno()] = self
+        self.load.poll.register(self.socket, select.EPOLLIN)
+        self.asking = self.begun = False
+        self.rest = self.tail = b""
+        self.unsent = memoryview(b"")
 
     def ask(self) -> None:
-        self.waiting, self.asked = True, time.monotonic_ns()
-        self.transport.write(self.request)
+        self.asking, self.begun = True, False
+        self.rest = self.tail = b""
+        self.unsent = self.load.request
+        self.asked = time.monotonic_ns()
+        self.send()
 
-    def data_received(self, data: bytes) -> None:
-        now, counted = time.monotonic_ns(), self.counted
+    def send(self) -> None:
+        with suppress(BlockingIOError):
+            self.unsent = self.unsent[self.socket.send(self.unsent) :]
+        if self.unsent or len(self.load.request) > READ:
+            self.load.poll.modify(self.socket, select.EPOLLIN | (select.EPOLLOUT if self.unsent else 0))
+
+    def ready(self, mask: int) -> None:
+        try:
+            if mask & select.EPOLLOUT:
+                self.send()
+            if mask & ~select.EPOLLOUT:
+                self.received(self.socket.recv(READ), time.monotonic_ns())
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.lost()
+
+    def received(self, data: bytes, now: int) -> None:
+        load = self.load
+        if not data:
+            self.lost()
+            return
+        if not self.tail and not data.startswith(b"HTTP/1.1 200"):
+            load.wrong += 1
+            load.cut -= 1  # told as wrong
+            load.first_wrong = load.first_wrong or data[:300].decode(errors="replace")
+            self.lost()
+            return
         seen = self.rest + data
         stamps = STAMP.findall(seen)
-        odd = seen.count(b"@") % 2
-        self.rest = seen[seen.rfind(b"@") :] if odd else b""
-        counted.events += len(stamps)
-        counted.transits.extend((now - int(stamp)) / 1e6 for stamp in stamps)
-        if self.waiting:
-            self.waiting = False
-            counted.first.append((now - self.asked) / 1e6)
-            counted.wrong += not seen.startswith(b"HTTP/1.1 200")
-        if data.endswith(b"0\r\n\r\n"):
-            counted.requests += 1
-            if counted.stopping:
-                self.transport.close()
-            else:
-                self.ask()
+        self.rest = seen[seen.rfind(b"@") :] if seen.count(b"@") % 2 else b""
+        load.events += len(stamps)
+        load.transits.extend([(now - int(stamp)) / 1e6 for stamp in stamps])
+        if stamps and not self.begun:
+            self.begun = True
+            load.begun += 1
+            load.first.append((now - self.asked) / 1e6)
+        self.tail = data[-7:] if len(data) > 6 else (self.tail + data)[-7:]
+        if self.tail == END:
+            self.asking = False
+            load.completed += 1
+            load.answered(self)
+
+    def lost(self) -> None:
+        """The connection is over; a request under way on it has failed."""
+        load, failed = self.load, self.asking
+        del load.callers[self.socket.fileno()]
+        self.socket.close()
+        load.cut += failed
+        if not load.given.once:
+            self.connect()
+            if failed or not load.given.rate:
+                load.answered(self)
 
 
-def percentile(values: list[float], share: float) -> float:
+class Load:
+    """All callers, and what they have seen."""
+
+    def __init__(self, given: Given) -> None:
+        self.given = given
+        self.request = memoryview(given.request())
+        self.poll = select.epoll()
+        self.callers: dict[int, Caller] = {}
+        self.idle: list[Caller] = []
+        self.completed = self.begun = self.events = self.wrong = self.cut = 0
+        self.first_wrong = ""
+        self.transits, self.first = array("d"), array("d")
+        self.random = random.Random(1)
+        self.due = time.monotonic() if given.rate else float("inf")
+
+    def answered(self, caller: Caller) -> None:
+        if self.given.rate:
+            self.idle.append(caller)
+        elif not self.given.once:
+            caller.ask()
+
+    def run(self, over: Callable[[], bool], seconds: float) -> None:
+        """Until it is over, but no longer than `seconds`."""
+        deadline = time.monotonic() + seconds
+        while not over() and (now := time.monotonic()) < deadline:
+            while self.due <= now:
+                self.due += self.random.expovariate(self.given.rate)
+                (self.idle.pop() if self.idle else Caller(self)).ask()
+            for descriptor, mask in self.poll.poll(max(0.0, min(0.05, self.due - now)), 256):
+                if caller := self.callers.get(descriptor):
+                    caller.ready(mask)
+
+    def open(self) -> None:
+        for number in count(1):
+            self.answered(caller := Caller(self))
+            if self.given.once:
+                caller.ask()
+            if number == self.given.streams:
+                return
+            if number % STAGGER == 0 and not self.given.once:
+                self.run(lambda: False, 0.02)
+
+    def measure(self) -> dict[str, float]:
+        """Put the load on, and tell what it cost."""
+        given = self.given
+        idle_kib = resident_kib(given.pids)
+        opening = time.monotonic()
+        self.open()
+        if given.once:
+            self.run(lambda: self.begun + self.wrong + self.cut >= given.streams, PATIENCE_S)
+        elif not given.requests:
+            self.run(lambda: False, given.warm_s)
+        opened_s = time.monotonic() - opening
+        open_kib = resident_kib(given.pids)
+        began, cpu, events, completed = time.monotonic(), cpu_ns(given.pids), self.events, self.completed
+        del self.transits[:], self.first[: 0 if given.once else len(self.first)]
+        if given.once:
+            self.run(lambda: self.completed + self.wrong + self.cut >= given.streams, 3 * given.seconds)
+        elif given.requests:
+            self.run(lambda: self.completed >= given.requests, given.seconds)
+            completed = events = 0
+        else:
+            self.run(lambda: False, given.seconds)
+        cpu, seconds = cpu_ns(given.pids) - cpu, time.monotonic() - began
+        events, requests = self.events - events, self.completed - completed
+        return {
+            "requests_per_s": round(requests / seconds, 1),
+            "events_per_s": round(events / seconds, 1),
+            "cpu_share": round(cpu / 1e9 / seconds, 3),
+            "cpu_us_per_request": round(cpu / 1000 / max(1, requests), 1),
+            "cpu_us_per_event": round(cpu / 1000 / max(1, events), 2),
+            "event_ms_p50": percentile(self.transits, 0.5),
+            "event_ms_p99": percentile(self.transits, 0.99),
+            "first_ms_p50": percentile(self.first, 0.5),
+            "first_ms_p99": percentile(self.first, 0.99),
+            "kib_per_stream": round((open_kib - idle_kib) / given.streams, 1),
+            "opened_s": round(opened_s, 2),
+            "seconds": round(seconds, 2),
+            "completed": self.completed,
+            "wrong": self.wrong,
+            "cut": self.cut,
+        }
+
+
+def percentile(values: array[float], share: float) -> float:
     ordered = sorted(values)
     return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3) if ordered else 0.0
 
 
-async def run(given: dict[str, Any]) -> dict[str, float]:
-    """The load that `given` describes, and what it cost."""
-    body = json.dumps(
-        {"model": "bench", "messages": [{"role": "user", "content": "hi"}], "stream": True, "user": given["plan"]}
-    )
-    request = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {given['token']}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
-    ).encode()
-    counted, pids = Counted(), given["pids"]
-    loop = asyncio.get_running_loop()
-    idle_kib = resident_kib(pids)
-    callers = []
-    for number in range(given["streams"]):
-        callers.append((await loop.create_connection(lambda: Caller(request, counted), "127.0.0.1", given["port"]))[1])
-        if number % 20 == 0:  # so that the streams do not all begin in one moment
-            await asyncio.sleep(0.02)
-    await asyncio.sleep(given["warm_s"])
-    start, cpu, events, requests = time.monotonic(), cpu_ns(pids), counted.events, counted.requests
-    counted.transits.clear()
-    counted.first.clear()
-    await asyncio.sleep(given["seconds"])
-    cpu, seconds = cpu_ns(pids) - cpu, time.monotonic() - start
-    events, requests = counted.events - events, counted.requests - requests
-    result = {
-        "requests_per_s": round(requests / seconds, 1),
-        "cpu_us_per_request": round(cpu / 1000 / max(1, requests), 1),
-        "cpu_us_per_event": round(cpu / 1000 / max(1, events), 2),
-        "event_ms_p50": percentile(counted.transits, 0.5),
-        "event_ms_p99": percentile(counted.transits, 0.99),
-        "first_ms_p50": percentile(counted.first, 0.5),
-        "kib_per_stream": round((resident_kib(pids) - idle_kib) / given["streams"], 1),
-        "wrong": counted.wrong,
-    }
-    counted.stopping = True
-    for caller in callers:
-        caller.transport.abort()
-    await asyncio.sleep(0.1)
-    return result
-
-
 if __name__ == "__main__":
-    import uvloop
-
-    print(json.dumps(uvloop.run(run(json.loads(sys.argv[1])))))
+    raise_descriptors()
+    load = Load(msgspec.json.decode(sys.argv[1], type=Given))
+    print(json.dumps(load.measure()))
+    if load.first_wrong:
+        print(load.first_wrong, file=sys.stderr)

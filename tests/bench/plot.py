@@ -44,3 +44,23 @@ def lines(y_name: str, x_name: str, drawn: Mapping[str, Points], *, logarithmic:
             f'<text x="{WIDTH - MARGIN}" y="{MARGIN - 24 + 16 * number}" text-anchor="end" fill="{colour}">{name}</text>'
         )
     return "\n".join([*parts, "</svg>\n"])
+
+
+def bars(title: str, drawn: Mapping[str, float]) -> str:
+    """A bar for each name, its length logarithmic from one upwards, with its figure."""
+    top = math.log(max(2.0, *drawn.values()))
+    height = 2 * MARGIN + 24 * len(drawn)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        f'<text x="{MARGIN}" y="{MARGIN - 24}">{title}</text>',
+    ]
+    left = 2 * MARGIN
+    for number, (name, value) in enumerate(drawn.items()):
+        y = MARGIN + 24 * number
+        width = max(1.0, math.log(max(1.0, value)) / top * (WIDTH - left - 2 * MARGIN))
+        colour = COLOURS[min(number, 1)]
+        parts.append(f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{name}</text>')
+        parts.append(f'<rect x="{left}" y="{y}" width="{width:.1f}" height="18" fill="{colour}"/>')
+        parts.append(f'<text x="{left + width + 6:.1f}" y="{y + 13}">{value:g}</text>')
+    return "\n".join([*parts, "</svg>\n"])

@@ -1,77 +1,182 @@
 """An upstream that does nothing but send events, each stamped with the clock: `python -m tests.bench.upstream PORT`.
 
-What to send comes in the body: `"user": "EVENTS INTERVAL_US BYTES"`. At interval 0 all events leave in one write.
+What to send is the end of the prompt: `plan EVENTS INTERVAL_US BYTES`, the bytes being those of an event's text. At
+interval 0 the events leave as fast as they go. Each is a write of its own, as from a model. It is plain sockets, so that
+upstream and load together cost less than most of what is measured.
 """
 
 from __future__ import annotations
 
-import asyncio
+import heapq
 import re
+import select
+import socket
 import sys
 import time
+from functools import cache
 from typing import Final
 
-PLAN: Final = re.compile(rb'"user": ?"(\d+) (\d+) (\d+)"')
-LENGTH: Final = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
+PLAN: Final = re.compile(rb"plan (\d+) (\d+) (\d+)")
+LENGTH: Final = re.compile(rb"content-length: ?(\d+)", re.IGNORECASE)
+CHUNKED: Final = re.compile(rb"transfer-encoding: ?chunked", re.IGNORECASE)
 HEAD: Final = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-END: Final = (
-    b'data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
-    b'data: {"id":"c","choices":[],"usage":{"prompt_tokens":5,"completion_tokens":20,"total_tokens":25}}\n\n'
-    b"data: [DONE]\n\n"
+FRAME: Final = (
+    b'data: {"id":"chatcmpl-bench","object":"chat.completion.chunk","created":1700000000,"model":"bench",'
+    b'"choices":[%b]%b}\n\n'
 )
-
-
-def event(size: int) -> bytes:
-    """An event of about `size` bytes. The load generator looks for the time between the at signs."""
-    frame = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"@%d@%b"},"finish_reason":null}]}\n\n'
-    return frame % (time.monotonic_ns(), b"x" * max(0, size - len(frame) - 10))
+EVENT: Final = FRAME % (b'{"index":0,"delta":{"content":"%b"},"finish_reason":null}', b"")
+READ: Final = 256 * 1024
 
 
 def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-class Answering(asyncio.Protocol):
+END: Final = (
+    chunk(
+        FRAME % (b'{"index":0,"delta":{},"finish_reason":"stop"}', b"")
+        + FRAME % (b"", b',"usage":{"prompt_tokens":5,"completion_tokens":20,"total_tokens":25}')
+        + b"data: [DONE]\n\n"
+    )
+    + b"0\r\n\r\n"
+)
+
+
+@cache
+def event(size: int) -> bytes:
+    """A chunk whose text has `size` bytes, of which the moment of sending, put in with `%`, takes 22: `@...@`."""
+    stamp = b"@" + b"0" * 20 + b"@"
+    return chunk(EVENT % (stamp + b"x" * (size - len(stamp)))).replace(stamp, b"@%020d@")
+
+
+class Answering:
     """One connection, one request after the other."""
 
-    def __init__(self) -> None:
-        self.received = b""
+    def __init__(self, upstream: Upstream, sock: socket.socket) -> None:
+        self.upstream, self.socket = upstream, sock
+        self.head = b""
+        self.last = b""
+        self.missing = 0
+        self.unsent = b""
+        self.left = self.interval_ns = 0
+        self.event = b""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport: asyncio.Transport = transport  # type: ignore[assignment]
+    def ready(self, mask: int) -> None:
+        try:
+            if mask & select.EPOLLOUT:
+                self.send(b"")
+            if mask & ~select.EPOLLOUT:
+                self.received(self.socket.recv(READ))
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.close()
 
-    def data_received(self, data: bytes) -> None:
-        self.received += data
-        head, border, body = self.received.partition(b"\r\n\r\n")
-        length = LENGTH.search(head)
-        plan = PLAN.search(body)
-        if border and length and len(body) >= int(length[1]):
-            self.received = b""
-            events, interval_us, size = map(int, plan.groups()) if plan else (20, 0, 0)
-            if interval_us:
-                self.transport.write(HEAD)
-                self.loop = asyncio.get_running_loop()
-                self.paced(events, interval_us / 1e6, size, self.loop.time())
-            else:
-                events_now = b"".join(chunk(event(size)) for _ in range(events))
-                self.transport.write(HEAD + events_now + chunk(END) + b"0\r\n\r\n")
-
-    def paced(self, left: int, interval_s: float, size: int, due: float) -> None:
-        if self.transport.is_closing():
+    def received(self, data: bytes) -> None:
+        if not data:
+            self.close()
             return
-        if left == 0:
-            self.transport.write(chunk(END) + b"0\r\n\r\n")
+        if not self.head:
+            head, border, body = (self.last + data).partition(b"\r\n\r\n")
+            if not border:
+                self.last += data
+                return
+            length = LENGTH.search(head)
+            self.head, self.last = head, body
+            self.missing = int(length[1]) - len(body) if length else 0
+        else:
+            self.missing -= len(data)
+            self.last = self.last[-256:] + data  # the plan is the last that a body holds
+        if self.missing <= 0 and (not CHUNKED.search(self.head) or self.last.endswith(b"0\r\n\r\n")):
+            self.answer(PLAN.search(self.last[-512:]))
+
+    def answer(self, plan: re.Match[bytes] | None) -> None:
+        events, interval_us, size = map(int, plan.groups()) if plan else (0, 0, 22)
+        self.head = self.last = b""
+        self.event = event(size)
+        if interval_us:
+            self.left, self.interval_ns = events, interval_us * 1000
+            self.send(HEAD)
+            self.upstream.later(time.monotonic_ns(), self)
+        else:
+            self.send(HEAD)
+            for _ in range(events):
+                self.send(self.event % time.monotonic_ns())
+            self.send(END)
+
+    def due(self, moment: int) -> None:
+        """Send the next event, or the end."""
+        if self.left == 0:
+            self.send(END)
             return
-        self.transport.write(chunk(event(size)))
-        self.loop.call_at(due + interval_s, self.paced, left - 1, interval_s, size, due + interval_s)
+        self.left -= 1
+        self.upstream.later(moment + self.interval_ns, self)
+        self.send(self.event % time.monotonic_ns())
+
+    def send(self, data: bytes) -> None:
+        data = self.unsent + data
+        try:
+            sent = self.socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        if bool(data[sent:]) != bool(self.unsent):
+            self.upstream.watch(self, select.EPOLLIN | (select.EPOLLOUT if data[sent:] else 0))
+        self.unsent = data[sent:]
+
+    def close(self) -> None:
+        self.upstream.forget(self)
+        self.socket.close()
+        self.left = -1
 
 
-async def main(port: int) -> None:
-    server = await asyncio.get_running_loop().create_server(Answering, "127.0.0.1", port, backlog=4096)
-    await server.serve_forever()
+class Upstream:
+    """All connections, and whose event is due when."""
+
+    def __init__(self, port: int) -> None:
+        self.listening = socket.create_server(("127.0.0.1", port), backlog=16384)
+        self.listening.setblocking(False)
+        self.poll = select.epoll()
+        self.poll.register(self.listening, select.EPOLLIN)
+        self.connections: dict[int, Answering] = {}
+        self.schedule: list[tuple[int, int, Answering]] = []
+
+    def later(self, moment: int, connection: Answering) -> None:
+        heapq.heappush(self.schedule, (moment, id(connection), connection))
+
+    def watch(self, connection: Answering, mask: int) -> None:
+        self.poll.modify(connection.socket, mask)
+
+    def forget(self, connection: Answering) -> None:
+        self.connections.pop(connection.socket.fileno(), None)
+
+    def accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self.listening.accept()
+            except BlockingIOError:
+                return
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.connections[sock.fileno()] = Answering(self, sock)
+            self.poll.register(sock, select.EPOLLIN)
+
+    def run(self) -> None:
+        while True:
+            wait_ns = self.schedule[0][0] - time.monotonic_ns() if self.schedule else -1
+            for descriptor, mask in self.poll.poll(max(0, wait_ns) / 1e9 if self.schedule else None, 256):
+                if descriptor == self.listening.fileno():
+                    self.accept()
+                elif descriptor in self.connections:
+                    self.connections[descriptor].ready(mask)
+            now = time.monotonic_ns()
+            while self.schedule and self.schedule[0][0] <= now:
+                moment, _, connection = heapq.heappop(self.schedule)
+                if connection.left >= 0:
+                    try:
+                        connection.due(moment)
+                    except OSError:
+                        connection.close()
 
 
 if __name__ == "__main__":
-    import uvloop
-
-    uvloop.run(main(int(sys.argv[1])))
+    Upstream(int(sys.argv[1])).run()
