@@ -40,10 +40,12 @@ class Care(Owned):
                 log.exception("care_failed", work=work.__name__)
 
     async def repeat(self) -> None:
-        """Repeat the settlements that a store which took over may have forgotten."""
-        repeated = await self._store.wallet.check_incarnation()
-        if repeated:
-            log.warning("settlements_repeated", count=repeated, reason="another incarnation of the store answers")
+        """Repeat what a store which took over may have forgotten."""
+        settlements, records = await self._store.heal()
+        if settlements:
+            log.warning("settlements_repeated", count=settlements, reason="another incarnation of the store answers")
+        if records:
+            log.warning("records_repeated", count=records, reason="another incarnation of the store answers")
 
     async def deliver(self) -> None:
         """Deliver what is in the journal, of this process and of those that ended."""

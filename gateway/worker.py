@@ -46,7 +46,7 @@ async def opened(loaded: Loaded, url: str, generation: int = 1, cells: Cells | N
         finally:
             await gateway.drain()
             with suppress(GatewayError):  # what one that is replaced has acknowledged since the last look
-                await store.wallet.check_incarnation()
+                await store.heal()
             await gateway.chain.stop()
             await pipe.close()
 

@@ -11,6 +11,7 @@ from gateway.errors import GatewayError
 from gateway.store.accounts import Accounts
 from gateway.store.channels import Channels
 from gateway.store.client import Client
+from gateway.store.incarnation import Incarnation
 from gateway.store.journal import Journal
 from gateway.store.limits import Limits
 from gateway.store.pepper import pepper_of
@@ -37,6 +38,16 @@ class Store:
         self.wallet = Wallet(client, settling=settling, journal=self.journal)
         elsewhere = ClickHouse(config.usage.clickhouse, timeout_s=2) if config.usage.clickhouse else None
         self.usage = UsageLog(client, config.data_path / "usage", elsewhere=elsewhere)
+
+        self._incarnation = Incarnation(client, settling)
+
+    async def heal(self) -> tuple[int, int]:
+        """Repeat to another incarnation of the store what was acknowledged lately: so many settlements and records.
+
+        Call it at start and every few seconds. Raises `StoreAway`.
+        """
+        settlements, records = await self._incarnation.heal(self.wallet.repeat, self.usage.repeat)
+        return settlements, records
 
     async def answers(self) -> bool:
         """Whether the store answers just now."""

@@ -6,6 +6,7 @@ stream.
    because nobody drains it, leaves the store's memory to the balances: what comes then goes to the spool.
 3. **Anything may be written twice**: the id makes it one.
 4. **A request's arrival and end go to the same folder**: every machine has a stream of its own.
+5. **What a store acknowledged and its successor forgot is kept again**: the end tells all that the arrival did.
 """
 
 from __future__ import annotations
@@ -25,10 +26,14 @@ from gateway.errors import GatewayError, StoreAway
 from gateway.record import Record, arrival_ms, decode, encode
 from gateway.spool import Spool
 from gateway.store.client import Client
+from gateway.store.incarnation import Recent
 
 FIELD: Final = b"record"
 MOST: Final = 200_000
 """Entries above which the stream counts as full: some 100 MB of the store's memory."""
+
+MOST_RECENT: Final = 20_000
+"""Ends that are remembered, of each process: some 12 MB."""
 
 MEASURE_S: Final = 1.0
 CLOCKS_APART_MS: Final = 60_000
@@ -47,6 +52,7 @@ class UsageLog:
         self.spool = Spool(folder / "spool")
         self.most = most
         self.stream = f"gw:usage:{_installation(folder)}"
+        self._recent: Recent[bytes] = Recent(MOST_RECENT)
         self._spooling: set[asyncio.Task[None]] = set()
         self._full = False
         self._measured = -MEASURE_S
@@ -73,7 +79,16 @@ class UsageLog:
             await self._send(line)
         except GatewayError:
             await self._spool(line)
+        else:
+            self._recent.add(line)
         crash.point("record.after")
+
+    async def repeat(self) -> int:
+        """Keep again what ended lately, in a store that may have forgotten it; returns how many. Raises `StoreAway`."""
+        recent = list(self._recent)
+        for start in range(0, len(recent), PAGE):
+            await asyncio.gather(*map(self._send, recent[start : start + PAGE]))
+        return len(recent)
 
     async def find(self, id: str, account: str | None = None) -> Record | None:  # noqa: A002 - the field's name
         """A request's record as far as it is known; None where it never arrived, or longer ago than records

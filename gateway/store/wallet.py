@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -25,18 +23,15 @@ from gateway import crash
 from gateway.errors import StoreAway, StoreError
 from gateway.store.archive import Archive, Archived
 from gateway.store.client import Argument, Client
+from gateway.store.incarnation import Recent
 from gateway.store.invariants import Audit, Ledger, Snapshot, broken
 from gateway.store.journal import Journal, Settlement
 from gateway.store.replies import Credit, Credited, Hold, HoldReply, Settle, Settled
-from gateway.store.safety import told_by_masters
 from gateway.store.scripts import KEEP_S, SKEW_S, keys_of, script
 
 __all__ = ["Credit", "Credited", "Hold", "HoldReply", "Settle", "Settled", "Settlement", "Wallet"]
 
 Answer = TypeVar("Answer")
-
-RECENT_S: Final = 120
-"""How long a delivered settlement is remembered, to be repeated to a store that forgot it."""
 
 _PAGE: Final = 1000
 
@@ -64,8 +59,7 @@ class Wallet:
         self._journal = journal
         self._window = (int(keep_s * 1000), int(skew_s * 1000))
         self._patience_s = patience_s
-        self._recent: deque[tuple[float, Settlement]] = deque()
-        self._masters: frozenset[str] | None = None
+        self._recent: Recent[Settlement] = Recent()
         self.scripts = {name: script(name) for name in ("hold", "settle", "credit", "sweep", "snapshot")}
 
     async def hold(
@@ -127,24 +121,15 @@ class Wallet:
         crash.point("settle.before")
         _, word, charged = await self._call("settle", self._settling, settlement.account, settlement.rid, *terms)
         crash.point("settle.after")
-        self._remember(settlement)
+        self._recent.add(settlement)
         return Settled(Settle(word.decode()), charged)
 
-    async def check_incarnation(self) -> int:
-        """Repeat the last two minutes' settlements where a master may not be the one before; returns how many. Raises `StoreAway`.
-
-        Call it at start and every few seconds: one that took over may have forgotten what was acknowledged.
-        """
-        for client in {self._client, self._settling}:
-            await client.follow()
-        known, self._masters = self._masters, frozenset()  # where nobody answers now, there may be another meanwhile
-        masters = frozenset(told["run_id"] for told in await told_by_masters(self._settling, "server"))
-        forgetful = known is not None and not masters <= known
-        recent = list({settlement.rid: settlement for _, settlement in self._recent}.values()) if forgetful else []
+    async def repeat(self) -> int:
+        """Repeat what was delivered lately, to a store that may have forgotten it; returns how many. Raises `StoreAway`."""
+        recent = list({settlement.rid: settlement for settlement in self._recent}.values())
         for start in range(0, len(recent), _PAGE):
             await asyncio.gather(*map(self.deliver, recent[start : start + _PAGE]))
             crash.point("settlements.repeated")
-        self._masters = masters
         return len(recent)
 
     async def verify(self, account: str) -> list[str]:
@@ -208,12 +193,6 @@ class Wallet:
         if reply[0] != key.encode():
             raise StoreAway("the store's reply belongs to another call")
         return reply
-
-    def _remember(self, settlement: Settlement) -> None:
-        now = time.monotonic()
-        self._recent.append((now, settlement))
-        while self._recent[0][0] < now - RECENT_S:
-            self._recent.popleft()
 
 
 async def _repeated(attempt: Callable[[], Awaitable[Answer]], patience_s: float) -> Answer:

@@ -60,7 +60,10 @@ class Watched:
         old = self._other(self.primary())
         if old.process.poll() is not None:
             old.start()
-        until(lambda: old.answers() and old.call("ROLE")[0] == "slave")
+        until(old.answers)
+        old.call(
+            "REPLICAOF", "127.0.0.1", self.primary().port
+        )  # Sentinel orders it too, but on a busy machine it may be late
         until(self.ready)
 
     def ready(self) -> bool:

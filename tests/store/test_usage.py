@@ -19,6 +19,7 @@ from gateway.rows import Rows
 from gateway.store import usage as module
 from gateway.store.client import Client
 from gateway.store.embedded import EmbeddedStore
+from gateway.store.incarnation import Incarnation
 from gateway.store.usage import FIELD, UsageLog
 from tests.records import arrival, end
 
@@ -170,3 +171,27 @@ async def test_what_is_in_the_files_is_told_without_the_store_and_of_the_rest_no
 async def test_each_folder_has_a_stream_of_its_own_that_outlives_the_process(client: Client, tmp_path: Path) -> None:
     one, again, other = (UsageLog(client, tmp_path / name) for name in ("one", "one", "other"))
     assert one.stream == again.stream != other.stream
+
+
+async def test_ends_that_a_store_forgot_are_kept_again_in_the_one_that_took_over(tmp_path: Path) -> None:
+    store = EmbeddedStore.start(tmp_path / "store")
+    client = Client.connect(store.url)
+    usage, incarnation = UsageLog(client, tmp_path / "usage"), Incarnation(client)
+    assert await incarnation.heal(usage.repeat) == [0]
+    opened = arrival()
+    await usage.submit_arrival(opened)
+    await usage.end(end(opened))
+    await client.call("DEL", usage.stream)  # as a replica that was behind never had them
+    assert await incarnation.heal(usage.repeat) == [0], "it is the same still"
+    assert await streamed(usage) == []
+    await asyncio.to_thread(store.stop)
+    store = EmbeddedStore.start(tmp_path / "store")
+    try:
+        async with asyncio.timeout(5):
+            while (await asyncio.gather(incarnation.heal(usage.repeat), return_exceptions=True)) != [[1]]:
+                await asyncio.sleep(0.01)
+        assert await streamed(usage) == [end(opened)]
+        assert await incarnation.heal(usage.repeat) == [0]
+    finally:
+        await client.close()
+        store.stop()

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.errors import StoreAway, StoreError
 from gateway.store.client import Client, Script
+from gateway.store.incarnation import Incarnation
 from gateway.store.wallet import Credit, Hold, Settle, Settled, Wallet
 from tests.store.conftest import (
     ACCOUNT,
@@ -372,10 +373,11 @@ class TestAStoreOfItsOwn:
         client = Client.connect(store.url)
         await open_account(client, 100)
         wallet = Wallet(client)
+        incarnation = Incarnation(client)
         lost, kept = new_rid(), new_rid()
         await take(wallet, kept)
         await take(wallet, lost)
-        assert await wallet.check_incarnation() == 0
+        assert await incarnation.heal(wallet.repeat) == [0]
         await wallet.settle(ACCOUNT, kept, 3)
         await client.call("WAITAOF", 1, 0, 400)
         (log,) = (tmp_path / "appendonlydir").glob("*.incr.aof")
@@ -391,9 +393,9 @@ class TestAStoreOfItsOwn:
                 break
             except StoreAway:
                 continue
-        assert await wallet.check_incarnation() == 2
+        assert await incarnation.heal(wallet.repeat) == [2]
         assert await balance_and_held(client) == (93, 0)
-        assert await wallet.check_incarnation() == 0
+        assert await incarnation.heal(wallet.repeat) == [0]
         assert await wallet.verify(ACCOUNT) == []
         await client.close()
 
@@ -460,17 +462,18 @@ async def test_settlements_are_repeated_to_a_master_that_could_not_be_asked_in_b
     client = Client.connect(store.url, timeout_s=0.2)
     await open_account(client, 100)
     wallet = Wallet(client)
-    assert await wallet.check_incarnation() == 0
+    incarnation = Incarnation(client)
+    assert await incarnation.heal(wallet.repeat) == [0]
     rid = new_rid()
     await wallet.settle(ACCOUNT, rid, 7)
-    assert await wallet.check_incarnation() == 0
+    assert await incarnation.heal(wallet.repeat) == [0]
     os.kill(store.pid, signal.SIGSTOP)
     with pytest.raises(StoreAway):
-        await wallet.check_incarnation()
+        await incarnation.heal(wallet.repeat)
     os.kill(store.pid, signal.SIGCONT)
     async with asyncio.timeout(5):
-        while (repeated := (await asyncio.gather(wallet.check_incarnation(), return_exceptions=True))[0]) != 1:
+        while (repeated := (await asyncio.gather(incarnation.heal(wallet.repeat), return_exceptions=True))[0]) != [1]:
             assert isinstance(repeated, StoreAway), "another may have taken over meanwhile, and have gone again"
-    assert await wallet.check_incarnation() == 0
+    assert await incarnation.heal(wallet.repeat) == [0]
     assert await wallet.verify(ACCOUNT) == []
     await client.close()

@@ -19,6 +19,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from gateway.errors import StoreAway
 from gateway.store.accounts import Accounts
 from gateway.store.client import Client
+from gateway.store.incarnation import Incarnation
 from gateway.store.safety import check_store, told_by_masters
 from gateway.store.wallet import Credit, Hold, Settle, Wallet
 from tests.store.cluster import Cluster, cluster
@@ -98,12 +99,13 @@ async def test_every_master_is_looked_at(client: Client) -> None:
 async def test_settlements_are_repeated_where_one_master_is_another(client: Client) -> None:
     await Accounts(client).create("acme")
     wallet = Wallet(client)
-    assert await wallet.check_incarnation() == 0
+    incarnation = Incarnation(client)
+    assert await incarnation.heal(wallet.repeat) == [0]
     rid = new_rid()
     await wallet.settle("acme", rid, 7)
-    assert await wallet.check_incarnation() == 0
-    wallet._masters = frozenset(sorted(wallet._masters or ())[:2])
-    assert await wallet.check_incarnation() == 1
+    assert await incarnation.heal(wallet.repeat) == [0]
+    incarnation._masters = frozenset(sorted(incarnation._masters or ())[:2])
+    assert await incarnation.heal(wallet.repeat) == [1]
     assert await wallet.verify("acme") == []
 
 

@@ -1,0 +1,55 @@
+"""Which masters of the store answer. One that took over may have forgotten what another acknowledged: it is told again."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final, Generic, TypeVar
+
+from gateway.store.client import Client
+from gateway.store.safety import told_by_masters
+
+RECENT_S: Final = 120
+"""How long what was acknowledged is remembered."""
+
+Item = TypeVar("Item")
+
+
+class Recent(Generic[Item]):
+    """What was acknowledged lately, at most `most` of it."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self._items: deque[tuple[float, Item]] = deque(maxlen=most)
+
+    def add(self, item: Item) -> None:
+        """Remember one more, and forget what is too old."""
+        now, items = time.monotonic(), self._items
+        items.append((now, item))
+        while items[0][0] < now - RECENT_S:
+            items.popleft()
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter([item for _, item in self._items])
+
+
+class Incarnation:
+    """Looks whether the masters of a store, which these clients use, are those of the last look."""
+
+    def __init__(self, *clients: Client) -> None:
+        self._clients = clients
+        self._masters: frozenset[str] | None = None
+
+    async def heal(self, *repeats: Callable[[], Awaitable[int]]) -> list[int]:
+        """Do each of `repeats` where a master may not be the one before; what each returned, 0 where it was not done.
+
+        Call it at start and every few seconds. Raises `StoreAway`; then the next call does them in any case.
+        """
+        for client in self._clients:
+            await client.follow()
+        known, self._masters = self._masters, frozenset()  # where nobody answers now, there may be another meanwhile
+        masters = frozenset(told["run_id"] for told in await told_by_masters(self._clients[-1], "server"))
+        forgetful = known is not None and not masters <= known
+        repeated = [await repeat() if forgetful else 0 for repeat in repeats]
+        self._masters = masters
+        return repeated
