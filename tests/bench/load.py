@@ -111,7 +111,8 @@ class Caller:
             return
         seen = self.rest + data
         stamps = STAMP.findall(seen)
-        self.rest = seen[seen.rfind(b"@") :] if seen.count(b"@") % 2 else b""
+        whole = seen.endswith(b"\n") or seen.count(b"@") % 2 == 0
+        self.rest = b"" if whole else seen[seen.rfind(b"@") :]
         load.events += len(stamps)
         load.transits.extend([(now - int(stamp)) / 1e6 for stamp in stamps])
         if stamps and not self.begun:

@@ -34,7 +34,7 @@ def short(bench: Bench) -> Rows:
 
 
 def paced(bench: Bench) -> Rows:
-    """Streams of 50 events, one each 20 ms: each event crosses alone, as tokens do."""
+    """Streams of 50 events, one each 20 ms: each crosses alone, as tokens do. A fiftieth of a request's cost is in it."""
     gateways = [bench.made(kind) for kind in everyone()]
     rows = bench.compare({each.name: Run(each, {"plan": PACED, "streams": each.streams}) for each in gateways})
     return {each.name: {"streams": each.streams, **rows[each.name]} for each in gateways}
@@ -89,7 +89,7 @@ def workers(bench: Bench) -> Rows:
 
 
 def many(bench: Bench) -> Rows:
-    """5,000 streams of ten events a second, all asked for at once, on one worker."""
+    """5,000 streams of ten events a second, all asked for at once, on one worker; and what the load alone needs."""
     return _crowd(bench, 5000, 10, workers=1, cores="0")
 
 
@@ -119,6 +119,7 @@ def _crowd(bench: Bench, streams: int, each_s: int, *, workers: int, cores: str)
     load = {"plan": plan, "streams": streams, "seconds": lasting_s, "once": True}
     gateways = [bench.made(kind, workers=workers) for kind in yardstick()]
     rows = bench.compare({each.name: Run(each, load, cores) for each in gateways})
+    rows[Upstream.name] = bench.measure(Upstream.name, Run(bench.made(Upstream), load))
     return {
         name: {"streams": streams, "whole": round((row["opened_s"] + row["seconds"]) / lasting_s, 3), **row}
         for name, row in rows.items()

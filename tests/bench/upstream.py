@@ -7,12 +7,12 @@ upstream and load together cost less than most of what is measured.
 
 from __future__ import annotations
 
-import heapq
 import re
 import select
 import socket
 import sys
 import time
+from collections import defaultdict, deque
 from functools import cache
 from typing import Final
 
@@ -97,7 +97,7 @@ class Answering:
         if interval_us:
             self.left, self.interval_ns = events, interval_us * 1000
             self.send(HEAD)
-            self.upstream.later(time.monotonic_ns(), self)
+            self.due(time.monotonic_ns())
         else:
             self.send(HEAD)
             for _ in range(events):
@@ -110,7 +110,7 @@ class Answering:
             self.send(END)
             return
         self.left -= 1
-        self.upstream.later(moment + self.interval_ns, self)
+        self.upstream.schedule[self.interval_ns].append((moment + self.interval_ns, self))
         self.send(self.event % time.monotonic_ns())
 
     def send(self, data: bytes) -> None:
@@ -138,10 +138,8 @@ class Upstream:
         self.poll = select.epoll()
         self.poll.register(self.listening, select.EPOLLIN)
         self.connections: dict[int, Answering] = {}
-        self.schedule: list[tuple[int, int, Answering]] = []
-
-    def later(self, moment: int, connection: Answering) -> None:
-        heapq.heappush(self.schedule, (moment, id(connection), connection))
+        self.schedule: defaultdict[int, deque[tuple[int, Answering]]] = defaultdict(deque)
+        """By interval. All wait equally long in one, so each is in order."""
 
     def watch(self, connection: Answering, mask: int) -> None:
         self.poll.modify(connection.socket, mask)
@@ -162,20 +160,25 @@ class Upstream:
 
     def run(self) -> None:
         while True:
-            wait_ns = self.schedule[0][0] - time.monotonic_ns() if self.schedule else -1
-            for descriptor, mask in self.poll.poll(max(0, wait_ns) / 1e9 if self.schedule else None, 256):
+            for descriptor, mask in self.poll.poll(self.wait_s(), 256):
                 if descriptor == self.listening.fileno():
                     self.accept()
                 elif descriptor in self.connections:
                     self.connections[descriptor].ready(mask)
             now = time.monotonic_ns()
-            while self.schedule and self.schedule[0][0] <= now:
-                moment, _, connection = heapq.heappop(self.schedule)
-                if connection.left >= 0:
-                    try:
-                        connection.due(moment)
-                    except OSError:
-                        connection.close()
+            for waiting in list(self.schedule.values()):
+                while waiting and waiting[0][0] <= now:
+                    moment, connection = waiting.popleft()
+                    if connection.left >= 0:
+                        try:
+                            connection.due(moment)
+                        except OSError:
+                            connection.close()
+
+    def wait_s(self) -> float | None:
+        """Until the next event is due."""
+        moments = [waiting[0][0] for waiting in self.schedule.values() if waiting]
+        return max(0, min(moments) - time.monotonic_ns()) / 1e9 if moments else None
 
 
 if __name__ == "__main__":
