@@ -48,7 +48,9 @@ class Incarnation:
         for client in self._clients:
             await client.follow()
         known, self._masters = self._masters, frozenset()  # where nobody answers now, there may be another meanwhile
-        masters = frozenset(told["run_id"] for told in await told_by_masters(self._clients[-1], "server"))
+        told = await told_by_masters(self._clients[-1], "server", "replication")
+        # One that was replaced and took over again is the same process, with another history.
+        masters = frozenset(f"{each['run_id']} {each['master_replid']}" for each in told)
         forgetful = known is not None and not masters <= known
         repeated = [await repeat() if forgetful else 0 for repeat in repeats]
         self._masters = masters

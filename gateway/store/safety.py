@@ -25,16 +25,16 @@ async def check_store(client: Client, accept_loss: bool) -> list[str]:
     return weak
 
 
-async def told_by_masters(client: Client, section: str = "default") -> list[dict[str, Any]]:
-    """What INFO tells of every master of the store: one, or those of a cluster. Raises `StoreAway`."""
+async def told_by_masters(client: Client, *sections: str) -> list[dict[str, Any]]:
+    """What INFO tells, in these sections, of every master of the store: one, or those of a cluster. Raises `StoreAway`."""
     redis = client.redis
     if not isinstance(redis, RedisCluster):
-        return [await client.call("INFO", section)]
+        return [await client.call("INFO", *sections)]
     try:
         async with asyncio.timeout(client.timeout_s):
             await redis.initialize()  # type: ignore[no-untyped-call, unused-ignore]
             masters = redis.get_primaries()
-            return [await redis.execute_command("INFO", section, target_nodes=master) for master in masters]  # type: ignore[no-untyped-call, unused-ignore]
+            return [await redis.execute_command("INFO", *sections, target_nodes=master) for master in masters]  # type: ignore[no-untyped-call, unused-ignore]
     except (RedisError, OSError) as error:
         raise StoreAway(f"the store cannot serve: {type(error).__name__}") from None
 

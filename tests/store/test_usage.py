@@ -188,7 +188,7 @@ async def test_ends_that_a_store_forgot_are_kept_again_in_the_one_that_took_over
     store = EmbeddedStore.start(tmp_path / "store")
     try:
         async with asyncio.timeout(5):
-            while (await asyncio.gather(incarnation.heal(usage.repeat), return_exceptions=True)) != [[1]]:
+            while (await asyncio.gather(incarnation.heal(usage.repeat), return_exceptions=True))[0] != [1]:
                 await asyncio.sleep(0.01)
         assert await streamed(usage) == [end(opened)]
         assert await incarnation.heal(usage.repeat) == [0]

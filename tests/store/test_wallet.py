@@ -477,3 +477,21 @@ async def test_settlements_are_repeated_to_a_master_that_could_not_be_asked_in_b
     assert await incarnation.heal(wallet.repeat) == [0]
     assert await wallet.verify(ACCOUNT) == []
     await client.close()
+
+
+async def test_settlements_are_repeated_to_a_master_that_was_a_replica_in_between(own_store: StartStore) -> None:
+    client = Client.connect(own_store().url)
+    await open_account(client, 100)
+    wallet = Wallet(client)
+    incarnation = Incarnation(client)
+    assert await incarnation.heal(wallet.repeat) == [0]
+    rid = new_rid()
+    await wallet.settle(ACCOUNT, rid, 7)
+    for master in (("127.0.0.1", 1), ("NO", "ONE")):
+        await client.call("REPLICAOF", *master)
+    assert await incarnation.heal(wallet.repeat) == [1], (
+        "it may have taken over what another had, without the last of its own"
+    )
+    assert await incarnation.heal(wallet.repeat) == [0]
+    assert await wallet.verify(ACCOUNT) == []
+    await client.close()
