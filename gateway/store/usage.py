@@ -32,8 +32,8 @@ FIELD: Final = b"record"
 MOST: Final = 200_000
 """Entries above which the stream counts as full: some 100 MB of the store's memory."""
 
-MOST_RECENT: Final = 20_000
-"""Ends that are remembered, of each process: some 12 MB."""
+MOST_RECENT: Final = 8 * 1024 * 1024
+"""Bytes of ends that each process remembers: some twelve thousand."""
 
 MEASURE_S: Final = 1.0
 CLOCKS_APART_MS: Final = 60_000
@@ -52,7 +52,7 @@ class UsageLog:
         self.spool = Spool(folder / "spool")
         self.most = most
         self.stream = f"gw:usage:{_installation(folder)}"
-        self._recent: Recent[bytes] = Recent(MOST_RECENT)
+        self._recent = Recent(MOST_RECENT)
         self._spooling: set[asyncio.Task[None]] = set()
         self._full = False
         self._measured = -MEASURE_S

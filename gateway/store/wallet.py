@@ -17,7 +17,9 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
 
 from gateway import crash
 from gateway.errors import StoreAway, StoreError
@@ -34,6 +36,8 @@ __all__ = ["Credit", "Credited", "Hold", "HoldReply", "Settle", "Settled", "Sett
 Answer = TypeVar("Answer")
 
 _PAGE: Final = 1000
+_line: Final = msgspec.json.Encoder().encode
+_told: Final = msgspec.json.Decoder(tuple[str, str, int, Literal["settle", "release"]]).decode
 
 
 class Wallet:
@@ -59,7 +63,7 @@ class Wallet:
         self._journal = journal
         self._window = (int(keep_s * 1000), int(skew_s * 1000))
         self._patience_s = patience_s
-        self._recent: Recent[Settlement] = Recent()
+        self._recent = Recent()
         self.scripts = {name: script(name) for name in ("hold", "settle", "credit", "sweep", "snapshot")}
 
     async def hold(
@@ -121,12 +125,13 @@ class Wallet:
         crash.point("settle.before")
         _, word, charged = await self._call("settle", self._settling, settlement.account, settlement.rid, *terms)
         crash.point("settle.after")
-        self._recent.add(settlement)
+        self._recent.add(_line((settlement.account, settlement.rid, settlement.cost, settlement.kind)))
         return Settled(Settle(word.decode()), charged)
 
     async def repeat(self) -> int:
         """Repeat what was delivered lately, to a store that may have forgotten it; returns how many. Raises `StoreAway`."""
-        recent = list({settlement.rid: settlement for settlement in self._recent}.values())
+        remembered = (Settlement(*_told(line)) for line in self._recent)
+        recent = list({settlement.rid: settlement for settlement in remembered}.values())
         for start in range(0, len(recent), _PAGE):
             await asyncio.gather(*map(self.deliver, recent[start : start + _PAGE]))
             crash.point("settlements.repeated")
