@@ -6,13 +6,13 @@ plugin first needs it, so that what is refused on its head alone was never read.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import ssl
 from itertools import chain as chained
 
 from aiohttp import HttpVersion11, web
 
+from gateway.accept import Accepting
 from gateway.answers import HEALTH, Answers, misdirected, operation_of
 from gateway.body import Body, BodyRules, check
 from gateway.caller import CallerSide, Written
@@ -24,33 +24,6 @@ from gateway.exchange import Exchange, Operation, Reply, Request
 from gateway.intake import Budget, Intake, expects
 from gateway.life import Answer, Life
 from gateway.plugin import Services
-
-
-class Site(web.BaseSite):
-    """A bound socket; aiohttp's own cannot bound the time of a TLS handshake."""
-
-    def __init__(
-        self, runner: web.ServerRunner, listener: socket.socket, tls: ssl.SSLContext | None, handshake_s: float
-    ) -> None:
-        super().__init__(runner, ssl_context=tls, backlog=4096)
-        self._listener = listener
-        self._handshake_s = handshake_s if tls else None
-
-    @property
-    def name(self) -> str:
-        """Where it listens."""
-        return f"{self._listener.getsockname()}"
-
-    async def start(self) -> None:
-        """Begin to accept."""
-        await super().start()
-        self._server = await asyncio.get_running_loop().create_server(
-            self._runner.server,  # type: ignore[arg-type]
-            sock=self._listener,
-            ssl=self._ssl_context,
-            backlog=self._backlog,
-            ssl_handshake_timeout=self._handshake_s,
-        )
 
 
 class Gateway:
@@ -66,12 +39,14 @@ class Gateway:
         self.budget = Budget()
         self._rules = BodyRules(allow_non_streaming=port.allow_non_streaming)
         self._runner: web.ServerRunner | None = None
+        self._accepting: Accepting | None = None
 
     async def listen(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Begin to accept on a bound socket."""
-        self._runner = web.ServerRunner(Door(self._handle, self.port))
+        door = Door(self._handle, self.port)
+        self._runner = web.ServerRunner(door)
         await self._runner.setup()
-        await Site(self._runner, listener, tls, self.port.handshake_timeout).start()
+        self._accepting = Accepting(listener, door, tls, self.port.handshake_timeout)
 
     def swap(self, chain: Chain, services: Services) -> Chain:
         """Serve new exchanges with another chain; returns the one before, whose exchanges may still be under way."""
@@ -84,10 +59,9 @@ class Gateway:
     async def drain(self) -> None:
         """Stop accepting, let open exchanges finish within `port.drain` seconds, end the rest with the error event."""
         self.draining = True
-        if self._runner is None:
+        if self._runner is None or self._accepting is None:
             return
-        for site in list(self._runner.sites):
-            await site.stop()
+        self._accepting.stop()
         await self.life.idle(self.port.drain)
         self.life.pipe.stop_streams()
         await self._runner.cleanup()

@@ -77,7 +77,7 @@ class UpstreamSide(asyncio.BufferedProtocol):
         self._pooled = pooled
         self._pieces: list[bytes] = []
         self.on_body = self._pieces.append
-        """For the parser: there is a call for each piece of each event, so it is none of Python's."""
+        """For the parser: no call of Python for a piece of an event."""
         self._parser = httptools.HttpResponseParser(self)
         self._whole = sys.maxsize
         self._headed = False
@@ -132,6 +132,7 @@ class UpstreamSide(asyncio.BufferedProtocol):
     def release(self) -> None:
         """Give the connection back if its answer ended as promised; close it otherwise."""
         self._on_data = self._on_end = self.on_head = None
+        del self._parser  # they hold each other
         if self._ended and self._reusable and not self._transport.is_closing():
             _hand(self._transport, self._pooled)
             self._connection.release()

@@ -18,7 +18,7 @@ LAYERS = (
     ("__main__", "cli", "testing", "contract", "scaffold"),
     ("supervisor", "worker", "reload", "demo", "doctor", "sink", "care", "pulse", "admin", "bound", "tls", "explain"),
     ("server",),
-    ("door", "intake"),
+    ("door", "intake", "accept"),
     ("life", "loading", "services"),
     ("pipe", "attempt", "collect", "stream", "sse", "output", "framing", "upstream", "verdict"),
     ("chain", "caller", "answers"),

@@ -1,0 +1,44 @@
+"""An exchange leaves nothing behind that only the garbage collector can find."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.fake_upstream import FakeUpstream
+from gateway.testing import running
+from tests.whole.conftest import configuration
+from tests.whole.raw import chat, read_answer
+
+
+@pytest.fixture
+def garbage() -> Iterator[list[object]]:
+    """What the collector finds, once it is asked, instead of freeing it."""
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    yield gc.garbage
+    gc.set_debug(0)
+    gc.garbage.clear()
+    gc.enable()
+
+
+async def test_streams_are_freed_as_they_end(tmp_path: Path, store_url: str, garbage: list[object]) -> None:
+    async with (
+        FakeUpstream(pace_s=0) as upstream,
+        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        token = await gateway.token()
+        for _ in range(20):
+            writer.write(chat(token))
+            assert (await read_answer(reader)).status == 200
+        gc.collect()
+        found = Counter(type(each).__module__.partition(".")[0] for each in garbage)
+        assert {name: found[name] for name in ("gateway", "plugins", "httptools", "aiohttp") if found[name]} == {}
+        writer.close()
