@@ -42,11 +42,12 @@ class Accepting:
         self._begin()
 
     def stop(self) -> None:
-        """Take nobody any more, and close the socket."""
+        """Take nobody any more, and close the socket; once more it does nothing."""
         if self._again is not None:
             self._again.cancel()
-        self._loop.remove_reader(self._listener)
-        self._listener.close()
+        if self._listener.fileno() >= 0:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
 
     def _begin(self) -> None:
         self._again = None

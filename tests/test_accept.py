@@ -84,7 +84,9 @@ async def test_who_finds_no_file_descriptor_is_taken_when_there_is_one(monkeypat
 async def test_nobody_is_taken_after_the_stop() -> None:
     listener, made = socket.create_server(("127.0.0.1", 0)), list[int]()
     address = listener.getsockname()
-    Accepting(listener, lambda: Noted(made, lambda: 0)).stop()
+    accepting = Accepting(listener, lambda: Noted(made, lambda: 0))
+    for _ in range(2):
+        accepting.stop()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address)
     assert made == []

@@ -92,8 +92,6 @@ def _crowd(rows: Rows) -> Found:
     yield Target(f"{streams}: time of all, the streams' = 1", row["whole"], " x", most=1.1)
     yield Target(f"{streams}: memory each above idle", row["kib_per_stream"], " KiB", most=32)
     yield Target(f"{streams}: transit p50 after the opening burst", row["event_ms_p50"], " ms", most=2)
-    added = row["event_ms_p50"] - rows["upstream"]["event_ms_p50"]
-    yield Target(f"{streams}: the same, without what the load alone needs", added, " ms", most=2)
 
 
 def _start(rows: Rows) -> Found:
