@@ -132,16 +132,22 @@ async def test_who_finds_every_connection_taken_waits_no_longer_than_the_timeout
     await client.call("SET", "a", "here")
     frozen = masters.owner(masters.nodes[0].call("CLUSTER", "KEYSLOT", "a"))
     impatient = Client.connect(masters.url, timeout_s=0.3, connections=2)
-    assert await impatient.call("GET", "a") == b"here"
-    frozen.process.send_signal(signal.SIGSTOP)
     try:
+        await until_here(impatient)
+        frozen.process.send_signal(signal.SIGSTOP)
         began = time.monotonic()
         refused = await asyncio.gather(*(impatient.call("GET", "a") for _ in range(50)), return_exceptions=True)
         assert {type(error) for error in refused} == {StoreAway}
         assert time.monotonic() - began < 0.6
+        frozen.process.send_signal(signal.SIGCONT)
+        await until_here(impatient)
     finally:
         frozen.process.send_signal(signal.SIGCONT)
+        await impatient.close()
+
+
+async def until_here(client: Client) -> None:
+    """Until the cluster answers this client, which at first has to learn who is in it."""
     async with asyncio.timeout(5):
-        while (await asyncio.gather(impatient.call("GET", "a"), return_exceptions=True))[0] != b"here":
+        while (await asyncio.gather(client.call("GET", "a"), return_exceptions=True))[0] != b"here":
             await asyncio.sleep(0.01)
-    await impatient.close()
