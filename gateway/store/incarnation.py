@@ -2,43 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from itertools import chain
-from typing import Final
+from collections.abc import Awaitable, Callable
 
 from gateway.store.client import Client
 from gateway.store.safety import told_by_masters
-
-RECENT_S: Final = 120
-"""How long what was acknowledged is remembered."""
-
-
-class Recent:
-    """Lines that were acknowledged lately, at most `most` bytes of them.
-
-    Those of one second are one piece of memory: an object for each of them would take several times as much.
-    """
-
-    def __init__(self, most: int = sys.maxsize) -> None:
-        self._most = most
-        self._bytes = 0
-        self._pieces: deque[tuple[int, bytearray]] = deque()
-
-    def add(self, line: bytes) -> None:
-        """Remember one more, which holds no line feed, and forget what is too old or too much."""
-        second, pieces = int(time.monotonic()), self._pieces
-        if not pieces or pieces[-1][0] != second:
-            pieces.append((second, bytearray()))
-        pieces[-1][1].extend(line + b"\n")
-        self._bytes += len(line) + 1
-        while pieces[0][0] < second - RECENT_S or (self._bytes > self._most and len(pieces) > 1):
-            self._bytes -= len(pieces.popleft()[1])
-
-    def __iter__(self) -> Iterator[bytes]:
-        return chain.from_iterable([bytes(piece).splitlines() for _, piece in self._pieces])
 
 
 class Incarnation:

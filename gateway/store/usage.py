@@ -26,14 +26,14 @@ from gateway.errors import GatewayError, StoreAway
 from gateway.record import Record, arrival_ms, decode, encode
 from gateway.spool import Spool
 from gateway.store.client import Client
-from gateway.store.incarnation import Recent
+from gateway.store.recent import Recent
 
 FIELD: Final = b"record"
 MOST: Final = 200_000
 """Entries above which the stream counts as full: some 100 MB of the store's memory."""
 
-MOST_RECENT: Final = 8 * 1024 * 1024
-"""Bytes of ends that each process remembers: some twelve thousand."""
+MOST_RECENT: Final = 1024 * 1024
+"""Bytes of compressed ends that each process remembers: ten to forty thousand."""
 
 MEASURE_S: Final = 1.0
 CLOCKS_APART_MS: Final = 60_000

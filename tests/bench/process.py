@@ -105,9 +105,9 @@ def cpu_ns(pids: Iterable[int]) -> int:
 
 
 def resident_kib(pids: Iterable[int]) -> int:
-    """Memory that these processes hold, without what they share."""
+    """Memory that these processes hold: what they share is counted once, what they only map from files not at all."""
     text = "".join(Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids)
-    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Private"))
+    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith(("Pss_Anon", "Pss_Shmem")))
 
 
 def sockets(pids: Iterable[int]) -> int:

@@ -1,0 +1,77 @@
+"""What is remembered of what a store acknowledged: lately, and not too much."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gateway.store.recent import PIECE, PIECE_S, RECENT_S, Recent
+
+
+class Clock:
+    """A time that passes when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_lines_are_remembered_in_their_order() -> None:
+    recent = Recent()
+    for line in (b'["a"]', b"{}", b'["b"]'):
+        recent.add(line)
+    assert list(recent) == list(recent) == [b'["a"]', b"{}", b'["b"]']
+
+
+def test_the_order_goes_on_over_pieces() -> None:
+    recent = Recent()
+    lines = [b"%d %s" % (number, b"x" * 500) for number in range(4 * PIECE // 500)]
+    for line in lines:
+        recent.add(line)
+    assert list(recent) == lines
+
+
+@pytest.mark.parametrize("apart_s", [0.01, 0.9, 7, PIECE_S, 3 * PIECE_S])
+def test_a_line_is_remembered_long_enough_and_not_much_longer(clock: Clock, apart_s: float) -> None:
+    recent = Recent()
+    said: list[float] = []
+    for number in range(int(4 * RECENT_S / apart_s)):
+        clock.now = 1000 + number * apart_s
+        said.append(clock.now)
+        recent.add(b"%.2f %s" % (clock.now, b"x" * 100))
+        if number % 50 == 0:
+            oldest = float(next(iter(recent)).split()[0])
+            assert oldest == said[0] or clock.now - RECENT_S - PIECE_S - 1 <= oldest <= clock.now - RECENT_S + apart_s + 1
+
+
+def test_who_was_idle_for_long_remembers_nothing(clock: Clock) -> None:
+    recent = Recent()
+    recent.add(b"a")
+    clock.now += PIECE_S
+    recent.add(b"b")
+    clock.now += RECENT_S
+    assert list(recent) == [b"a", b"b"]
+    clock.now += PIECE_S
+    assert list(recent) == [b"b"]
+    clock.now += 1
+    assert list(recent) == []
+    recent.add(b"c")
+    assert list(recent) == [b"c"]
+
+
+def test_what_is_too_much_is_forgotten_by_whole_pieces() -> None:
+    most = 3 * PIECE
+    recent = Recent(most)
+    drawn = random.Random(7)  # noqa: S311 - bytes that do not compress
+    lines = [drawn.randbytes(500).replace(b"\n", b" ") for _ in range(10 * PIECE // 500)]
+    for line in lines:
+        recent.add(line)
+    kept = list(recent)
+    assert kept == lines[-len(kept) :]
+    assert most - 2 * PIECE < len(kept) * 500 < most + PIECE
