@@ -47,7 +47,9 @@ def test_a_line_is_remembered_long_enough_and_not_much_longer(clock: Clock, apar
         recent.add(b"%.2f %s" % (clock.now, b"x" * 100))
         if number % 50 == 0:
             oldest = float(next(iter(recent)).split()[0])
-            assert oldest == said[0] or clock.now - RECENT_S - PIECE_S - 1 <= oldest <= clock.now - RECENT_S + apart_s + 1
+            assert (
+                oldest == said[0] or clock.now - RECENT_S - PIECE_S - 1 <= oldest <= clock.now - RECENT_S + apart_s + 1
+            )
 
 
 def test_who_was_idle_for_long_remembers_nothing(clock: Clock) -> None:
@@ -68,7 +70,7 @@ def test_who_was_idle_for_long_remembers_nothing(clock: Clock) -> None:
 def test_what_is_too_much_is_forgotten_by_whole_pieces() -> None:
     most = 3 * PIECE
     recent = Recent(most)
-    drawn = random.Random(7)  # noqa: S311 - bytes that do not compress
+    drawn = random.Random(7)
     lines = [drawn.randbytes(500).replace(b"\n", b" ") for _ in range(10 * PIECE // 500)]
     for line in lines:
         recent.add(line)
