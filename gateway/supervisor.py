@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import gc
 import os
 import select
 import signal
@@ -112,6 +113,8 @@ class Supervisor:
         reading, writing = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
+        gc.collect()
+        gc.freeze()  # a collector that looks at what was there before the fork copies the memory of all that
         parent = os.getpid()
         child.started = time.monotonic()
         child.pid = os.fork()

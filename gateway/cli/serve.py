@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import shlex
 import signal
 import socket
@@ -81,8 +80,6 @@ def serve(
 
     try:
         token = asyncio.run(_prepare(settings, url))
-        gc.collect()
-        gc.freeze()  # a child whose collector looks at what was there before the fork has a copy of its own of all that
         if settings.demo is not None:
             processes.add("demo upstream", demo.upstream(settings.demo))
         if settings.admin is not None:
