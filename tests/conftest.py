@@ -8,6 +8,7 @@ import pytest
 
 from gateway.store.client import Client
 from gateway.store.embedded import EmbeddedStore
+from tests.patience import PATIENCE_S
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +22,7 @@ def store_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 async def client(store_url: str) -> AsyncIterator[Client]:
     """A client of that server, emptied."""
-    client = Client.connect(store_url)
+    client = Client.connect(store_url, timeout_s=PATIENCE_S)
     await client.call("FLUSHALL")
     yield client
     await client.close()

@@ -13,6 +13,7 @@ import pytest
 import uvloop
 
 from gateway.accept import AT_ONCE, Accepting
+from tests.patience import PATIENCE_S
 
 CROWD = 200
 
@@ -45,7 +46,7 @@ async def turns_of_a_crowd() -> int:
 
     accepting = Accepting(listener, lambda: Noted(made, lambda: turn))
     next_turn()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await done
     accepting.stop()
     for each in waiting:
@@ -73,7 +74,7 @@ async def test_who_finds_no_file_descriptor_is_taken_when_there_is_one(monkeypat
         assert made == []
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not made:
             await asyncio.sleep(0.01)
     accepting.stop()

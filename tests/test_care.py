@@ -14,6 +14,7 @@ from gateway.store.client import Client
 from gateway.store.journal import Settlement
 from gateway.store.store import Store
 from gateway.testing import services
+from tests.patience import PATIENCE_S
 from tests.store.conftest import ACCOUNT, balance_and_held, new_rid, overdue, take
 
 
@@ -73,7 +74,7 @@ async def test_what_the_store_refuses_holds_up_nothing_else(store: Store, client
 
 async def test_it_goes_on_by_itself_until_it_is_left(store: Store, client: Client) -> None:
     store.journal.append(Settlement(ACCOUNT, new_rid(), 7))
-    async with Care(store), asyncio.timeout(5):
+    async with Care(store), asyncio.timeout(PATIENCE_S):
         while await balance_and_held(client) != (93, 0):
             await asyncio.sleep(0.01)
     assert {task.get_name() for task in asyncio.all_tasks()} == {asyncio.current_task().get_name()}  # type: ignore[union-attr]

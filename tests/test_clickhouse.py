@@ -25,6 +25,7 @@ from gateway.exchange import Outcome
 from gateway.rows import GROUPS, Rows
 from gateway.store.client import Client
 from gateway.store.usage import UsageLog
+from tests.patience import PATIENCE_S
 from tests.records import arrival, end
 
 NAME, PASSWORD = "sluice", "database-password-0815"
@@ -191,10 +192,10 @@ async def test_a_server_that_is_away_is_said_once_and_its_return_too(
     hollow.fails, stop = 3, asyncio.Event()
     with capture_logs() as lines:
         running = asyncio.create_task(copier(hollow, rows).run(stop))
-        async with asyncio.timeout(5):
-            while not (rows.folder / "clickhouse.place").exists():
+        async with asyncio.timeout(PATIENCE_S):
+            while len(lines) < 2:
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # and nothing more is said
         stop.set()
         await running
     assert [line["event"] for line in lines] == ["clickhouse_waits", "clickhouse_goes_on"]

@@ -13,6 +13,7 @@ from gateway.fake_upstream import FakeUpstream
 from gateway.store.accounts import Status
 from gateway.store.client import Client
 from gateway.testing import Running, running
+from tests.cli.processes import free_port
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.scripted import HEAD, Scripted
 
@@ -70,17 +71,18 @@ async def test_nobody_there() -> None:
     assert "cannot be reached" in (await illness("http://127.0.0.1:1/v1")).text
 
 
-async def test_another_service_or_a_proxy_answers_there(unused_tcp_port: int) -> None:
+async def test_another_service_or_a_proxy_answers_there() -> None:
     async def sign_in(_: web.Request) -> web.Response:
         return web.Response(text="<html>sign in</html>")
 
     application = web.Application()
     application.router.add_get("/{path:.*}", sign_in)
+    port = free_port()
     runner = web.AppRunner(application)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", unused_tcp_port).start()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
     try:
-        assert "something else answers" in (await illness(f"http://127.0.0.1:{unused_tcp_port}/v1")).text
+        assert "something else answers" in (await illness(f"http://127.0.0.1:{port}/v1")).text
     finally:
         await runner.cleanup()
 

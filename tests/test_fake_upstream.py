@@ -12,6 +12,8 @@ import aiohttp
 import pytest
 
 from gateway.fake_upstream import MODES, FakeUpstream, serve_forever
+from tests.cli.processes import free_port
+from tests.patience import PATIENCE_S
 
 ASK: dict[str, Any] = {
     "model": "tiny",
@@ -35,7 +37,7 @@ async def upstream() -> AsyncIterator[FakeUpstream]:
 @pytest.fixture
 async def client() -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(
-        timeout=aiohttp.ClientTimeout(total=5),
+        timeout=aiohttp.ClientTimeout(total=PATIENCE_S),
         headers={"Authorization": "Bearer sesame"},
         auto_decompress=False,
     ) as client:
@@ -76,7 +78,7 @@ def finishes_of(chunks: list[dict[str, Any]]) -> list[str]:
 
 
 async def until_called(upstream: FakeUpstream) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not upstream.requests:
             await asyncio.sleep(0.001)
 
@@ -272,7 +274,7 @@ async def test_cut_resets_the_connection_in_the_middle_of_an_event(upstream: Fak
     ("mode", "last_words"),
     [("stall", b" and"), ("drip", b": still thinking"), ("endless", b" more"), ("silent", None)],
 )
-async def test_some_never_end_and_stop_cuts_them_within_a_second(
+async def test_some_never_end_and_stop_cuts_them(
     upstream: FakeUpstream, ask: Asking, mode: str, last_words: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     received, reached = bytearray(), asyncio.Event()
@@ -292,9 +294,8 @@ async def test_some_never_end_and_stop_cuts_them_within_a_second(
             assert b"[DONE]" not in received
         await until_called(upstream)
         assert not calling.done()
-        began = time.monotonic()
-        await upstream.stop()
-        assert time.monotonic() - began < 1
+        async with asyncio.timeout(PATIENCE_S):
+            await upstream.stop()
         assert asyncio.all_tasks() - before <= {calling}
         with pytest.raises((aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError)):
             await calling
@@ -316,7 +317,7 @@ async def test_an_answer_ends_by_itself_when_the_caller_leaves(
         answering = asyncio.all_tasks() - before
         assert answering
         writer.transport.abort()
-        done, still_open = await asyncio.wait(answering, timeout=1)
+        done, still_open = await asyncio.wait(answering, timeout=PATIENCE_S)
     assert done
     assert not still_open
     assert not asyncio.all_tasks() - before
@@ -404,9 +405,10 @@ def test_every_mode_is_explained_in_one_sentence() -> None:
     assert [name for name, sentence in MODES.items() if not sentence.endswith(".") or "\n" in sentence] == []
 
 
-async def test_serve_forever_serves_until_it_is_cancelled(unused_tcp_port: int, client: aiohttp.ClientSession) -> None:
-    serving = asyncio.create_task(serve_forever("127.0.0.1", unused_tcp_port, "429", 0))
-    url = f"http://127.0.0.1:{unused_tcp_port}/v1/chat/completions"
+async def test_serve_forever_serves_until_it_is_cancelled(client: aiohttp.ClientSession) -> None:
+    port = free_port()
+    serving = asyncio.create_task(serve_forever("127.0.0.1", port, "429", 0))
+    url = f"http://127.0.0.1:{port}/v1/chat/completions"
     while True:
         try:
             async with client.post(url, json=ASK) as response:

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.config import Port
 from gateway.errors import Misconfigured
 from gateway.notify import Service, inherited
 from tests.cli.processes import alive, children, demo_in
+from tests.patience import PATIENCE_S
 from tests.whole.raw import ask, get
 
 
@@ -24,7 +26,7 @@ def manager(tmp_path: Path) -> Iterator[socket.socket]:
     """The socket that a service manager listens on."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(str(tmp_path / "notify"))
-        listening.settimeout(10)
+        listening.settimeout(PATIENCE_S)
         yield listening
 
 
@@ -46,7 +48,7 @@ def test_a_manager_without_a_file_is_told_too() -> None:
     name = f"sluicegate-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(f"\0{name}")
-        listening.settimeout(5)
+        listening.settimeout(PATIENCE_S)
         Service({"NOTIFY_SOCKET": f"@{name}"}).ready()
         assert listening.recv(100).startswith(b"READY=1")
 
@@ -123,7 +125,7 @@ async def test_the_gateway_serves_on_the_socket_it_was_given_and_tells_its_manag
         assert await asyncio.to_thread(manager.recv, 100) == b"WATCHDOG=1"
         family = set(children(process.pid))
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert await asyncio.wait_for(process.wait(), Port().drain - 1) == 0
         assert not [pid for pid in family if alive(pid)]
         told = b""
         while not told.startswith(b"STOPPING=1"):
@@ -134,6 +136,6 @@ async def test_the_gateway_serves_on_the_socket_it_was_given_and_tells_its_manag
 async def test_a_socket_of_another_kind_is_one_line(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as wrong:
         process = await start(wrong, demo_in(tmp_path))
-        _, err = await asyncio.wait_for(process.communicate(), 20)
+        _, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
     assert process.returncode == 2
     assert err == b"gateway: the service manager must pass a listening TCP socket: use ListenStream=HOST:PORT\n"

@@ -9,6 +9,7 @@ import pytest
 
 from gateway import owned
 from gateway.owned import Owned
+from tests.patience import PATIENCE_S
 
 
 class Waits(Owned):
@@ -39,7 +40,7 @@ class Fails(Owned):
 async def test_it_is_over_when_its_owner_leaves(swallows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owned, "AGAIN_AFTER_S", 0.01)
     before = asyncio.all_tasks()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         async with Waits(swallows) as waits:
             await asyncio.sleep(0)
             assert not waits.ended

@@ -28,6 +28,7 @@ from gateway.store.client import Client
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.usage import FIELD, UsageLog
 from gateway.store.wallet import Hold, Wallet
+from tests.patience import PATIENCE_S
 from tests.records import arrival, end, id_at
 from tests.test_rows import rolled_up, summed
 
@@ -60,7 +61,7 @@ async def served(usage: UsageLog, count: int) -> list[Record]:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while not true():
             await asyncio.sleep(0.005)
 
@@ -218,7 +219,7 @@ async def test_a_terminated_sink_drains_what_is_left_and_ends_well(
     await until(lambda: len(list(reports.select(usage.folder))) == 1)
     ended = await served(usage, 3000)
     process.terminate()
-    assert await asyncio.wait_for(process.wait(), 10) == 0
+    assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
     assert len(list(reports.select(usage.folder))) == 1 + len(ended)
     assert (await usage.length(), await pending(usage)) == (0, 0)
 
@@ -270,7 +271,7 @@ async def store(tmp_path: Path) -> AsyncIterator[EmbeddedStore]:
 async def test_while_the_store_is_frozen_all_is_spooled_and_afterwards_each_is_there_once(
     store: EmbeddedStore, tmp_path: Path
 ) -> None:
-    client = Client.connect(store.url, timeout_s=0.1)
+    client = Client.connect(store.url, timeout_s=1)
     usage = UsageLog(client, tmp_path / "usage")
     stop = asyncio.Event()
     running = asyncio.create_task(sink.run(Config(data=str(tmp_path)), store.url, stop))

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from yarl import URL
 
 from gateway import config, tls
-from gateway.config import Tls
+from gateway.config import Port, Tls
 from gateway.door import WRITE_BUFFER
 from gateway.errors import Misconfigured
 from gateway.store.client import Client
@@ -23,6 +23,7 @@ from gateway.testing import Running
 from gateway.tls import Certificate, renewing
 from gateway.worker import opened
 from tests.cli.processes import demo_in, serving
+from tests.patience import PATIENCE_S
 from tests.whole.conftest import configuration
 from tests.whole.raw import chat, get, read_answer
 from tests.whole.scripted import CHUNKED, LAST, Scripted, chunk
@@ -114,7 +115,7 @@ async def test_changed_files_are_taken_up_by_themselves(tmp_path: Path, monkeypa
         assert context is not None
         with capture_logs() as lines:
             issued(tmp_path, "second.test")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 while not any(line["event"] == "certificate_renewed" for line in lines):
                     await asyncio.sleep(0.01)
         assert (await names_shown(context, "second.test"))[0] == "second.test"
@@ -152,7 +153,7 @@ async def test_a_handshake_that_is_never_finished_is_cut(tmp_path: Path) -> None
         for begun in (b"", b"\x16\x03\x01\x02\x00\x01"):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(begun)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(Port().handshake_timeout - 1):
                 with suppress(ConnectionResetError):
                     assert await reader.read() == b""
             writer.close()
@@ -181,11 +182,11 @@ async def test_who_does_not_read_holds_up_the_upstream_through_tls_too(
             await reader.readexactly(1000)
             writer.transport.pause_reading()  # type: ignore[attr-defined]
             (stream,) = gateway.life.pipe.streams
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while stream._write_stall is None:
                     await asyncio.sleep(0.01)
             assert stream._caller._transport.get_write_buffer_size() <= 3 * WRITE_BUFFER
             writer.transport.abort()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 while gateway.life.open:
                     await asyncio.sleep(0.01)

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from gateway.cli import account
 from gateway.store.accounts import AccountError
 from gateway.store.client import Client
+from tests.patience import PATIENCE_S
 
 app = typer.Typer()
 account.register(app)
@@ -22,7 +23,9 @@ account.register(app)
 def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str, client: Client) -> None:
     """A configuration with two groups, on an empty store."""
     file = tmp_path / "gateway.yaml"
-    file.write_text(f"redis: {store_url}\ndata: {tmp_path}\ngroups: {{default: {{}}, trial: {{}}}}\n")
+    file.write_text(
+        f"redis: {store_url}\ndata: {tmp_path}\ngroups: {{default: {{}}, trial: {{}}}}\nstore: {{timeout: {PATIENCE_S}}}\n"
+    )
     monkeypatch.setenv("GATEWAY_CONFIG", str(file))
 
 

@@ -17,6 +17,7 @@ from gateway.cli.commands import program
 from gateway.crash import EXIT_CODE
 from gateway.store.accounts import Accounts
 from gateway.store.client import Client
+from tests.patience import PATIENCE_S
 from tests.store.conftest import new_rid, wallet_of_then
 
 OLD_S = 100 * 24 * 3600
@@ -56,7 +57,7 @@ async def command(tmp_path: Path, store_url: str, client: Client) -> AsyncIterat
         await Accounts(client).create(name)
         await asyncio.gather(*(past.settle(name, new_rid(OLD_S), 1) for _ in range(count)))
     file = tmp_path / "gateway.yaml"
-    file.write_text(f"redis: {store_url}\ndata: {tmp_path}/data\n")
+    file.write_text(f"redis: {store_url}\ndata: {tmp_path}/data\nstore: {{timeout: {PATIENCE_S}}}\n")
     yield Command(file, tmp_path / "archive")
 
 
@@ -125,7 +126,7 @@ async def test_killed_before_it_trims_it_goes_on_from_there(command: Command, cl
         *(sys.executable, "-m", "gateway", *arguments, "--config", str(command.file)),
         env=os.environ | {"GATEWAY_CRASH_AT": f"archive.written:{page}"},
     )
-    assert await asyncio.wait_for(process.wait(), 20) == EXIT_CODE
+    assert await asyncio.wait_for(process.wait(), PATIENCE_S) == EXIT_CODE
     folder = ("--archive", str(command.folder))
     report = await command.verified(*folder)
     assert (report["wrong"], report["lines"]) == ([], 2004)

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from gateway.cli import channels
 from gateway.store.channels import Channels, Report
 from gateway.store.client import Client
+from tests.patience import PATIENCE_S
 
 app = typer.Typer()
 channels.register(app)
@@ -24,11 +25,11 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str, 
     """A configuration with two channels, one of which has failed."""
     file = tmp_path / "gateway.yaml"
     two = "channels: {one: {base_url: http://a/v1, api_key: canary-4711}, two: {base_url: http://b/v1}}"
-    file.write_text(f"redis: {store_url}\ndata: {tmp_path}\n{two}\n")
+    file.write_text(f"redis: {store_url}\ndata: {tmp_path}\n{two}\nstore: {{timeout: {PATIENCE_S}}}\n")
     monkeypatch.setenv("GATEWAY_CONFIG", str(file))
 
     async def tell() -> None:
-        other = Client.connect(store_url)
+        other = Client.connect(store_url, timeout_s=PATIENCE_S)
         await Channels(other).sync("w", {"one": Report(failed=3, error="upstream_timeout", in_flight=2)})
         await other.close()
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from gateway.cli.commands import program
 from gateway.fake_upstream import MODES
 from tests.cli.processes import gateway
+from tests.patience import PATIENCE_S
 
 
 def test_the_modes_are_listed_with_what_they_do() -> None:
@@ -49,13 +50,13 @@ async def test_it_answers_by_its_mode_until_it_is_interrupted(tmp_path: Path) ->
     )
     try:
         assert process.stdout is not None
-        mode, base_url = (await asyncio.wait_for(process.stdout.readline(), 10)).decode().split()
+        mode, base_url = (await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)).decode().split()
         assert mode == "429:"
         ask = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
         async with aiohttp.ClientSession() as client, client.post(f"{base_url}/chat/completions", json=ask) as answer:
             assert answer.status == 429
         process.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(process.wait(), 5) == 0
+        assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
     finally:
         if process.returncode is None:
             process.kill()

@@ -18,6 +18,7 @@ from gateway.metrics import Exporter
 from gateway.record import Record
 from gateway.rows import Rows
 from tests.cli.processes import free_port
+from tests.patience import PATIENCE_S
 from tests.records import arrival, end
 
 
@@ -50,7 +51,7 @@ async def test_a_gateway_that_breaks_off_is_followed_on_in_its_files(config: Con
         await running.aclose()
         last = end(arrival())
         rows.write([last])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             assert [await anext(ended) for _ in range(3)] == [*more[1:], last]
     rows.close()
 
@@ -59,7 +60,7 @@ async def test_the_port_is_asked_first(config: Config, monkeypatch: pytest.Monke
     rows = Rows(config.data_path / "usage")
     monkeypatch.setattr(follow, "POLL_S", 3600)
     served = serving(Admin(rows.folder, token_of(config), Exporter({})), cast(str, config.admin))
-    async with served, aclosing(follow.ended(config)) as ended, asyncio.timeout(10):
+    async with served, aclosing(follow.ended(config)) as ended, asyncio.timeout(PATIENCE_S):
         await first_of(ended, rows)
     rows.close()
 
@@ -76,7 +77,7 @@ async def test_another_program_at_the_port_is_left_alone(config: Config, status:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", int(cast(str, config.admin).rpartition(":")[2])).start()
     rows = Rows(config.data_path / "usage")
-    async with aclosing(follow.ended(config)) as ended, asyncio.timeout(10):
+    async with aclosing(follow.ended(config)) as ended, asyncio.timeout(PATIENCE_S):
         await first_of(ended, rows)
     assert asked == ["/usage/live"]
     await runner.cleanup()
@@ -85,6 +86,6 @@ async def test_another_program_at_the_port_is_left_alone(config: Config, status:
 
 async def test_without_a_port_the_files_are_followed(tmp_path: Path) -> None:
     rows = Rows(tmp_path / "usage")
-    async with aclosing(follow.ended(Config(data=str(tmp_path), admin=None))) as ended, asyncio.timeout(10):
+    async with aclosing(follow.ended(Config(data=str(tmp_path), admin=None))) as ended, asyncio.timeout(PATIENCE_S):
         await first_of(ended, rows)
     rows.close()

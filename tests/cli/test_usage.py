@@ -19,6 +19,7 @@ from gateway.record import Record, decode
 from gateway.rows import Rows
 from gateway.store.client import Client
 from gateway.store.usage import UsageLog
+from tests.patience import PATIENCE_S
 from tests.records import arrival, end, id_at
 
 DAY_MS = 86_400_000
@@ -32,7 +33,7 @@ trace.register(app)
 def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str) -> Rows:
     """The writer of the files that the commands read."""
     file = tmp_path / "gateway.yaml"
-    file.write_text(f"redis: {store_url}\ndata: {tmp_path}\n")
+    file.write_text(f"redis: {store_url}\ndata: {tmp_path}\nstore: {{timeout: {PATIENCE_S}}}\n")
     monkeypatch.setenv("GATEWAY_CONFIG", str(file))
     return Rows(tmp_path / "usage")
 
@@ -164,6 +165,6 @@ async def test_tail_prints_each_request_when_it_has_ended(rows: Rows) -> None:
         await asyncio.wait([line], timeout=0.1)
     assert decode(line.result()) in written
     process.send_signal(signal.SIGINT)
-    rest, _ = await asyncio.wait_for(process.communicate(), 10)
+    rest, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S)
     assert all(record in written for record in records(rest.decode()))
     assert process.returncode == 0

@@ -23,6 +23,7 @@ from gateway.store.archiver import Archiver
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.journal import Settlement
 from gateway.store.store import Store
+from tests.patience import PATIENCE_S
 from tests.records import arrival, end, id_at
 from tests.store.conftest import wallet_of_then
 
@@ -69,7 +70,7 @@ class Books:
 async def books(tmp_path: Path) -> AsyncIterator[Books]:
     store = EmbeddedStore.start(tmp_path / "store")
     file = tmp_path / "gateway.yaml"
-    file.write_text(f"redis: {store.url}\ndata: {tmp_path}/data\n")
+    file.write_text(f"redis: {store.url}\ndata: {tmp_path}/data\nstore: {{timeout: {PATIENCE_S}}}\n")
     config = load(file).config
     async with Store.open(config, store.url) as opened:
         await opened.accounts.create("acme")

@@ -35,7 +35,7 @@ SETTINGS = Config(
         "gift": Model([Serving("one")], free=True),
     },
     groups={"default": Group(), "vip": Group(ratio=Decimal("0.1")), "few": Group(models=["gift"])},
-    store=StoreSettings(timeout=0.2),
+    store=StoreSettings(timeout=0.5),
 )
 
 

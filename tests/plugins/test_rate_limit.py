@@ -19,6 +19,7 @@ from gateway.store.embedded import EmbeddedStore
 from gateway.testing import exchange, services, started
 from plugins import rate_limit
 from plugins.rate_limit import RateLimit
+from tests.patience import PATIENCE_S
 
 SLOTS = "gw:{alice}:limits:test:slots"
 SETTINGS = Config(
@@ -26,7 +27,7 @@ SETTINGS = Config(
         "short": Channel("http://127.0.0.1:1/v1", timers=Timers(total=30)),
         "long": Channel("http://127.0.0.1:2/v1", timers=Timers(total=100)),
     },
-    store=StoreSettings(timeout=0.2),
+    store=StoreSettings(timeout=0.5),
 )
 
 
@@ -97,7 +98,7 @@ async def test_a_slot_is_leased_for_the_longest_request_and_a_minute(given: Serv
     asked = asking()
     await plugin.on_request(asked)
     expiry = int(await client.call("ZSCORE", SLOTS, asked.id))
-    assert abs(expiry - (time.time() + 160) * 1000) < 5000
+    assert abs(expiry - (time.time() + 160) * 1000) < PATIENCE_S * 1000
     await plugin.stop()
 
 
@@ -209,7 +210,7 @@ def frozen(tmp_path: Path) -> Iterator[EmbeddedStore]:
 
 
 async def slots(store: EmbeddedStore) -> int:
-    client = Client.connect(store.url)
+    client = Client.connect(store.url, timeout_s=PATIENCE_S)
     held = int(await client.call("ZCARD", SLOTS))
     await client.close()
     return held
@@ -245,7 +246,7 @@ async def test_what_could_not_be_given_back_is_given_back_as_soon_as_the_store_i
         os.kill(frozen.pid, signal.SIGSTOP)
         await plugin.on_end(asked)
         os.kill(frozen.pid, signal.SIGCONT)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while await slots(frozen):
                 await asyncio.sleep(0.01)
         await plugin.stop()

@@ -16,6 +16,7 @@ from gateway.store.archive import Archive, Archived, ArchiveError, encode
 from gateway.store.archiver import YOUNGEST_S, Archiver
 from gateway.store.client import Argument, Client
 from gateway.store.wallet import Credit, Settle, Wallet
+from tests.patience import PATIENCE_S
 from tests.store.conftest import ACCOUNT, KEY, StartStore, new_rid, open_account, overdue, take, wallet_of_then
 
 DAY_S = 24 * 3600
@@ -250,7 +251,7 @@ async def test_what_is_wrong_across_archive_and_ledger_is_named(
 async def test_a_ledger_that_is_trimmed_before_it_is_read_is_looked_at_again(
     client: Client, past: Wallet, archiver: Archiver, archive: Archive, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader = Client.connect(store_url)
+    reader = Client.connect(store_url, timeout_s=PATIENCE_S)
     call, moved = reader.call, list[int]()
 
     async def late(*command: Argument) -> Any:
@@ -285,7 +286,7 @@ async def test_a_request_whose_expiry_is_archived_and_not_what_came_late_is_not_
 
 
 async def test_a_full_store_can_be_archived(own_store: StartStore, tmp_path: Path) -> None:
-    client = Client.connect(own_store().url)
+    client = Client.connect(own_store().url, timeout_s=PATIENCE_S)
     await open_account(client)
     await wallet_of_then(client, OLD_S).credit(ACCOUNT, "opening", 10)
     await client.call("CONFIG", "SET", "maxmemory", 1)

@@ -15,6 +15,7 @@ import pytest
 from gateway.errors import Misconfigured
 from gateway.store.client import Client
 from gateway.store.embedded import EmbeddedStore, find_server
+from tests.patience import PATIENCE_S
 
 
 class Starts:
@@ -36,7 +37,7 @@ def start() -> Iterator[Starts]:
 
 
 async def ask(store: EmbeddedStore, *command: str) -> object:
-    client = Client.connect(store.url)
+    client = Client.connect(store.url, timeout_s=PATIENCE_S)
     try:
         return await client.call(*command)
     finally:
@@ -182,7 +183,7 @@ def test_it_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
         assert parent.stdout
         pid = int(parent.stdout.readline())
         parent.kill()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while Path(f"/proc/{pid}/stat").exists() and Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -16,6 +16,7 @@ from gateway.store.channels import Channels, Condition, Cooling
 from gateway.store.client import Client
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.health import Health
+from tests.patience import PATIENCE_S
 
 FREE, LIMITED = Channel("http://a/v1"), Channel("http://b/v1", concurrent=2)
 CHANNELS = {"a": FREE, "b": LIMITED, "c": FREE}
@@ -35,7 +36,7 @@ async def commands(client: Client) -> int:
 
 
 async def until(client: Client, channel: str, condition: Condition) -> None:
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         while (await Channels(client).show([channel]))[0].condition is not condition:
             await asyncio.sleep(0.005)
 
@@ -101,7 +102,7 @@ async def test_a_probe_is_told_of(client: Client, outcome: str, after: Condition
 
 async def test_without_the_store_only_what_has_no_limits_goes_on_and_nothing_is_forgotten(tmp_path: Path) -> None:
     store = await asyncio.to_thread(EmbeddedStore.start, tmp_path)
-    client = Client.connect(store.url, timeout_s=0.2)
+    client = Client.connect(store.url, timeout_s=1)
     async with worker(client) as health:
         assert await health.admit([B], "r") is B
         await asyncio.to_thread(store.stop)
@@ -111,7 +112,7 @@ async def test_without_the_store_only_what_has_no_limits_goes_on_and_nothing_is_
             await health.admit([B], "t")
         await asyncio.sleep(0.3)
         store = await asyncio.to_thread(EmbeddedStore.start, tmp_path)
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
                     if await client.call("ZCARD", "gw:{channels}:b:slots") == 0:

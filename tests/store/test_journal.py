@@ -13,6 +13,7 @@ from gateway.errors import StoreAway, StoreError
 from gateway.store.client import Client
 from gateway.store.journal import Journal, Settlement
 from gateway.store.wallet import Settle, Settled, Wallet
+from tests.patience import PATIENCE_S
 from tests.store.conftest import ACCOUNT, KEY, StartStore, balance_and_held, new_rid, open_account, take
 
 
@@ -26,10 +27,10 @@ def files(directory: Path) -> list[Path]:
 
 async def test_what_the_store_could_not_take_is_charged_by_a_replay(own_store: StartStore, tmp_path: Path) -> None:
     store = own_store()
-    client = Client.connect(store.url, timeout_s=0.1)
+    client = Client.connect(store.url, timeout_s=0.5)
     await open_account(client, 100)
     journal = Journal(tmp_path / "journal")
-    wallet = Wallet(client, journal=journal, patience_s=0.2)
+    wallet = Wallet(client, journal=journal, patience_s=0.5)
     charged, released = new_rid(), new_rid()
     await take(wallet, charged)
     await take(wallet, released)
@@ -96,7 +97,7 @@ async def test_what_one_file_holds_back_does_not_hold_up_another(
 
 async def test_a_cancelled_settlement_is_kept(own_store: StartStore, tmp_path: Path) -> None:
     store = own_store()
-    client = Client.connect(store.url, timeout_s=0.1)
+    client = Client.connect(store.url, timeout_s=0.5)
     await open_account(client, 100)
     journal = Journal(tmp_path / "journal")
     wallet = Wallet(client, journal=journal)
@@ -110,7 +111,7 @@ async def test_a_cancelled_settlement_is_kept(own_store: StartStore, tmp_path: P
         await client.close()
     finally:
         os.kill(store.pid, signal.SIGCONT)
-    fresh = Client.connect(store.url)
+    fresh = Client.connect(store.url, timeout_s=PATIENCE_S)
     assert await journal.replay(Wallet(fresh)) == 1
     assert await balance_and_held(fresh) == (96, 0)
     await fresh.close()

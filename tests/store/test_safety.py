@@ -7,12 +7,13 @@ import pytest
 from gateway.errors import Misconfigured
 from gateway.store.client import Client
 from gateway.store.safety import check_store
+from tests.patience import PATIENCE_S
 from tests.store.conftest import StartStore
 
 
 @pytest.fixture
 async def own_client(own_store: StartStore) -> AsyncIterator[Client]:
-    client = Client.connect(own_store().url)
+    client = Client.connect(own_store().url, timeout_s=PATIENCE_S)
     yield client
     await client.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,6 +16,8 @@ import trustme
 from gateway.errors import Misconfigured, StoreAway, StoreError
 from gateway.store.client import Client, Script
 from gateway.store.embedded import EmbeddedStore, find_server
+from tests.cli.processes import free_port
+from tests.patience import PATIENCE_S
 from tests.store.sentinel import watched
 
 StartServer = Callable[..., int]
@@ -45,12 +46,6 @@ async def behind_tls(port: int) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[StartServer]:
     """Starts a server with these settings, and tells its port."""
@@ -73,13 +68,13 @@ def start(tmp_path: Path) -> Iterator[StartServer]:
 
 @asynccontextmanager
 async def connected(url: str) -> AsyncIterator[Client]:
-    client = Client.connect(url, timeout_s=0.5)
+    client = Client.connect(url, timeout_s=2)
     yield client
     await client.close()
 
 
 async def until_answered(client: Client, *command: str, answer: object) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while (await asyncio.gather(client.call(*command), return_exceptions=True))[0] != answer:
             await asyncio.sleep(0.02)
 

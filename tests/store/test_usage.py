@@ -21,6 +21,7 @@ from gateway.store.client import Client
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.incarnation import Incarnation
 from gateway.store.usage import FIELD, UsageLog
+from tests.patience import PATIENCE_S
 from tests.records import arrival, end
 
 
@@ -33,7 +34,7 @@ def usage(client: Client, tmp_path: Path) -> UsageLog:
 async def frozen(tmp_path: Path) -> AsyncIterator[UsageLog]:
     """A log whose store does not answer."""
     store = EmbeddedStore.start(tmp_path / "store")
-    client = Client.connect(store.url, timeout_s=0.1)
+    client = Client.connect(store.url, timeout_s=0.5)
     await client.call("PING")
     os.kill(store.pid, signal.SIGSTOP)
     yield UsageLog(client, tmp_path / "usage")
@@ -187,7 +188,7 @@ async def test_ends_that_a_store_forgot_are_kept_again_in_the_one_that_took_over
     await asyncio.to_thread(store.stop)
     store = EmbeddedStore.start(tmp_path / "store")
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while (await asyncio.gather(incarnation.heal(usage.repeat), return_exceptions=True))[0] != [1]:
                 await asyncio.sleep(0.01)
         assert await streamed(usage) == [end(opened)]

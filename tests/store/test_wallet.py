@@ -13,6 +13,7 @@ from gateway.errors import StoreAway, StoreError
 from gateway.store.client import Client, Script
 from gateway.store.incarnation import Incarnation
 from gateway.store.wallet import Credit, Hold, Settle, Settled, Wallet
+from tests.patience import PATIENCE_S
 from tests.store.conftest import (
     ACCOUNT,
     KEY,
@@ -282,7 +283,7 @@ async def test_a_flushed_script_cache_goes_unnoticed(client: Client, wallet: Wal
 
 
 async def test_a_connection_cut_by_the_store_goes_unnoticed(client: Client, wallet: Wallet, store_url: str) -> None:
-    cutter = Client.connect(store_url)
+    cutter = Client.connect(store_url, timeout_s=PATIENCE_S)
     await cutter.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     rid = new_rid()
     assert (await take(wallet, rid)).outcome is Hold.HELD
@@ -471,7 +472,7 @@ async def test_settlements_are_repeated_to_a_master_that_could_not_be_asked_in_b
     with pytest.raises(StoreAway):
         await incarnation.heal(wallet.repeat)
     os.kill(store.pid, signal.SIGCONT)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while (repeated := (await asyncio.gather(incarnation.heal(wallet.repeat), return_exceptions=True))[0]) != [1]:
             assert isinstance(repeated, StoreAway), "another may have taken over meanwhile, and have gone again"
     assert await incarnation.heal(wallet.repeat) == [0]
@@ -480,7 +481,7 @@ async def test_settlements_are_repeated_to_a_master_that_could_not_be_asked_in_b
 
 
 async def test_settlements_are_repeated_to_a_master_that_was_a_replica_in_between(own_store: StartStore) -> None:
-    client = Client.connect(own_store().url)
+    client = Client.connect(own_store().url, timeout_s=PATIENCE_S)
     await open_account(client, 100)
     wallet = Wallet(client)
     incarnation = Incarnation(client)

@@ -22,6 +22,7 @@ from gateway.store.client import Client
 from gateway.store.incarnation import Incarnation
 from gateway.store.safety import check_store, told_by_masters
 from gateway.store.wallet import Credit, Hold, Settle, Wallet
+from tests.patience import PATIENCE_S
 from tests.store.cluster import Cluster, cluster
 from tests.store.conftest import new_rid
 from tests.store.test_archiver import TestArchiver, archive, archiver, past  # noqa: F401 - on this file's `client`
@@ -148,6 +149,6 @@ async def test_who_finds_every_connection_taken_waits_no_longer_than_the_timeout
 
 async def until_here(client: Client) -> None:
     """Until the cluster answers this client, which at first has to learn who is in it."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while (await asyncio.gather(client.call("GET", "a"), return_exceptions=True))[0] != b"here":
             await asyncio.sleep(0.01)

@@ -27,8 +27,8 @@ class Behind:
 @pytest.fixture
 async def behind(client: Client, store_url: str, tmp_path: Path) -> AsyncIterator[Behind]:
     await open_account(client, 100)
-    async with StoreProxy(store_url, delay_s=0.3) as proxy:
-        impatient = Client.connect(proxy.url, timeout_s=0.2)
+    async with StoreProxy(store_url, delay_s=0.75) as proxy:
+        impatient = Client.connect(proxy.url, timeout_s=0.5)
         journal = Journal(tmp_path)
         wallet = Wallet(impatient, journal=journal)
         await wallet.sweep(ACCOUNT)

@@ -8,6 +8,7 @@ from gateway import Outcome
 from gateway.record import Record, decode
 from gateway.store.usage import FIELD
 from gateway.testing import Running
+from tests.patience import PATIENCE_S
 from tests.whole.scripted import Scripted
 
 CREDIT = 5_000_000
@@ -26,7 +27,7 @@ async def ended(gateway: Running) -> list[Record]:
 
 async def last_end(gateway: Running) -> Record:
     """The end of the request that ended last, as soon as nothing is under way; within two seconds."""
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         while gateway.gateway.life.open or not (records := await ended(gateway)):
             await asyncio.sleep(0.01)
     return records[-1]
@@ -36,7 +37,7 @@ async def given_back(
     gateway: Running, upstream: Scripted | None, before: set[asyncio.Task[object]], pooled: int
 ) -> None:
     """Holds, slots, streams, sockets and tasks, within a second. `pooled` connections to the upstream stay for the next."""
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_S):
         while (tasks() - before) or (upstream is not None and len(upstream.open) != pooled):
             await asyncio.sleep(0.01)
         while gateway.gateway.life.open or gateway.gateway.life.pipe.streams:

@@ -23,6 +23,7 @@ from gateway.store.accounts import Account
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.store import Store
 from tests.cli.processes import free_port
+from tests.patience import PATIENCE_S
 
 OPENING = 1_000_000_000
 LEASE_S = 2.5
@@ -59,13 +60,16 @@ class Books:
         self.embedded = EmbeddedStore.start(folder / "store")
         self.url = self.embedded.url
         self.file = folder / "gateway.yaml"
+        self._patient = folder / "patient.yaml"
         self._text = {"port": self.port, "folder": folder, "upstream": upstream, "on_crash": on_crash}
         self.reach_store_at(self.url)
         self.token = ""
 
     def reach_store_at(self, url: str) -> None:
         """Where the gateways that are started from now on find the store."""
-        self.file.write_text(FILE.format(redis=url, **self._text))
+        text = FILE.format(redis=url, **self._text)
+        self.file.write_text(text)
+        self._patient.write_text(f"{text}store: {{timeout: {PATIENCE_S}}}\n")
 
     async def open(self, balance: int = OPENING) -> None:
         """Make the account."""
@@ -76,8 +80,8 @@ class Books:
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[Store]:
-        """The store itself, past whatever is put before it."""
-        async with Store.open(load(self.file).config, self.url) as store:
+        """The store itself, past whatever is put before it, and given time to answer."""
+        async with Store.open(load(self._patient).config, self.url) as store:
             yield store
 
     def kill_store(self) -> None:
@@ -98,12 +102,12 @@ class Books:
             )
         try:
             assert process.stdout is not None
-            assert await asyncio.wait_for(process.stdout.readline(), 20) == b"ready\n", self.log()
+            assert await asyncio.wait_for(process.stdout.readline(), PATIENCE_S) == b"ready\n", self.log()
             yield process
         finally:
             with suppress(ProcessLookupError):
                 process.terminate()
-            await asyncio.wait_for(process.wait(), 20)
+            await asyncio.wait_for(process.wait(), PATIENCE_S)
 
     def log(self) -> str:
         """What the workers logged."""
@@ -137,7 +141,7 @@ class Books:
 
     async def verified(self) -> dict[str, Any]:
         """The report of `gateway verify`, which found nothing wrong; nothing is held."""
-        command = ["verify", "--json", "--config", str(self.file)]
+        command = ["verify", "--json", "--config", str(self._patient)]
         result = await asyncio.to_thread(CliRunner().invoke, program(), command)
         assert result.exit_code == 0, result.output
         account = await self.account()

@@ -10,6 +10,7 @@ import pytest
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.client import Client
 from gateway.testing import Running, running
+from tests.patience import PATIENCE_S
 
 CHAIN = """
 plugins:
@@ -22,8 +23,13 @@ plugins:
 """
 
 
-def configuration(base_url: str, *, chain: str = CHAIN, channel: str = "", more: str = "") -> str:
-    """One channel with a credential and one model of it, behind the whole chain."""
+def configuration(
+    base_url: str, *, chain: str = CHAIN, channel: str = "", more: str = "", store_timeout: float = PATIENCE_S
+) -> str:
+    """One channel with a credential and one model of it, behind the whole chain.
+
+    Whoever takes the store away says how long it is waited for.
+    """
     return f"""
 channels:
   fake: {{base_url: "{base_url}", api_key: channel-credential-4711{channel}}}
@@ -34,6 +40,7 @@ models:
 groups:
   default: {{models: [words, other]}}
   closed: {{enabled: false}}
+store: {{timeout: {store_timeout}}}
 {more}
 {chain}
 """

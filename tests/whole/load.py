@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 from gateway.exchange import Outcome
+from tests.patience import PATIENCE_S
 from tests.whole.books import LEASE_S, OPENING, Books
 from tests.whole.raw import ask, chat
 
@@ -56,7 +57,7 @@ async def serving(books: Books, workers: int) -> AsyncIterator[int]:
     with (books.folder / "worker.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=log, stderr=log)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 with suppress(OSError):
                     _, writer = await asyncio.open_connection("127.0.0.1", books.port)
@@ -76,7 +77,7 @@ async def under_load(books: Books, workers: int, disturb: Callable[[int], Awaita
         async with callers.asking():
             await disturb(pid)
             served = len(callers.whole)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while len(callers.whole) < served + 20:
                     await asyncio.sleep(0.05)
         await asyncio.sleep(LEASE_S)  # the journal is delivered meanwhile

@@ -16,6 +16,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from gateway.store.embedded import SETTINGS, find_server
+from tests.patience import PATIENCE_S
 
 SLOW_S: Final = 0.8
 """For how long a slow store lets each command wait."""
@@ -38,7 +39,7 @@ class OwnStore:
         places = ("--dir", self._folder, "--unixsocket", self._socket, "--logfile", self._folder / "log")
         more = ("--enable-debug-command", "yes", *settings)
         self.process = subprocess.Popen([find_server(), *SETTINGS, *map(str, places), *more])  # noqa: ASYNC220 - it forks
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 with suppress(RedisError, OSError):
                     await self.tell("CONFIG", "GET", "port")

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from tests.patience import PATIENCE_S
+
 CHAT = "/v1/chat/completions"
 
 
@@ -54,7 +56,7 @@ async def ask(port: int, request: bytes) -> Answer:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(request)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             return await read_answer(reader)
     finally:
         writer.close()

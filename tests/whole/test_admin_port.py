@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 
 from tests.cli.processes import Served, children, demo_in, free_port, kill, serving
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are looked up in /proc")
 
@@ -33,7 +34,7 @@ async def ask(served: Served) -> str:
 async def following(folder: Path, port: int) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
     """The records that the admin port tells from now on; waits until it serves."""
     url = f"http://127.0.0.1:{port}/usage/live"
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 headers = {"Authorization": f"Bearer {(folder / 'data' / 'admin.token').read_text().strip()}"}
@@ -57,7 +58,7 @@ async def test_it_tells_live_what_is_served_and_is_started_again_when_it_dies(tm
     async with serving(demo_in(tmp_path, admin=f"127.0.0.1:{port}")) as served:
         async with following(tmp_path, port) as told:
             asked = await ask(served)
-            record = await asyncio.wait_for(anext(told), 10)
+            record = await asyncio.wait_for(anext(told), PATIENCE_S)
             assert (record["id"], record["outcome"]) == (asked, "completed")
         family = list(children(served.pid))
         listening = [pid for pid in family if listens(pid, port)]
@@ -65,7 +66,7 @@ async def test_it_tells_live_what_is_served_and_is_started_again_when_it_dies(tm
         await ask(served)
         async with following(tmp_path, port) as told:
             asked = await ask(served)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while (await anext(told))["id"] != asked:
                     continue
         assert await served.stop() == 0
@@ -76,7 +77,7 @@ async def test_a_port_that_is_taken_is_said_loudly_and_stops_nothing(tmp_path: P
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         async with serving(demo_in(tmp_path, admin=address)) as served:
             await ask(served)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while "admin_port_not_served" not in (log := (tmp_path / "serve.log").read_text()):
                     await asyncio.sleep(0.02)
             assert f"cannot listen on {address}: another program listens there" in log

@@ -14,6 +14,7 @@ import pytest
 from gateway import Outcome
 from gateway.store.client import Client
 from gateway.testing import Running, running
+from tests.patience import PATIENCE_S
 from tests.whole.aftermath import assert_ended, charged, ended, given_back, last_end, tasks
 from tests.whole.conftest import configuration
 from tests.whole.raw import ask, chat, get, read_answer
@@ -98,7 +99,7 @@ async def test_leaves_before_the_first_event(
         await caller.send(chat(token))
         await upstream.arrived.wait()
         leave(caller)
-        await asyncio.wait_for(upstream.gone.wait(), 1)
+        await asyncio.wait_for(upstream.gone.wait(), PATIENCE_S)
         await assert_ended(gateway, GONE, "input")
         await given_back(gateway, upstream, before, 0)
 
@@ -137,7 +138,7 @@ async def test_leaves_mid_stream(
         await caller.send(chat(token))
         assert (await caller.read()).startswith(b"HTTP/1.1 200")
         leave(caller)
-        await asyncio.wait_for(upstream.gone.wait(), 1)
+        await asyncio.wait_for(upstream.gone.wait(), PATIENCE_S)
         record = await assert_ended(gateway, GONE, "estimate")
         assert record.status == 200
         await given_back(gateway, upstream, before, 0)
@@ -163,13 +164,13 @@ async def test_a_drain_ends_at_its_limit_also_where_the_caller_did_not_read(
     async with between([CHUNKED, ENDLESS], store_url, tmp_path, channel=channel) as (gateway, upstream, caller):
         token = await gateway.token()
         await caller.send(chat(token))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not any(stream.held > HELD_MOST // 2 for stream in gateway.gateway.life.pipe.streams):
                 await asyncio.sleep(0.002)
         sent, loop = upstream.sent, asyncio.get_running_loop()
         caller.reset()
         left_at = loop.time()
-        await asyncio.wait_for(upstream.gone.wait(), 2)
+        await asyncio.wait_for(upstream.gone.wait(), PATIENCE_S)
         assert loop.time() - left_at > 0.45
         assert upstream.sent > sent
         assert (await last_end(gateway)).outcome is GONE
@@ -208,7 +209,7 @@ async def test_does_not_read(store_url: str, client: Client, tmp_path: Path) -> 
         before = tasks()
         await caller.send(chat(token, {"max_tokens": 500_000}))
         most, sent = 0, -1
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not upstream.gone.is_set():
                 most = max([most, *(stream.held for stream in gateway.gateway.life.pipe.streams)])
                 sent = upstream.sent
@@ -255,7 +256,7 @@ async def test_who_does_not_read_the_end_of_an_answer_is_dropped(
         before = tasks()
         await caller.send(chat(token))
         assert (await last_end(gateway)).outcome is Outcome.COMPLETED
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(PATIENCE_S):
             while tasks() - before:
                 await asyncio.sleep(0.01)
 

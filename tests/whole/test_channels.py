@@ -15,6 +15,7 @@ from gateway.fake_upstream import FakeUpstream
 from gateway.store.channels import Condition
 from gateway.store.client import Client
 from gateway.testing import Running, running
+from tests.patience import PATIENCE_S
 from tests.whole.aftermath import charged, ended, given_back, last_end, tasks
 from tests.whole.conftest import CHAIN
 from tests.whole.raw import Answer, ask, chat
@@ -60,7 +61,7 @@ async def conditions(gateway: Running) -> dict[str, Condition]:
 
 
 async def until(gateway: Running, channel: str, condition: Condition) -> None:
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         while (await conditions(gateway))[channel] is not condition:
             await asyncio.sleep(0.01)
 
@@ -249,7 +250,7 @@ async def test_a_channel_that_dies_in_the_middle_of_load_costs_only_the_streams_
                 answers.append(await ask(gateway.port, chat(token, {"max_tokens": 8})))
 
         callers = [asyncio.create_task(call()) for _ in range(8)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while len(answers) < 40:
                 await asyncio.sleep(0.01)
             open_there = len(first.requests)

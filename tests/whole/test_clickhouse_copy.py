@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.processes import demo_in, serving
+from tests.patience import PATIENCE_S
 from tests.test_clickhouse import PASSWORD, Server, hollow
 from tests.whole.test_admin_port import ask
 
@@ -23,7 +24,7 @@ async def test_what_was_served_is_copied_and_an_outage_stops_nothing(tmp_path: P
     file.write_text(f"{file.read_text()}usage: {{clickhouse: '{hollow.url}'}}\n")
     async with serving(file) as served:
         asked = await ask(served)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while not any(statement.startswith("INSERT") for statement in hollow.statements):
                 await asyncio.sleep(0.05)
         assert await served.stop() == 0

@@ -234,7 +234,7 @@ async def test_redis_away(upstream: FakeUpstream, tmp_path: Path) -> None:
     from gateway.store.embedded import EmbeddedStore
 
     store = EmbeddedStore.start(tmp_path / "store")
-    async with running(configuration(upstream.base_url), tmp_path, store.url) as gateway:
+    async with running(configuration(upstream.base_url, store_timeout=0.4), tmp_path, store.url) as gateway:
         token = await gateway.token()
         store.stop()
         answer = await chat_with(gateway, token)

@@ -21,6 +21,7 @@ from gateway.store.accounts import AccountError
 from gateway.store.client import Client
 from gateway.store.usage import FIELD
 from gateway.testing import Running, running
+from tests.patience import PATIENCE_S
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.hostile_requests import GROUPS, SMUGGLED, Case
 from tests.whole.hostile_texts import NAUGHTY
@@ -72,7 +73,7 @@ async def exchange(port: int, token: bytes, case: Case, mark: bytes) -> tuple[li
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**22)
     answers: list[Answer] = []
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             writer.write(
                 (case.sent.replace(b"MARK", mark) + (SMUGGLED if case.smuggles else b"")).replace(b"TOKEN", token)
             )

@@ -22,6 +22,7 @@ import pytest
 from gateway.crash import EXIT_CODE, LABELS
 from gateway.exchange import Outcome
 from gateway.fake_upstream import FakeUpstream
+from tests.patience import PATIENCE_S
 from tests.whole.books import LEASE_S, Books
 from tests.whole.load import EXACT, Callers, look_at
 from tests.whole.raw import Answer, ask, chat
@@ -68,7 +69,7 @@ async def crashed(books: Books, label: str, *, stream: bool = True) -> Answer | 
     async with books.worker(crash_at=label) as worker:
         with suppress(OSError, EOFError):
             answer = await ask(books.port, chat(books.token, {"stream": stream}))
-        assert await asyncio.wait_for(worker.wait(), 10) == EXIT_CODE, books.log()
+        assert await asyncio.wait_for(worker.wait(), PATIENCE_S) == EXIT_CODE, books.log()
     return answer
 
 
@@ -137,11 +138,11 @@ async def test_what_is_in_the_journal_is_charged_once_whoever_dies_with_it(tmp_p
             asking = asyncio.create_task(ask(books.port, chat(books.token)))
             await until(lambda: held(books))
             os.kill(books.embedded.pid, signal.SIGSTOP)
-            assert await asyncio.wait_for(worker.wait(), 20) == EXIT_CODE
+            assert await asyncio.wait_for(worker.wait(), PATIENCE_S) == EXIT_CODE
             os.kill(books.embedded.pid, signal.SIGCONT)
             await asyncio.gather(asking, return_exceptions=True)
         async with books.worker(crash_at="journal.delivered") as worker:
-            assert await asyncio.wait_for(worker.wait(), 10) == EXIT_CODE
+            assert await asyncio.wait_for(worker.wait(), PATIENCE_S) == EXIT_CODE
         async with books.worker():
             await until(lambda: delivered(books))
         charges, _ = await settled_books(books, LEASE_S)
@@ -154,7 +155,7 @@ async def test_settlements_that_were_repeated_are_charged_once(tmp_path: Path) -
             assert (await ask(books.port, chat(books.token))).whole
             await asyncio.sleep(2.5)  # the worker learns which incarnation it was
             await asyncio.to_thread(books.kill_store)
-            assert await asyncio.wait_for(worker.wait(), 10) == EXIT_CODE
+            assert await asyncio.wait_for(worker.wait(), PATIENCE_S) == EXIT_CODE
         assert (await settled_books(books))[0] == [EXACT]
 
 
@@ -170,7 +171,7 @@ async def test_wherever_it_ends_under_load_the_rules_decide(tmp_path: Path, numb
         async with books.worker(crash_at=f"{label}:{times}") as worker, callers.asking():
             disturbing = asyncio.create_task(disturb(label, books, chance.uniform(0.1, 0.5)))
             try:
-                assert await asyncio.wait_for(worker.wait(), 30) == EXIT_CODE, books.log()
+                assert await asyncio.wait_for(worker.wait(), PATIENCE_S) == EXIT_CODE, books.log()
             finally:
                 await disturbing
         ended = time.monotonic()
@@ -207,6 +208,6 @@ async def kept(books: Books) -> bool:
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not await holds():
             await asyncio.sleep(0.005)

@@ -14,6 +14,7 @@ import pytest
 from gateway.errors import StoreAway
 from gateway.store.client import Client
 from gateway.testing import Running, running
+from tests.patience import PATIENCE_S
 from tests.whole.conftest import configuration
 from tests.whole.raw import ask, chat
 from tests.whole.scripted import CHUNKED, LAST, Forever, Scripted, chunk
@@ -92,7 +93,7 @@ async def race(gateways: list[Running], upstream: Gated, credit: int) -> tuple[C
     watching = asyncio.create_task(lowest.watch())
     ports = cycle(gateway.port for gateway in gateways)
     callers = [asyncio.create_task(decided(next(ports), token)) for _ in range(CALLERS)]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while (waiting := sum(not caller.done() for caller in callers)) > len(upstream.requests) or waiting < ADMITTED:
             if waiting == len(upstream.requests):
                 callers.append(asyncio.create_task(decided(next(ports), token)))

@@ -11,9 +11,11 @@ import pytest
 
 from gateway import reports
 from gateway.care import Care
+from gateway.config import StoreSettings
 from gateway.fake_upstream import FakeUpstream
 from gateway.sink import Sink
 from gateway.testing import Running, running
+from tests.patience import PATIENCE_S
 from tests.whole.aftermath import charged
 from tests.whole.conftest import configuration
 from tests.whole.own_store import PASSING, REFUSING, OwnStore, own_store
@@ -36,7 +38,9 @@ async def store(tmp_path: Path) -> AsyncIterator[OwnStore]:
 
 @pytest.fixture
 async def gateway(store: OwnStore, upstream: FakeUpstream, tmp_path: Path) -> AsyncIterator[Running]:
-    async with running(configuration(upstream.base_url), tmp_path, store.url) as whole:
+    async with running(
+        configuration(upstream.base_url, store_timeout=StoreSettings().timeout), tmp_path, store.url
+    ) as whole:
         yield whole
 
 
@@ -44,7 +48,7 @@ async def begun(gateway: Running, upstream: FakeUpstream, token: str) -> asyncio
     """A stream whose first event has come."""
     upstream.pace_s = PACE_S
     answer = asyncio.create_task(ask(gateway.port, chat(token)))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while not any(stream.events.started for stream in gateway.gateway.life.pipe.streams):
             await asyncio.sleep(0.01)
     upstream.pace_s = 0
@@ -65,7 +69,7 @@ async def timed(port: int, request: bytes) -> tuple[Answer, float]:
 
 async def assert_books(gateway: Running, answers: list[Answer], served: int) -> None:
     """All is settled, exactly, and every answer's id is in the usage log."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while gateway.gateway.life.open:
             await asyncio.sleep(0.01)
     await Care(gateway.store).round()

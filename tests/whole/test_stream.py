@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.client import Client
 from gateway.testing import Running, running
+from tests.patience import PATIENCE_S
 from tests.whole.conftest import configuration
 from tests.whole.raw import Answer, ask, chat, read_answer
 from tests.whole.scripted import CHUNKED, HEAD, LAST, Fin, Scripted, Step, chunk
@@ -126,7 +127,7 @@ def test_cut_anywhere_in_any_framing(
     script.append(LAST if framing == "chunked" else Fin if framing == "close" else b"")
 
     async def scenario() -> None:
-        client = Client.connect(store_url)
+        client = Client.connect(store_url, timeout_s=PATIENCE_S)
         await client.call("FLUSHALL")
         await client.close()
         answer, charge = await through(script, store_url, tmp_path_factory.mktemp("cut"))

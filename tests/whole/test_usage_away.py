@@ -10,10 +10,12 @@ import os
 from pathlib import Path
 
 from gateway import Outcome, reports
+from gateway.config import StoreSettings
 from gateway.fake_upstream import FakeUpstream
 from gateway.sink import Sink
 from gateway.store.embedded import EmbeddedStore
 from gateway.testing import Running, running
+from tests.patience import PATIENCE_S
 from tests.test_rows import rolled_up, summed
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import ask, chat
@@ -39,7 +41,7 @@ async def load(gateway: Running, token: str, received: dict[str, int], stop: asy
 async def until(received: dict[str, int], more: int) -> None:
     """Until so many more requests were served."""
     wanted = list(received.values()).count(200) + more
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while list(received.values()).count(200) < wanted:
             await asyncio.sleep(0.02)
 
@@ -48,7 +50,7 @@ async def test_what_was_refused_while_the_store_was_away_is_in_the_log_afterward
     store = await asyncio.to_thread(EmbeddedStore.start, tmp_path / "store")
     received: dict[str, int] = {}
     async with FakeUpstream(pace_s=0, key="channel-credential-4711") as upstream:
-        yaml = configuration(upstream.base_url, chain=WIDE)
+        yaml = configuration(upstream.base_url, chain=WIDE, store_timeout=StoreSettings().timeout)
         async with running(yaml, tmp_path, store.url) as gateway:
             token, stop = await gateway.token(credit=5_000_000_000), asyncio.Event()
             sink = Sink(gateway.store.usage, retention_months=13, crashed_after_s=600)

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -16,11 +15,13 @@ from pathlib import Path
 import pytest
 
 from gateway import Outcome, reports
-from gateway.config import Config, load
+from gateway.config import Config, StoreSettings, load
 from gateway.fake_upstream import FakeUpstream
 from gateway.sink import GROUP, Sink
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.store import Store
+from tests.cli.processes import free_port
+from tests.patience import PATIENCE_S
 from tests.test_rows import rolled_up, summed
 from tests.whole.conftest import configuration
 from tests.whole.raw import ask, chat
@@ -29,11 +30,6 @@ CALLERS = 6
 KILLS = 8
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the children of a process are read from /proc")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @asynccontextmanager
@@ -53,7 +49,7 @@ async def serving(file: Path, port: int) -> AsyncIterator[asyncio.subprocess.Pro
 
 
 async def until_listening(port: int) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             with suppress(OSError):
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -81,7 +77,7 @@ class Callers:
     async def more(self, ids: set[str], count: int) -> None:
         """Wait until so many more are among `ids`."""
         before = len(ids)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while len(ids) < before + count:
                 await asyncio.sleep(0.02)
 
@@ -113,7 +109,7 @@ async def test_every_id_that_a_caller_received_is_in_the_log_once(tmp_path: Path
         more = (
             f"listen: 127.0.0.1:{port}\nadmin: 127.0.0.1:{free_port()}\nredis: {store.url}\ndata: {tmp_path / 'data'}"
         )
-        wide = configuration(upstream.base_url, more=more).replace(
+        wide = configuration(upstream.base_url, more=more, store_timeout=StoreSettings().timeout).replace(
             "requests_per_minute: 1000", "requests_per_minute: 100000"
         )
         file.write_text(wide)

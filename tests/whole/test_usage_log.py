@@ -17,6 +17,7 @@ from gateway.sink import Sink
 from gateway.store.client import Client
 from gateway.store.usage import FIELD
 from gateway.testing import Running, running
+from tests.patience import PATIENCE_S
 from tests.whole.conftest import configuration
 from tests.whole.raw import Answer, ask, chat, get
 
@@ -149,7 +150,7 @@ async def test_a_caller_that_leaves_is_in_the_log(gateway: Running, upstream: Fa
     upstream.pace_s = 0.01
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(chat(await gateway.token()))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not upstream.requests:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)

@@ -27,6 +27,7 @@ from gateway.store.tokens import TokenStatus
 from gateway.store.usage import FIELD
 from gateway.testing import Running, running
 from tests.cli.processes import demo_in, kill, serving, worker_of
+from tests.patience import PATIENCE_S
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import Answer, ask, chat, get
 from tests.whole.scripted import Scripted
@@ -71,6 +72,7 @@ class Case(msgspec.Struct, kw_only=True):
     chain: str = CHAIN
     channel: str = TIMERS
     more: str = ""
+    store_timeout: float = PATIENCE_S
     base_url: str = ""
     attempts: int = 0
     used: str = "none"
@@ -228,7 +230,7 @@ CASES: dict[str, Case] = {
     "another method": Case(request=getting("/v1/chat/completions"), code="method_not_allowed"),
     "no such request": Case(request=getting("/v1/requests/x"), code="request_not_found"),
     "no channel": Case(request=good, code="model_unavailable", chain=CHAIN + "  - use: tests.whole.closed:Closed\n"),
-    "the store away": Case(request=changed(store_stopped), code="service_unavailable", by="auth"),
+    "the store away": Case(request=changed(store_stopped), code="service_unavailable", by="auth", store_timeout=0.4),
     "stopping": Case(request=changed(draining), code="service_unavailable"),
     "a bug": Case(
         request=good,
@@ -295,7 +297,9 @@ async def staged(case: Case, folder: Path) -> AsyncIterator[Stage]:
         base_url = case.base_url or upstream.base_url
         if base_url == "refusing":
             base_url = (await stack.enter_async_context(Scripted([REFUSAL]))).base_url
-        yaml = configuration(base_url, chain=case.chain, channel=case.channel, more=case.more)
+        yaml = configuration(
+            base_url, chain=case.chain, channel=case.channel, more=case.more, store_timeout=case.store_timeout
+        )
         gateway = await stack.enter_async_context(running(yaml, folder, store.url))
         async with AsyncExitStack() as inner:
             yield Stage(gateway, upstream, store, inner)
@@ -346,7 +350,7 @@ async def balance(stage: Stage) -> int:
 
 async def head_of(reader: asyncio.StreamReader) -> str:
     """The id in the head of an answer."""
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
     found = re.search(rb"x-request-id: (\S+)", head)
     assert found
     return found[1].decode()
@@ -354,7 +358,7 @@ async def head_of(reader: asyncio.StreamReader) -> str:
 
 async def ended_with(stage: Stage, id: str) -> Record:  # noqa: A002
     """The one end of a request, which has one arrival, as soon as it is written."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while len(found := [record for record in await entries(stage) if record.id == id]) < 2:
             await asyncio.sleep(0.01)
     opened, ended = found
