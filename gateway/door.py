@@ -82,6 +82,7 @@ class GuardedProtocol(CallerProtocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._disarm()
+        self._payload = None  # they hold each other
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

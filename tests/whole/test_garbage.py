@@ -1,4 +1,4 @@
-"""An exchange leaves nothing behind that only the garbage collector can find."""
+"""An exchange and a connection leave nothing behind that only the garbage collector can find."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.door import GuardedProtocol
 from gateway.fake_upstream import FakeUpstream
 from gateway.testing import running
 from tests.whole.conftest import configuration
@@ -38,7 +39,30 @@ async def test_streams_are_freed_as_they_end(tmp_path: Path, store_url: str, gar
         for _ in range(20):
             writer.write(chat(token))
             assert (await read_answer(reader)).status == 200
-        gc.collect()
-        found = Counter(type(each).__module__.partition(".")[0] for each in garbage)
-        assert {name: found[name] for name in ("gateway", "plugins", "httptools", "aiohttp") if found[name]} == {}
+        assert ours(garbage) == {}
         writer.close()
+
+
+async def test_connections_are_freed_as_they_close(tmp_path: Path, store_url: str, garbage: list[object]) -> None:
+    async with (
+        FakeUpstream(pace_s=0) as upstream,
+        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+    ):
+        token = await gateway.token("closing")
+        for _ in range(5):
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            for _ in range(2):
+                writer.write(chat(token))
+                assert (await read_answer(reader)).status == 200
+            writer.close()
+        async with asyncio.timeout(30):
+            while any(isinstance(each, GuardedProtocol) for each in gc.get_objects()):
+                await asyncio.sleep(0.05)
+        assert ours(garbage) == {}
+
+
+def ours(garbage: list[object]) -> dict[str, int]:
+    """How many objects of which packages the collector finds, of those that an exchange and a connection are made of."""
+    gc.collect()
+    found = Counter(type(each).__module__.partition(".")[0] for each in garbage)
+    return {name: found[name] for name in ("gateway", "plugins", "httptools", "aiohttp") if found[name]}
