@@ -21,7 +21,7 @@ from gateway import config
 from gateway.answers import operation_of
 from gateway.body import Body, BodyRules, check
 from gateway.catalogue import Catalogue
-from gateway.config import Config, Loaded
+from gateway.config import Config, Loaded, StoreSettings
 from gateway.exchange import Exchange, Request
 from gateway.fake_upstream import FakeUpstream
 from gateway.plugin import Plugin, Services
@@ -45,6 +45,9 @@ __all__ = [
 AnyPlugin = TypeVar("AnyPlugin", bound=Plugin)
 
 MINIMAL_BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+
+PATIENT: Final = StoreSettings(timeout=10)
+"""A test is not about how soon a busy machine's store answers."""
 
 BELOW: Final = ("rate-limit", "quota", "model-routing")
 
@@ -90,7 +93,7 @@ def exchange(
 @asynccontextmanager
 async def services(folder: Path, url: str | None = None, settings: Config | None = None) -> AsyncIterator[Services]:
     """Services on a real store: the one at `url`, or one started in `folder`, an empty one, for the moment."""
-    settings = msgspec.structs.replace(settings or Config(), data=str(folder))
+    settings = msgspec.structs.replace(settings or Config(store=PATIENT), data=str(folder))
     with _store(folder, url) as address:
         async with Store.open(settings, address) as store:
             yield Services(
@@ -154,6 +157,7 @@ def configuration(base_url: str, *plugins: Mapping[str, object]) -> str:
         "channels": {"fake": {"base_url": base_url}},
         "models": {"words": {"input": 1, "output": 2, "max_output_tokens": 100, "channels": ["fake"]}},
         "groups": {"default": {}},
+        "store": {"timeout": PATIENT.timeout},
         "plugins": chain,
     }
     return msgspec.json.encode(whole).decode()

@@ -21,7 +21,10 @@ from gateway.testing import Running, running
 from tests.cli.processes import Served, demo_in, serving
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import ask, chat, get, read_answer
+from tests.whole.scripted import Gated
+from tests.whole.test_stream import STREAM, WORDS
 
+HALF = STREAM.partition(WORDS[3])[0]
 stopped: list[str] = []
 
 
@@ -57,21 +60,21 @@ async def test_new_exchanges_get_the_new_chain_and_old_ones_keep_theirs(
 ) -> None:
     stopped.clear()
     async with (
-        FakeUpstream(pace_s=0.05) as upstream,
+        Gated(HALF, STREAM.removeprefix(HALF)) as upstream,
         running(stamped(upstream.base_url, "old"), tmp_path, store_url) as gateway,
     ):
         token = await gateway.token()
         async with Reloads(gateway.gateway, tmp_path / "gateway.yaml") as reloads:
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(chat(token))
-            while not upstream.requests:
-                await asyncio.sleep(0.01)
+            await upstream.arrived.wait()
             (tmp_path / "gateway.yaml").write_text(stamped(upstream.base_url, "new"))
             assert await generation_shown(gateway) == (200, "1")
             assert await reloads.once()
             assert await generation_shown(gateway) == (200, "2")
             assert await stamp_of(gateway, token) == "new"
             assert stopped == []
+            upstream.gate.set()
             answer = await read_answer(reader)
             writer.close()
             assert (answer.headers["x-stamp"], answer.whole) == ("old", True)
@@ -111,15 +114,13 @@ async def upstream() -> AsyncIterator[FakeUpstream]:
         yield fake
 
 
-async def asked_until(served: Served, done: asyncio.Event) -> list[int]:
+async def asked_until(served: Served, done: asyncio.Event, statuses: list[int]) -> None:
     body = {"model": "demo-words", "stream": True, "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]}
-    statuses = []
     async with aiohttp.ClientSession(headers=served.headers) as session:
         while not done.is_set():
             async with session.post(f"{served.base_url}/chat/completions", json=body) as answer:
                 text = await answer.text()
                 statuses.append(answer.status if text.endswith("data: [DONE]\n\n") else -1)
-    return statuses
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the gateway is watched through /proc")
@@ -129,8 +130,8 @@ async def test_twenty_reloads_under_load_and_no_request_fails(tmp_path: Path) ->
     file.write_text(good)
     log = tmp_path / "serve.log"
     async with serving(file) as served:
-        done = asyncio.Event()
-        load = [asyncio.create_task(asked_until(served, done)) for _ in range(4)]
+        done, statuses = asyncio.Event(), list[int]()
+        load = [asyncio.create_task(asked_until(served, done, statuses)) for _ in range(4)]
         for number in range(20):
             if number % 2:
                 served.process.send_signal(signal.SIGHUP)
@@ -141,8 +142,9 @@ async def test_twenty_reloads_under_load_and_no_request_fails(tmp_path: Path) ->
         file.write_text("plugins: [")
         while "reload_refused" not in log.read_text():
             await asyncio.sleep(0.02)
+        while len(statuses) < 40:
+            await asyncio.sleep(0.02)
         done.set()
-        statuses = [status for task in load for status in await task]
-        assert len(statuses) > 40
+        await asyncio.gather(*load)
         assert set(statuses) == {200}
         assert await served.stop() == 0

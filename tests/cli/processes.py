@@ -138,6 +138,15 @@ async def gone(pids: set[int]) -> None:
                 await asyncio.sleep(0.02)
 
 
+def kept_waiting_s(pid: int) -> float:
+    """For how long a process and those below it were ready to run and a busy machine ran others."""
+    waited_ns = 0
+    for each in (pid, *children(pid)):
+        with suppress(OSError):
+            waited_ns += int(Path(f"/proc/{each}/schedstat").read_text().split()[1])
+    return waited_ns / 1e9
+
+
 def worker_of(pid: int) -> int:
     """The worker of a gateway with one: the child that was started last."""
     return max(child for child, line in children(pid).items() if "gateway serve" in line)

@@ -24,6 +24,7 @@ from tests.store.conftest import new_rid
 
 FILE = """
 redis: {url}
+store: {{timeout: 50}}
 data: {folder}
 channels:
   one: {{base_url: "http://127.0.0.1:9/v1"}}
@@ -230,5 +231,5 @@ async def test_a_chain_whose_routing_does_not_tell_is_neither_served_nor_refused
 
 
 async def test_a_store_that_is_away_is_said_to_be(asked: Asked) -> None:
-    asked.file.write_text(re.sub("redis: .*", "redis: redis://127.0.0.1:1", asked.file.read_text()))
+    asked.file.write_text(re.sub("redis: .*\nstore: .*", "redis: redis://127.0.0.1:1", asked.file.read_text()))
     assert "\ngateway: the store is not reached" in await asked.say(code=1)

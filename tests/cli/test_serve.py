@@ -12,7 +12,20 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.cli.processes import Served, alive, children, demo_in, free_port, gateway, gone, kill, serving, worker_of
+from gateway.config import StoreSettings
+from tests.cli.processes import (
+    Served,
+    alive,
+    children,
+    demo_in,
+    free_port,
+    gateway,
+    gone,
+    kept_waiting_s,
+    kill,
+    serving,
+    worker_of,
+)
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are looked up in /proc")
@@ -46,8 +59,9 @@ async def test_the_demo_prints_what_to_paste_and_streams(tmp_path: Path) -> None
 
 async def test_it_listens_soon_after_its_start(tmp_path: Path) -> None:
     began = time.monotonic()
-    async with serving(demo_in(tmp_path)):
-        assert time.monotonic() - began < 5, "1.5 s are promised for a machine that does nothing else"
+    async with serving(demo_in(tmp_path)) as served:
+        took_s = time.monotonic() - began
+        assert took_s - kept_waiting_s(served.pid) < 5, "1.5 s are promised for a machine that does nothing else"
 
 
 async def test_sigterm_ends_it_with_0_and_leaves_no_process(tmp_path: Path) -> None:
@@ -86,12 +100,15 @@ async def test_an_open_stream_is_finished_before_the_end(tmp_path: Path) -> None
 
 async def test_a_killed_worker_is_followed_by_another(tmp_path: Path) -> None:
     async with serving(demo_in(tmp_path)) as served:
+        began = time.monotonic()
+        await stream(served)
+        stream_s = time.monotonic() - began
         worker = worker_of(served.pid)
         kill(worker)
         began = time.monotonic()
         assert "[DONE]" in await stream(served), "who connects meanwhile waits, and is served"
         assert worker_of(served.pid) != worker
-        assert time.monotonic() - began < 5, "within a second, and a stream's length"
+        assert time.monotonic() - began < 5 * stream_s, "within a second, and a stream's length"
         assert await served.stop() == 0
 
 
@@ -155,7 +172,12 @@ async def test_a_store_that_cannot_be_reached_is_said_within_the_configured_time
     )
     began = time.monotonic()
     code, _, err = await gateway("serve", "--config", str(file), cwd=tmp_path)
-    assert (code, time.monotonic() - began < 5) == (1, True)
+    took_s = time.monotonic() - began
+    (tmp_path / "data").rename(tmp_path / "aside")
+    (tmp_path / "data").touch()
+    await refusal(file)
+    refused_at_once_s = time.monotonic() - began - took_s
+    assert (code, took_s - refused_at_once_s < StoreSettings().connect_for) == (1, True), "sooner than by default"
     said = "gateway: the store did not answer within 0.5 s: is it running, and is `redis:` right?"
     assert err.splitlines()[-1] == said
     assert "Traceback" not in err

@@ -18,10 +18,10 @@ from gateway.store.client import Client
 from gateway.store.pepper import pepper_of
 from gateway.store.seal import Seal
 from gateway.store.tokens import TokenStatus
-from gateway.testing import FixedClock, exchange, services, started
+from gateway.testing import PATIENT, FixedClock, exchange, services, started
 from plugins.auth import MOST_ADDRESSES, Auth, WrongTokens
 
-SETTINGS = Config(groups={"default": Group(), "shut": Group(enabled=False)})
+SETTINGS = Config(groups={"default": Group(), "shut": Group(enabled=False)}, store=PATIENT)
 
 
 @pytest.fixture

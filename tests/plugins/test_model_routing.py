@@ -11,11 +11,12 @@ from gateway import Caller, Candidate, Refused, Route
 from gateway.channel import Channel
 from gateway.config import Config, Group, Model, Serving
 from gateway.store.client import Client
-from gateway.testing import exchange, services, started
+from gateway.testing import PATIENT, exchange, services, started
 from plugins.model_routing import ModelRouting, shuffled
 
 CHANNELS = {name: Channel(f"http://{name}/v1") for name in "abcd"}
 SETTINGS = Config(
+    store=PATIENT,
     channels=CHANNELS,
     models={
         "m": Model(

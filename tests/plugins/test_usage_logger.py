@@ -15,10 +15,12 @@ from gateway.record import Record, Tried, arrival_ms, decode, utc
 from gateway.store.client import Client
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.usage import FIELD
-from gateway.testing import exchange, services, started
+from gateway.testing import PATIENT, exchange, services, started
 from plugins.usage_logger import UsageLogger
 
-SETTINGS = Config(channels={"c": Channel("http://127.0.0.1:1/v1")}, models={"m": Model(channels=["c"], free=True)})
+SETTINGS = Config(
+    channels={"c": Channel("http://127.0.0.1:1/v1")}, models={"m": Model(channels=["c"], free=True)}, store=PATIENT
+)
 
 
 @pytest.fixture

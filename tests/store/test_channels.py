@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
+from gateway.store import channels as module
 from gateway.store.channels import Admitted, Ask, Channels, Condition, Cooling, Report
-from gateway.store.client import Client
+from gateway.store.client import Client, Script
 
 LEASE = 10_000
 
+Pass = Callable[[int], Awaitable[object]]
+"""Lets so many ms pass."""
+
 
 @pytest.fixture
-async def channels(client: Client) -> Channels:
+async def later(client: Client, monkeypatch: pytest.MonkeyPatch) -> Pass:
+    """The script as it is, but the store's clock is a key, and moves only when told."""
+    real, submit = module._SCRIPT, client.submit
+    assert real.text.count("redis.call('TIME')") == 1
+    monkeypatch.setattr(
+        module, "_SCRIPT", Script("channels", real.text.replace("'TIME'", "'HMGET', 'clock', 's', 'us'"))
+    )
+
+    def asked(*command: Any) -> asyncio.Future[Any]:
+        return submit(*(("HMGET", "clock", "s", "us") if command == ("TIME",) else command))
+
+    monkeypatch.setattr(client, "submit", asked)
+    await client.call("HSET", "clock", "s", 1_800_000_000, "us", 0)
+    return lambda ms: client.call("HINCRBY", "clock", "us", ms * 1000)
+
+
+@pytest.fixture
+async def channels(client: Client, later: Pass) -> Channels:
     return Channels(client, Cooling(first_ms=60, longest_ms=200, window_ms=10_000, fewest=3))
 
 
@@ -30,11 +53,6 @@ async def cool_ms(channels: Channels) -> int:
     return (await channels.sync("w", {"a": Report()}))["a"].cool_ms
 
 
-async def cooled(channels: Channels) -> None:
-    while await told(channels) is Condition.COOLING:
-        await asyncio.sleep(0.005)
-
-
 async def test_a_channel_that_nobody_told_of_is_healthy(channels: Channels) -> None:
     assert await told(channels) is Condition.HEALTHY
     assert await channels.admit("r", [ask()]) == Admitted(0, probe=False, wait_ms=0)
@@ -45,7 +63,7 @@ async def test_it_cools_after_enough_failures_that_are_half_of_all(channels: Cha
     assert await told(channels, ok=4) is Condition.HEALTHY
     assert await told(channels, failed=1) is Condition.HEALTHY
     assert await told(channels, failed=1, error="upstream_timeout") is Condition.COOLING
-    assert 0 < await cool_ms(channels) <= 60
+    assert await cool_ms(channels) == 60
     answer = await channels.admit("r", [ask(), ask("b")])
     assert (answer.index, answer.probe) == (1, False)
     assert (await channels.admit("r", [ask()])).index is None
@@ -58,11 +76,11 @@ async def test_what_served_well_until_now_cools_at_the_first_report_of_nothing_b
     assert await told(channels, failed=3) is Condition.COOLING
 
 
-async def test_a_look_answers_as_an_admit_would_and_takes_no_place(channels: Channels) -> None:
+async def test_a_look_answers_as_an_admit_would_and_takes_no_place(channels: Channels, later: Pass) -> None:
     limited = ask(concurrent=1, per_minute=1)
     assert await told(channels, failed=3) is Condition.COOLING
     assert (await channels.look([limited])).index is None
-    await cooled(channels)
+    await later(60)
     assert await channels.look([limited]) == await channels.look([limited]) == Admitted(0, probe=True, wait_ms=0)
     assert await channels.admit("r", [limited]) == Admitted(0, probe=True, wait_ms=0)
     assert (await channels.look([limited])).index is None
@@ -73,63 +91,66 @@ async def test_few_failures_do_not_cool_it(channels: Channels) -> None:
         assert await told(channels, ok=10, failed=9) is Condition.HEALTHY
 
 
-async def test_what_is_long_ago_does_not_count(client: Client) -> None:
+async def test_what_is_long_ago_does_not_count(client: Client, later: Pass) -> None:
     channels = Channels(client, Cooling(window_ms=40, fewest=3))
     assert await told(channels, failed=2) is Condition.HEALTHY
-    await asyncio.sleep(0.09)
+    await later(80)
     assert await told(channels, failed=2) is Condition.HEALTHY
 
 
 async def test_what_the_upstream_asks_for_is_kept_up_to_the_limit(channels: Channels) -> None:
     assert await told(channels, failed=1, cool_ms=150) is Condition.COOLING
-    assert 100 < await cool_ms(channels) <= 150
+    assert await cool_ms(channels) == 150
     await told(channels, failed=1, cool_ms=100)
-    assert await cool_ms(channels) <= 150, "it is not made shorter"
+    assert await cool_ms(channels) == 150, "it is not made shorter"
     await told(channels, failed=1, cool_ms=3_600_000)
-    assert 150 < await cool_ms(channels) <= 200
+    assert await cool_ms(channels) == 200
 
 
-async def test_one_call_probes_it_when_it_has_cooled(channels: Channels) -> None:
+async def test_one_call_probes_it_when_it_has_cooled(channels: Channels, later: Pass) -> None:
     await told(channels, failed=3)
-    await cooled(channels)
+    await later(60)
     assert await told(channels) is Condition.PROBING
     answers = await asyncio.gather(*(channels.admit(f"r{n}", [ask()]) for n in range(20)))
     assert sorted(answer.index is not None for answer in answers) == [False] * 19 + [True]
     assert [answer.probe for answer in answers if answer.index is not None] == [True]
 
 
-async def test_a_probe_that_fails_cools_it_for_longer_and_one_that_serves_heals_it(channels: Channels) -> None:
+async def test_a_probe_that_fails_cools_it_for_longer_and_one_that_serves_heals_it(
+    channels: Channels, later: Pass
+) -> None:
     await told(channels, failed=3)
-    for longest in (120, 200, 200):
-        await cooled(channels)
+    for before, after in ((60, 120), (120, 200), (200, 200)):
+        await later(before)
         assert (await channels.admit("r", [ask()])).probe
         assert await told(channels, failed=1, probe="failed") is Condition.COOLING
-        assert longest - 50 < await cool_ms(channels) <= longest
-    await cooled(channels)
+        assert await cool_ms(channels) == after
+    await later(200)
     assert (await channels.admit("r", [ask()])).probe
     assert await told(channels, ok=1, probe="ok") is Condition.HEALTHY
     assert not (await channels.admit("r", [ask()])).probe
     await told(channels, failed=3)
-    assert await cool_ms(channels) <= 60, "the next cool-down is a first one again"
+    assert await cool_ms(channels) == 60, "the next cool-down is a first one again"
 
 
-async def test_calls_that_were_under_way_neither_heal_it_nor_make_it_worse(channels: Channels) -> None:
+async def test_calls_that_were_under_way_neither_heal_it_nor_make_it_worse(channels: Channels, later: Pass) -> None:
     await told(channels, failed=3)
     assert await told(channels, ok=50) is Condition.COOLING
+    await later(20)
     await told(channels, failed=50)
-    assert await cool_ms(channels) <= 60
-    await cooled(channels)
+    assert await cool_ms(channels) == 40
+    await later(60)
     assert await told(channels, failed=50) is Condition.PROBING
 
 
 @pytest.mark.parametrize("lost", [True, False])
-async def test_a_probe_without_an_outcome_lets_the_next_one_go(channels: Channels, lost: bool) -> None:
+async def test_a_probe_without_an_outcome_lets_the_next_one_go(channels: Channels, later: Pass, lost: bool) -> None:
     await told(channels, failed=3)
-    await cooled(channels)
+    await later(60)
     assert (await channels.admit("r", [ask()])).probe
     if lost:
         assert (await channels.admit("s", [ask()])).index is None
-        await asyncio.sleep(0.12)
+        await later(100)
     else:
         await told(channels, probe="void")
     assert (await channels.admit("t", [ask()])).probe
@@ -145,18 +166,21 @@ async def test_no_more_at_once_than_its_limit_and_slots_come_back(channels: Chan
     assert [answer.index for answer in answers].count(1) == 48
 
 
-async def test_the_slot_of_a_dead_process_comes_back_by_its_lease(channels: Channels) -> None:
-    assert (await channels.admit("r", [ask(concurrent=1, lease_ms=50)])).index == 0
+async def test_the_slot_of_a_dead_process_comes_back_by_its_lease(channels: Channels, later: Pass) -> None:
+    assert (await channels.admit("r", [ask(concurrent=1)])).index == 0
+    await later(LEASE - 1)
     refused = await channels.admit("s", [ask(concurrent=1)])
     assert (refused.index, refused.wait_ms) == (None, 1000)
-    await asyncio.sleep(0.06)
+    await later(1)
     assert (await channels.admit("s", [ask(concurrent=1)])).index == 0
 
 
-async def test_no_more_a_minute_than_its_limit(channels: Channels) -> None:
+async def test_no_more_a_minute_than_its_limit(channels: Channels, later: Pass) -> None:
     answers = [await channels.admit(f"r{n}", [ask(per_minute=3)]) for n in range(5)]
     assert [answer.index for answer in answers] == [0, 0, 0, None, None]
-    assert 59_000 < answers[-1].wait_ms <= 60_000
+    assert answers[-1].wait_ms == 60_000
+    await later(60_000)
+    assert (await channels.admit("s", [ask(per_minute=3)])).index == 0
 
 
 async def test_what_is_not_admitted_takes_nothing(channels: Channels, client: Client) -> None:
@@ -176,7 +200,7 @@ async def test_a_disabled_channel_gets_nothing_until_it_is_enabled(channels: Cha
     assert await channels.admit("r", [ask()]) == Admitted(0, probe=False, wait_ms=0)
 
 
-async def test_what_is_shown_is_of_all_workers(channels: Channels) -> None:
+async def test_what_is_shown_is_of_all_workers(channels: Channels, later: Pass) -> None:
     await channels.sync("one", {"a": Report(ok=2, took_ms=200, in_flight=3), "b": Report()})
     await channels.sync("two", {"a": Report(ok=1, took_ms=50, in_flight=4, failed=1, error="upstream_timeout")})
     a, b = await channels.show(["a", "b"])
@@ -186,5 +210,5 @@ async def test_what_is_shown_is_of_all_workers(channels: Channels) -> None:
     assert (b.condition, b.in_flight, b.latency_ms, b.last_error) == (Condition.HEALTHY, 0, None, "")
     await told(channels, failed=10)
     assert (await channels.show(["a"]))[0].condition is Condition.COOLING
-    await cooled(channels)
+    await later(60)
     assert (await channels.show(["a"]))[0].condition is Condition.PROBING

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from gateway.store.embedded import SETTINGS, find_server
 from tests.patience import PATIENCE_S
@@ -141,11 +141,14 @@ async def _speed_up(store: OwnStore) -> None:
 
 
 async def _run_on(store: OwnStore) -> None:
-    """A script that does not end."""
+    """A script that does not end; from the moment that others are told so."""
     await store.tell("CONFIG", "SET", "busy-reply-threshold", "1")
-    with suppress(TimeoutError):
-        async with asyncio.timeout(0.05), Redis(unix_socket_path=store.url.removeprefix("unix://")) as somebody:
-            await somebody.eval("while true do end", 0)  # type: ignore[misc, unused-ignore]
+    _, somebody = await asyncio.open_unix_connection(store.url.removeprefix("unix://"))
+    somebody.write(b'EVAL "while true do end" 0\r\n')
+    with suppress(ResponseError):
+        while True:
+            await store.tell("PING")
+    somebody.close()
 
 
 REFUSING: Final = {

@@ -12,7 +12,6 @@ import pytest
 from gateway import reports
 from gateway.care import Care
 from gateway.config import StoreSettings
-from gateway.fake_upstream import FakeUpstream
 from gateway.sink import Sink
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S
@@ -20,14 +19,20 @@ from tests.whole.aftermath import charged
 from tests.whole.conftest import configuration
 from tests.whole.own_store import PASSING, REFUSING, OwnStore, own_store
 from tests.whole.raw import Answer, ask, chat, get
+from tests.whole.scripted import Gated
 from tests.whole.test_errors import assert_error
+from tests.whole.test_stream import CHARGE, PASSED, STREAM, WORDS
 
-EXACT = 1 + 2 * 12
-"""The fake upstream counts words: one of the prompt, twelve of its answer."""
 WITHIN_S = 0.5
 TICK_S = 0.005
-PACE_S = 0.08
-"""Between the words of the open stream, which so lasts longer than a refusal."""
+HALF = STREAM.partition(WORDS[3])[0]
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[Gated]:
+    """The first stream is open for as long as a test likes."""
+    async with Gated(HALF, STREAM.removeprefix(HALF)) as gated:
+        yield gated
 
 
 @pytest.fixture
@@ -37,21 +42,19 @@ async def store(tmp_path: Path) -> AsyncIterator[OwnStore]:
 
 
 @pytest.fixture
-async def gateway(store: OwnStore, upstream: FakeUpstream, tmp_path: Path) -> AsyncIterator[Running]:
+async def gateway(store: OwnStore, upstream: Gated, tmp_path: Path) -> AsyncIterator[Running]:
     async with running(
         configuration(upstream.base_url, store_timeout=StoreSettings().timeout), tmp_path, store.url
     ) as whole:
         yield whole
 
 
-async def begun(gateway: Running, upstream: FakeUpstream, token: str) -> asyncio.Task[Answer]:
+async def begun(gateway: Running, token: str) -> asyncio.Task[Answer]:
     """A stream whose first event has come."""
-    upstream.pace_s = PACE_S
     answer = asyncio.create_task(ask(gateway.port, chat(token)))
     async with asyncio.timeout(PATIENCE_S):
         while not any(stream.events.started for stream in gateway.gateway.life.pipe.streams):
             await asyncio.sleep(0.01)
-    upstream.pace_s = 0
     return answer
 
 
@@ -77,7 +80,7 @@ async def assert_books(gateway: Running, answers: list[Answer], served: int) -> 
     account = await gateway.store.accounts.get("tester")
     assert account is not None
     assert (account.held_micros, account.holds) == (0, 0)
-    assert await charged(gateway) == served * EXACT
+    assert await charged(gateway) == served * CHARGE
     sink = Sink(gateway.store.usage, retention_months=13, crashed_after_s=600)
     while await sink.step():
         pass
@@ -86,15 +89,15 @@ async def assert_books(gateway: Running, answers: list[Answer], served: int) -> 
     assert {record.id: record.status for record in kept} == {
         answer.headers["x-request-id"]: answer.status for answer in answers
     }
-    assert sum(record.charge_micros for record in kept) == served * EXACT
+    assert sum(record.charge_micros for record in kept) == served * CHARGE
 
 
 @pytest.mark.parametrize("name", REFUSING)
 async def test_nobody_is_served_while_the_store_is(
-    name: str, store: OwnStore, gateway: Running, upstream: FakeUpstream
+    name: str, store: OwnStore, gateway: Running, upstream: Gated
 ) -> None:
     token = await gateway.token()
-    stream = await begun(gateway, upstream, token)
+    stream = await begun(gateway, token)
     called = len(upstream.requests)
     await REFUSING[name].begin(store)
     assert not stream.done()
@@ -105,9 +108,10 @@ async def test_nobody_is_served_while_the_store_is(
         assert seconds < WITHIN_S
         answers.append(answer)
     assert len(upstream.requests) == called
+    upstream.gate.set()
     await REFUSING[name].end(store)
     open_one = await stream
-    assert (open_one.status, open_one.whole, b"[DONE]" in open_one.body) == (200, True, True)
+    assert (open_one.status, open_one.whole, open_one.body) == (200, True, PASSED)
     after = await ask(gateway.port, chat(token))
     assert after.status == 200
     await assert_books(gateway, [*answers, open_one, after], served=2)
@@ -115,12 +119,13 @@ async def test_nobody_is_served_while_the_store_is(
 
 @pytest.mark.parametrize("name", PASSING)
 async def test_everybody_is_served_after_the_store_had(
-    name: str, store: OwnStore, gateway: Running, upstream: FakeUpstream
+    name: str, store: OwnStore, gateway: Running, upstream: Gated
 ) -> None:
     token = await gateway.token()
-    stream = await begun(gateway, upstream, token)
+    stream = await begun(gateway, token)
     await PASSING[name].begin(store)
     assert not stream.done()
+    upstream.gate.set()
     answers = await asyncio.gather(stream, *(ask(gateway.port, chat(token)) for _ in range(10)))
     assert [(answer.status, answer.whole) for answer in answers] == [(200, True)] * 11
     await assert_books(gateway, answers, served=11)
