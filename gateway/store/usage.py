@@ -32,8 +32,8 @@ FIELD: Final = b"record"
 MOST: Final = 200_000
 """Entries above which the stream counts as full: some 100 MB of the store's memory."""
 
-MOST_RECENT: Final = 1024 * 1024
-"""Bytes of compressed ends that each process remembers: ten to forty thousand."""
+MOST_RECENT: Final = 512 * 1024
+"""Bytes of compressed ends that each process remembers: ten to twenty thousand."""
 
 MEASURE_S: Final = 1.0
 CLOCKS_APART_MS: Final = 60_000
