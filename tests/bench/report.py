@@ -66,9 +66,8 @@ HEAD: Final = """# What it costs
 
 Written by `python -m tests.bench.run`, which anyone can repeat; every figure is a median of alternating rounds. This gateway
 runs its whole chain with a real store: usage-logger, auth, rate-limit, quota, model-routing; the others pass on what they are
-asked. CPU is that of a gateway's processes, without the store; the gateway has core 0 for itself and its store, upstream and
-load share core 1. On a machine that others use, only ratios within one part mean anything. [PROFILE.md](PROFILE.md) says where
-the time goes.
+asked. CPU is that of a gateway's processes, without the store; gateway and store share core 0, upstream and load core 1. On a
+machine that others use, only ratios within one part mean anything. [PROFILE.md](PROFILE.md) says where the time goes.
 
 """
 

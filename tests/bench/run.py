@@ -1,8 +1,8 @@
 """Compare this gateway with others, and write REPORT.md and its plots: `python -m tests.bench.run [--only short,paced]`.
 
-Needs Linux, and two cores. The gateway under test has core 0, for itself and its store; upstream and load share core 1. CPU is
-what the kernel counted for the gateway's processes, without the store. Others are measured where they are installed: `peers`
-says how, and how they are named. A part may be run alone: figures are kept in results/, and the report is written from all
+Needs Linux, and two cores. The gateway under test and its store share core 0, upstream and load core 1. CPU is what the kernel
+counted for the gateway's processes, without the store. Others are measured where they are installed: `peers` says how, and how
+they are named. A part may be run alone: figures are kept in results/, and the report is written from all
 that are there. `--rounds 1 --seconds 1 --scale 0.01` tries it out; `--only ''` writes the report again.
 """
 
