@@ -22,6 +22,7 @@ DEMO = """\
 listen: 127.0.0.1:{port}
 admin: {admin}
 workers: {workers}
+store: {{timeout: 2}}
 demo: {{upstream: 127.0.0.1:{upstream}, credit: 5}}
 channels:
   demo: {{base_url: http://127.0.0.1:{upstream}/v1}}

@@ -168,7 +168,8 @@ async def test_a_data_folder_that_cannot_be_is_one_line(tmp_path: Path) -> None:
 async def test_a_store_that_cannot_be_reached_is_said_within_the_configured_time(tmp_path: Path) -> None:
     file = demo_in(tmp_path)
     file.write_text(
-        f"{file.read_text()}redis: redis://:sesame-0815@127.0.0.1:{free_port()}\nstore: {{connect_for: 0.5}}\n"
+        file.read_text().replace("store: {", "store: {connect_for: 0.5, ")
+        + f"redis: redis://:sesame-0815@127.0.0.1:{free_port()}\n"
     )
     began = time.monotonic()
     code, _, err = await gateway("serve", "--config", str(file), cwd=tmp_path)

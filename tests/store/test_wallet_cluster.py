@@ -50,7 +50,7 @@ def masters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture
 async def client(masters: Cluster) -> AsyncIterator[Client]:
     """A client of the cluster, emptied."""
-    client = Client.connect(masters.url, timeout_s=5)
+    client = Client.connect(masters.url, timeout_s=PATIENCE_S)
     await client.call("FLUSHALL")
     yield client
     await client.close()
@@ -111,7 +111,7 @@ async def test_settlements_are_repeated_where_one_master_is_another(client: Clie
 
 
 async def test_one_accounts_slot_on_its_way_holds_up_no_other_account(client: Client, masters: Cluster) -> None:
-    impatient = Client.connect(masters.url, timeout_s=0.5)
+    impatient = Client.connect(masters.url, timeout_s=2)
     wallet = Wallet(impatient)
     for name in ("moving", "staying"):
         await Accounts(impatient).create(name)

@@ -26,6 +26,7 @@ from gateway.store.client import Client, Script
 from gateway.store.journal import Settlement
 from gateway.store.scripts import KEYS
 from gateway.store.wallet import Credit, Hold, Settle, Wallet
+from tests.patience import PATIENCE_S
 from tests.store.conftest import ACCOUNT, KEY, rid_at
 
 Reply = TypeVar("Reply")
@@ -123,7 +124,7 @@ class WalletMachine(RuleBasedStateMachine):
         self._arrive(self.true_ms)
 
     async def _open(self) -> None:
-        self.client = Client.connect(self.url, timeout_s=5)
+        self.client = Client.connect(self.url, timeout_s=PATIENCE_S)
         await self.client.call("FLUSHALL")
         await self.client.call("SET", CLOCK, self.now)
         fields = ("status", "active", "balance", 0, "held", 0, "holds", 0, "credit_line", CREDIT_LINE)

@@ -26,7 +26,7 @@ from tests.cli.processes import free_port
 from tests.patience import PATIENCE_S
 
 OPENING = 1_000_000_000
-LEASE_S = 2.5
+LEASE_S = 4
 """What the timers below come to."""
 
 FILE = """
@@ -36,7 +36,7 @@ port: {{allow_non_streaming: true}}
 redis: {redis}
 data: {folder}/data
 channels:
-  fake: {{base_url: "{upstream}", timers: {{connect: 0.1, first_byte: 0.3, idle: 1, total: 1.5}}}}
+  fake: {{base_url: "{upstream}", timers: {{connect: 0.25, first_byte: 0.5, idle: 3, total: 3}}}}
 models:
   words: {{input: 1, output: 2, max_output_tokens: 100, channels: [fake]}}
 groups: {{default: {{}}}}
@@ -108,6 +108,16 @@ class Books:
             with suppress(ProcessLookupError):
                 process.terminate()
             await asyncio.wait_for(process.wait(), PATIENCE_S)
+
+    def journal(self) -> list[Path]:
+        """The files with what workers could not tell the store yet."""
+        return list((self.folder / "data" / "journal").glob("*.jsonl"))
+
+    async def delivered(self) -> None:
+        """Wait until the workers have told the store all that is in the journal."""
+        async with asyncio.timeout(PATIENCE_S):
+            while self.journal():
+                await asyncio.sleep(0.005)
 
     def log(self) -> str:
         """What the workers logged."""

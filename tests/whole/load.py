@@ -70,17 +70,18 @@ async def serving(books: Books, workers: int) -> AsyncIterator[int]:
         assert await asyncio.wait_for(process.wait(), 40) == 0, books.log()
 
 
-async def under_load(books: Books, workers: int, disturb: Callable[[int], Awaitable[None]]) -> Callers:
+async def under_load(books: Books, workers: int, disturb: Callable[[int, Callers], Awaitable[None]]) -> Callers:
     """Callers ask while `disturb` works on the program; afterwards all leases pass and the books are looked at."""
     callers = Callers(books)
     async with serving(books, workers) as pid:
         async with callers.asking():
-            await disturb(pid)
+            await disturb(pid, callers)
             served = len(callers.whole)
             async with asyncio.timeout(PATIENCE_S):
                 while len(callers.whole) < served + 20:
                     await asyncio.sleep(0.05)
-        await asyncio.sleep(LEASE_S)  # the journal is delivered meanwhile
+        await asyncio.sleep(LEASE_S)
+        await books.delivered()
     await look_at(books, callers)
     return callers
 

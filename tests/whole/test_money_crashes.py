@@ -53,8 +53,8 @@ SEED = int(os.environ.get("MONEY_SEED", random.randrange(1 << 32)))
 
 
 @asynccontextmanager
-async def opened(folder: Path, on_crash: str = "release") -> AsyncIterator[Books]:
-    async with FakeUpstream(pace_s=0.002) as upstream:
+async def opened(folder: Path, on_crash: str = "release", pace_s: float = 0.002) -> AsyncIterator[Books]:
+    async with FakeUpstream(pace_s=pace_s) as upstream:
         books = Books(folder, upstream.base_url, on_crash)
         try:
             await books.open()
@@ -133,7 +133,7 @@ async def test_of_a_json_answer_nothing_leaves_before_it_is_charged(tmp_path: Pa
 
 
 async def test_what_is_in_the_journal_is_charged_once_whoever_dies_with_it(tmp_path: Path) -> None:
-    async with opened(tmp_path) as books:
+    async with opened(tmp_path, pace_s=0.1) as books:
         async with books.worker(crash_at="journal.kept") as worker:
             asking = asyncio.create_task(ask(books.port, chat(books.token)))
             await until(lambda: held(books))
@@ -144,7 +144,7 @@ async def test_what_is_in_the_journal_is_charged_once_whoever_dies_with_it(tmp_p
         async with books.worker(crash_at="journal.delivered") as worker:
             assert await asyncio.wait_for(worker.wait(), PATIENCE_S) == EXIT_CODE
         async with books.worker():
-            await until(lambda: delivered(books))
+            await books.delivered()
         charges, _ = await settled_books(books, LEASE_S)
         assert sum(charges) > 0
 
@@ -153,9 +153,8 @@ async def test_settlements_that_were_repeated_are_charged_once(tmp_path: Path) -
     async with opened(tmp_path) as books:
         async with books.worker(crash_at="settlements.repeated") as worker:
             assert (await ask(books.port, chat(books.token))).whole
-            await asyncio.sleep(2.5)  # the worker learns which incarnation it was
-            await asyncio.to_thread(books.kill_store)
-            assert await asyncio.wait_for(worker.wait(), PATIENCE_S) == EXIT_CODE
+            await forgetting(books, worker)
+            assert worker.returncode == EXIT_CODE
         assert (await settled_books(books))[0] == [EXACT]
 
 
@@ -169,23 +168,31 @@ async def test_wherever_it_ends_under_load_the_rules_decide(tmp_path: Path, numb
     async with opened(tmp_path, on_crash) as books:
         callers = Callers(books)
         async with books.worker(crash_at=f"{label}:{times}") as worker, callers.asking():
-            disturbing = asyncio.create_task(disturb(label, books, chance.uniform(0.1, 0.5)))
+            disturbing = asyncio.create_task(disturb(label, books, worker, chance.uniform(0.1, 0.5)))
             try:
                 assert await asyncio.wait_for(worker.wait(), PATIENCE_S) == EXIT_CODE, books.log()
             finally:
                 await disturbing
         ended = time.monotonic()
         async with books.worker():
-            await until(lambda: delivered(books))
+            await books.delivered()
             await asyncio.sleep(ended + LEASE_S - time.monotonic())
         await look_at(books, callers, FLOOR if on_crash == "charge_floor" else 0)
 
 
-async def disturb(label: str, books: Books, after_s: float) -> None:
+async def forgetting(books: Books, worker: asyncio.subprocess.Process) -> None:
+    """The store forgets its last second again and again until the worker, which learns which one it talks to, repeats it."""
+    ending = asyncio.create_task(worker.wait())
+    async with asyncio.timeout(PATIENCE_S):
+        while not (await asyncio.wait([ending], timeout=2.5))[0]:
+            await asyncio.to_thread(books.kill_store)
+
+
+async def disturb(label: str, books: Books, worker: asyncio.subprocess.Process, after_s: float) -> None:
     """Bring the worker to a label that it meets only in need."""
     if label == "settlements.repeated":
-        await asyncio.sleep(after_s + 2.5)  # the worker learns which incarnation it was
-        await asyncio.to_thread(books.kill_store)
+        await asyncio.sleep(after_s)
+        await forgetting(books, worker)
     elif label in IN_NEED:
         await asyncio.sleep(after_s)
         os.kill(books.embedded.pid, signal.SIGSTOP)
@@ -199,12 +206,8 @@ async def held(books: Books) -> bool:
     return (await books.account()).holds == 1
 
 
-async def delivered(books: Books) -> bool:
-    return not list((books.folder / "data" / "journal").glob("*.jsonl"))
-
-
 async def kept(books: Books) -> bool:
-    return not await delivered(books)
+    return bool(books.journal())
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from gateway.fake_upstream import FakeUpstream
 from tests.cli.processes import children
+from tests.patience import PATIENCE_S
 from tests.store.cluster import cluster
 from tests.store_proxy import Fault, StoreProxy
 from tests.whole.books import Books
@@ -46,7 +47,7 @@ async def killed(books: Books, kill_store: Callable[[random.Random], None]) -> C
     """What callers got while workers and the store were killed at random."""
     chance = random.Random(SEED)
 
-    async def disturb(pid: int) -> None:
+    async def disturb(pid: int, _: Callers) -> None:
         deadline = asyncio.get_running_loop().time() + SECONDS
         while asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(chance.uniform(0.2, 1.5))
@@ -84,9 +85,12 @@ async def test_the_network_to_the_store_fails(books: Books) -> None:
     async with StoreProxy(books.url) as proxy:
         books.reach_store_at(proxy.url)
 
-        async def disturb(_: int) -> None:
+        async def disturb(_: int, callers: Callers) -> None:
             proxy.fault = lambda: chance.choice(tuple(Fault)) if chance.random() < 0.1 else None
             await asyncio.sleep(SECONDS)
+            async with asyncio.timeout(PATIENCE_S):
+                while not callers.refused or sum(proxy.done.values()) <= 5:
+                    await asyncio.sleep(0.05)
             proxy.fault = lambda: None
 
         callers = await under_load(books, 1, disturb)

@@ -43,7 +43,7 @@ async def moved(books: Books, url: str, move: Callable[[], None]) -> Callers:
     books.reach_store_at(url)
     await books.open()
 
-    async def disturb(_: int) -> None:
+    async def disturb(_: int, __: Callers) -> None:
         deadline = time.monotonic() + SECONDS
         while True:
             await asyncio.sleep(0.5)

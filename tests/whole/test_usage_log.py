@@ -21,13 +21,16 @@ from tests.patience import PATIENCE_S
 from tests.whole.conftest import configuration
 from tests.whole.raw import Answer, ask, chat, get
 
-TIMERS = ", timers: {connect: 1, first_byte: 0.2, idle: 0.2, total: 1}, max_response_bytes: 200000"
+TIMERS = ", timers: {connect: 1, first_byte: 0.2, idle: 0.2, total: 1}"
 
 
 @pytest.fixture
-async def hasty(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Running]:
-    """The gateway with short timers and a small ceiling."""
-    async with running(configuration(upstream.base_url, channel=TIMERS), tmp_path, store_url) as whole:
+async def bounded(
+    mode: str, upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path
+) -> AsyncIterator[Running]:
+    """The gateway with a small ceiling, and short timers for what only time ends."""
+    channel = ", max_response_bytes: 200000" + (TIMERS if mode in ("silent", "stall") else "")
+    async with running(configuration(upstream.base_url, channel=channel), tmp_path, store_url) as whole:
         yield whole
 
 
@@ -70,19 +73,19 @@ async def charged(gateway: Running) -> int:
     ],
 )
 async def test_whatever_the_upstream_does_the_record_tells_it(
-    hasty: Running, upstream: FakeUpstream, mode: str, outcome: Outcome, code: str | None
+    bounded: Running, upstream: FakeUpstream, mode: str, outcome: Outcome, code: str | None
 ) -> None:
-    token = await hasty.token()
+    token = await bounded.token()
     upstream.mode = mode
-    answer = await ask(hasty.port, chat(token))
-    record = await closed(hasty, answer.headers["x-request-id"])
+    answer = await ask(bounded.port, chat(token))
+    record = await closed(bounded, answer.headers["x-request-id"])
     assert record.outcome is outcome
     if code is not None:
         assert record.error_code == code
     assert (record.account, record.group, record.model) == ("tester", "default", "words")
     assert [tried.channel for tried in record.attempts] == ["fake"]
     assert record.status == answer.status
-    assert record.charge_micros == await charged(hasty)
+    assert record.charge_micros == await charged(bounded)
     if record.usage_source != "none":
         price = record.price
         assert isinstance(price["input"], int)
