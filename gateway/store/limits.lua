@@ -10,18 +10,18 @@
 local MINUTE = 60000000
 local LARGEST = 9007199254740991
 local GIVEN_BACK = 'given back'
+local RENEW_MS = 30000 -- the slots' expiry is renewed about as often
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local rid, tokens = ARGV[2], tonumber(ARGV[3])
-local taken = redis.call('GET', KEYS[4])
+local rid, tokens = ARGV[2], ARGV[3] + 0
+local requests_kept, tokens_kept, taken = unpack(redis.call('MGET', KEYS[1], KEYS[2], KEYS[4]))
 
-local function level(bucket, limit)
-  local kept = limit > 0 and redis.call('GET', bucket)
-  if not kept then return 0 end
+local function level(kept, limit)
+  if limit == 0 or not kept then return 0 end
   local amount, at = kept:match('^(%d+) (%d+)$')
   local elapsed = math.max(0, now - at)
-  amount = tonumber(amount)
+  amount = amount + 0
   if elapsed >= amount / limit then return 0 end
   return amount - elapsed * limit
 end
@@ -31,8 +31,7 @@ local function fill(bucket, amount, limit)
     redis.call('DEL', bucket)
   else
     local empty_in_ms = math.ceil(amount / limit / 1000)
-    redis.call('SET', bucket, string.format('%.0f %.0f', math.min(amount, LARGEST), now),
-      'PX', string.format('%.0f', empty_in_ms + 60000))
+    redis.call('SET', bucket, string.format('%.0f %.0f', math.min(amount, LARGEST), now), 'PX', empty_in_ms + 60000)
   end
 end
 
@@ -40,9 +39,9 @@ if ARGV[1] == 'give_back' then
   redis.call('ZREM', KEYS[3], rid)
   if taken and taken ~= GIVEN_BACK then
     local estimate, limit = taken:match('^(%d+) (%d+)$')
-    limit = tonumber(limit)
+    limit = limit + 0
     if limit > 0 then
-      fill(KEYS[2], level(KEYS[2], limit) + (tokens - estimate) * MINUTE, limit)
+      fill(KEYS[2], level(tokens_kept, limit) + (tokens - estimate) * MINUTE, limit)
     end
   end
   -- Kept a while, so that neither a repeated call nor the take itself, coming late, counts again.
@@ -50,10 +49,9 @@ if ARGV[1] == 'give_back' then
   return taken and 1 or 0
 end
 
-local lease_ms, requests_limit, tokens_limit, concurrent =
-  tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local requests_level = level(KEYS[1], requests_limit)
-local tokens_level = level(KEYS[2], tokens_limit)
+local lease_ms, requests_limit, tokens_limit, concurrent = ARGV[4] + 0, ARGV[5] + 0, ARGV[6] + 0, ARGV[7] + 0
+local requests_level = level(requests_kept, requests_limit)
+local tokens_level = level(tokens_kept, tokens_limit)
 if taken then return { '', 0, requests_level, tokens_level } end
 
 local function wait(amount, units, limit)
@@ -71,14 +69,18 @@ if tokens_wait > 0 then
   return { 'tokens', tokens_wait, requests_level, tokens_level }
 end
 local now_ms = math.floor(now / 1000)
-if concurrent > 0 and redis.call('ZCOUNT', KEYS[3], '(' .. now_ms, '+inf') >= concurrent then
+local slots = concurrent > 0 and redis.call('ZCARD', KEYS[3])
+local crowded = slots and slots >= concurrent -- if those count whose lease is over
+if crowded and redis.call('ZCOUNT', KEYS[3], '(' .. now_ms, '+inf') >= concurrent then
   return { 'concurrent', 1000, requests_level, tokens_level } -- nobody can know when a slot falls free
 end
 if ARGV[1] == 'look' then return { '', 0, requests_level, tokens_level } end
-if concurrent > 0 then
-  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now_ms)
+if slots then
+  if crowded then redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now_ms) end
   redis.call('ZADD', KEYS[3], now_ms + lease_ms, rid)
-  if redis.call('PTTL', KEYS[3]) < lease_ms then redis.call('PEXPIRE', KEYS[3], lease_ms) end
+  if slots == 0 or redis.call('PTTL', KEYS[3]) < lease_ms then
+    redis.call('PEXPIRE', KEYS[3], lease_ms + RENEW_MS)
+  end
 end
 if requests_limit > 0 then
   requests_level = requests_level + MINUTE
@@ -88,5 +90,5 @@ if tokens_limit > 0 then
   tokens_level = tokens_level + tokens * MINUTE
   fill(KEYS[2], tokens_level, tokens_limit)
 end
-redis.call('SET', KEYS[4], string.format('%.0f %.0f', tokens, tokens_limit), 'PX', lease_ms)
+redis.call('SET', KEYS[4], ARGV[3] .. ' ' .. ARGV[6], 'PX', lease_ms)
 return { '', 0, requests_level, tokens_level }

@@ -254,6 +254,53 @@ async def test_a_slot_whose_lease_is_over_is_free(asking: Asking, client: Client
     assert isinstance(await asking.take("third", rules), Limited)
 
 
+async def slots_are_kept_for_their_lease(asking: Asking, client: Client) -> None:
+    rules, lease_ms = Rules(concurrent=2), 60_000
+
+    async def take(rid: str) -> int:
+        assert isinstance(await asking.take(rid, rules, lease_ms=lease_ms), Taken)
+        expiry_ms: int = await client.call("PTTL", SLOTS)
+        return expiry_ms
+
+    assert lease_ms + 20_000 < await take("a") <= lease_ms + 30_000
+    await client.call("PEXPIRE", SLOTS, lease_ms + 10_000)
+    assert await take("b") <= lease_ms + 10_000, "renewed before it had to be"
+    await asking.give_back("b")
+    await client.call("PEXPIRE", SLOTS, lease_ms - 1)
+    assert await take("c") > lease_ms, "gone before its lease"
+    assert isinstance(await asking.take("d", rules), Limited)
+    await client.call("ZADD", SLOTS, int(time.time() * 1000) - 1, "c")
+    await take("d")
+    assert await client.call("ZRANGE", SLOTS, 0, -1) == [b"a", b"d"]
+
+
+async def test_slots_are_kept_for_their_lease(asking: Asking, client: Client) -> None:
+    await slots_are_kept_for_their_lease(asking, client)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("redis.call('PTTL', KEYS[3]) < lease_ms", "false"),
+        ("redis.call('PTTL', KEYS[3]) < lease_ms", "true"),
+        ("lease_ms + RENEW_MS", "lease_ms"),
+        ("slots >= concurrent", "slots > concurrent"),
+        ("redis.call('ZCOUNT', KEYS[3], '(' .. now_ms, '+inf') >= concurrent", "true"),
+        ("redis.call('ZCOUNT', KEYS[3], '(' .. now_ms, '+inf') >= concurrent", "false"),
+        ("redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now_ms)", ""),
+        ("'ZREMRANGEBYSCORE', KEYS[3], '-inf', now_ms", "'ZREMRANGEBYSCORE', KEYS[3], '-inf', '+inf'"),
+    ],
+)
+async def test_a_fault_in_the_leases_of_slots_is_caught(
+    asking: Asking, client: Client, monkeypatch: pytest.MonkeyPatch, text: str, fault: str
+) -> None:
+    real = Script.load("limits").text
+    assert real.count(text) == 1
+    monkeypatch.setattr("gateway.store.limits._LIMITS", Script("limits", real.replace(text, fault)))
+    with pytest.raises(AssertionError):
+        await slots_are_kept_for_their_lease(asking, client)
+
+
 async def test_two_scopes_do_not_mix(asking: Asking, client: Client) -> None:
     rules = Rules(requests_per_minute=1, tokens_per_minute=10, concurrent=1)
     other = Asking(client, "other")
