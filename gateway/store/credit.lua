@@ -18,5 +18,6 @@ if known then
 end
 integer(digits(purse.balance + amount), -MOST, MOST, "the new balance")
 redis.call("HSET", credits, transaction, digits(amount))
-move(kind, transaction, amount, { "reason", reason })
-return { transaction, "OK", purse.balance + amount }
+move(purse, kind, transaction, amount, "reason", reason)
+save(purse)
+return { transaction, "OK", purse.balance }

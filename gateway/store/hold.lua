@@ -11,21 +11,21 @@ if not fingerprint:match("^%w+$") or #fingerprint > 64 then
   refuse("the fingerprint is not 1 to 64 letters and digits")
 end
 
-if not wallet() then
+local purse = wallet()
+if not purse then
   return { rid, "NO_ACCOUNT", 0, 0, 0 }
 end
 local now = clock()
-local over = expire(now, 16)
-trim(now, keep, skew)
+local over = expire(purse, now, 16)
 
 local function reply(word)
-  local purse = wallet()
   return { rid, word, purse.balance, purse.held, purse.credit_line, unpack(over) }
 end
 
 local hold = hold_of(rid)
 if hold and hold.expiry <= now then -- overdue, but beyond the bounded number above
-  finish(rid, hold, "expire", hold.floor, now)
+  finish(purse, rid, hold, "expire", hold.floor, now)
+  save(purse)
   over[#over + 1], over[#over + 2] = rid, hold.floor
   hold = nil
 end
@@ -38,7 +38,6 @@ end
 if math.abs(born - now) > skew then
   return reply("SKEW")
 end
-local purse = wallet()
 if purse.status ~= "active" then
   return reply("INACTIVE")
 end
@@ -48,10 +47,12 @@ end
 if purse.balance - purse.held + purse.credit_line < amount then
   return reply("FUNDS")
 end
-integer(digits(purse.held + amount), 0, MOST, "the new sum of holds")
-redis.call("HINCRBY", account, "held", digits(amount))
-redis.call("HINCRBY", account, "holds", "1")
-local terms = { "1", digits(amount), digits(now + lease), digits(floor), fingerprint }
-redis.call("HSET", holds, rid, table.concat(terms, " "))
-redis.call("ZADD", leases, digits(now + lease), rid)
+if purse.held + amount > MOST then
+  refuse("the new sum of holds is beyond its range")
+end
+purse.held, purse.holds = purse.held + amount, purse.holds + 1
+local terms = string.format("1 %.0f %.0f %.0f %s", amount, now + lease, floor, fingerprint)
+redis.call("HSET", holds, rid, terms)
+redis.call("ZADD", leases, now + lease, rid)
+save(purse)
 return reply("HELD")

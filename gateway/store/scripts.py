@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,7 @@ def script(name: str) -> Script:
     return Script(name, "\n".join((here / f"{part}.lua").read_text(encoding="utf-8") for part in ("wallet", name)))
 
 
-def keys_of(account: str) -> list[str]:
+@lru_cache(1024)  # a request asks for its account's twice
+def keys_of(account: str) -> tuple[str, ...]:
     """All in one slot of a cluster, by the tag in braces."""
-    return [f"gw:{{{account}}}:{name}" for name in KEYS]
+    return tuple(f"gw:{{{account}}}:{name}" for name in KEYS)

@@ -8,33 +8,34 @@ local function refuse(text)
 end
 
 local function integer(text, least, most, what)
-  local number = type(text) == "string" and #text <= 17 and text:match("^%-?%d+$") and tonumber(text)
+  local number = text and #text <= 17 and text:find("^%-?%d+$") and text + 0
   if not number or number < least or number > most then
     refuse(what .. " is not an integer in its range")
   end
   return number
 end
 
--- `..` and tostring lose digits from 1e14; adding 0 makes 0 of -0, which HINCRBY refuses.
+-- `..` and tostring lose digits from 1e14; adding 0 makes 0 of -0. What redis.call is given as a number it writes in full.
 local function digits(number)
   return string.format("%.0f", number + 0)
 end
 
 local function clock()
   local time = redis.call("TIME")
-  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+  return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
 -- The moment that a UUIDv7 carries.
 local function moment(rid)
-  local hex = "%x%x%x%x"
-  if not rid:match("^" .. hex .. hex .. "%-" .. hex .. "%-7%x%x%x%-" .. hex .. "%-" .. hex .. hex .. hex .. "$") then
+  local high, low = rid:match("^(%x%x%x%x%x%x%x%x)%-(%x%x%x%x)%-7%x%x%x%-%x%x%x%x%-%x%x%x%x%x%x%x%x%x%x%x%x$")
+  if not high then
     refuse("the request id is not a UUIDv7")
   end
-  return tonumber(rid:sub(1, 8) .. rid:sub(10, 13), 16)
+  return tonumber(high .. low, 16)
 end
 
--- The account's numbers, or nil where there is no such account.
+-- The account's numbers, or nil where there is no such account. They are read once; between what changes them and `save`
+-- nothing may refuse.
 local function wallet()
   local stored = redis.call("HMGET", account, "status", "balance", "held", "holds", "credit_line")
   if not stored[1] then
@@ -49,6 +50,10 @@ local function wallet()
   }
 end
 
+local function save(purse)
+  redis.call("HSET", account, "balance", purse.balance, "held", purse.held, "holds", purse.holds)
+end
+
 local function hold_of(rid)
   local stored = redis.call("HGET", holds, rid)
   if not stored then
@@ -58,7 +63,7 @@ local function hold_of(rid)
   if not amount then
     refuse("a hold is not readable")
   end
-  return { amount = tonumber(amount), expiry = tonumber(expiry), floor = tonumber(floor), fingerprint = fingerprint }
+  return { amount = amount + 0, expiry = expiry + 0, floor = floor + 0, fingerprint = fingerprint }
 end
 
 -- How a request was resolved and what it was charged, or nil.
@@ -71,46 +76,53 @@ local function end_of(rid)
   if not kind then
     refuse("an ended request is not readable")
   end
-  return { kind = kind, charged = tonumber(charged) }
+  return { kind = kind, charged = charged + 0 }
 end
 
 -- Moves the balance by `amount`, with the line that says why.
-local function move(kind, id, amount, reason)
-  redis.call("HINCRBY", account, "balance", digits(amount))
-  redis.call("XADD", ledger, "*", "kind", kind, "id", id, "amount", digits(amount), unpack(reason or {}))
+local function move(purse, kind, id, amount, ...)
+  purse.balance = purse.balance + amount
+  redis.call("XADD", ledger, "*", "kind", kind, "id", id, "amount", digits(amount), ...)
 end
 
 -- A trimmed request must be stale, so its end outlives its id's freshness by the skew of clocks: once for the clock
 -- that made the id, once for a store that took over with another clock.
 local function trim(now, keep, skew)
-  local old = redis.call("ZRANGEBYSCORE", ended_at, "-inf", "(" .. digits(now - keep - 2 * skew), "LIMIT", 0, 4)
-  for _, rid in ipairs(old) do
-    redis.call("HDEL", ended, rid)
-    redis.call("ZREM", ended_at, rid)
+  local old = redis.call("ZRANGEBYSCORE", ended_at, "-inf", "(" .. digits(now - keep - 2 * skew), "LIMIT", 0, 32)
+  if #old > 0 then
+    redis.call("HDEL", ended, unpack(old))
+    redis.call("ZREM", ended_at, unpack(old))
   end
 end
 
 -- Resolves a request: gives its hold back if it has one, charges, remembers.
-local function finish(rid, hold, kind, charge, now)
+local function finish(purse, rid, hold, kind, charge, now)
   if hold then
     redis.call("HDEL", holds, rid)
     redis.call("ZREM", leases, rid)
-    redis.call("HINCRBY", account, "held", digits(-hold.amount))
-    redis.call("HINCRBY", account, "holds", "-1")
+    purse.held, purse.holds = purse.held - hold.amount, purse.holds - 1
   end
   redis.call("HSET", ended, rid, "1 " .. kind .. " " .. digits(charge))
-  redis.call("ZADD", ended_at, digits(now), rid)
-  move(kind, rid, -charge)
+  redis.call("ZADD", ended_at, now, rid)
+  move(purse, kind, rid, -charge)
 end
 
--- Ends up to `limit` holds whose lease is over, oldest first: { rid, charged, rid, charged, ... }.
-local function expire(now, limit)
-  local over = {}
-  for _, rid in ipairs(redis.call("ZRANGEBYSCORE", leases, "-inf", digits(now), "LIMIT", 0, limit)) do
-    local hold = hold_of(rid) or refuse("a lease has no hold")
-    finish(rid, hold, "expire", hold.floor, now)
-    over[#over + 1] = rid
-    over[#over + 1] = hold.floor
+-- Ends up to `limit` holds whose lease is over, oldest first: { rid, charged, rid, charged, ... }. All are read before one
+-- is ended.
+local function expire(purse, now, limit)
+  local rids = redis.call("ZRANGEBYSCORE", leases, "-inf", now, "LIMIT", 0, limit)
+  if #rids == 0 then
+    return rids
   end
+  local found, over = {}, {}
+  for index, rid in ipairs(rids) do
+    found[index] = hold_of(rid) or refuse("a lease has no hold")
+  end
+  for index, rid in ipairs(rids) do
+    local hold = found[index]
+    finish(purse, rid, hold, "expire", hold.floor, now)
+    over[2 * index - 1], over[2 * index] = rid, hold.floor
+  end
+  save(purse)
   return over
 end

@@ -19,9 +19,10 @@ KEY = "gw:{acme}:"
 _serial = count(1)
 
 
-def rid_at(moment_ms: int) -> str:
-    """A request id that was made at this moment, and never before."""
-    return f"{moment_ms >> 16:08x}-{moment_ms & 0xFFFF:04x}-7000-8000-{next(_serial):012x}"
+def rid_at(moment_ms: int, serial: int | None = None) -> str:
+    """A request id that was made at this moment, and never before unless a serial number is given."""
+    serial = next(_serial) if serial is None else serial
+    return f"{moment_ms >> 16:08x}-{moment_ms & 0xFFFF:04x}-7000-8000-{serial:012x}"
 
 
 def new_rid(age_s: float = 0) -> str:

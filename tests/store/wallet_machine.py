@@ -54,11 +54,14 @@ BAD_TERMS: tuple[dict[str, Any], ...] = (
 )
 
 WINDOW_MS = KEEP_MS + 2 * SKEW_MS
-"""How old a line must be to be archived."""
+"""How old a line must be to be archived, and an end to be forgotten."""
+
+TRIMMING, MOST_TRIMMED = "08", 32
+"""The last digits of requests whose settlement forgets old ends, and how many at once."""
 
 CLOCK = f"{{{ACCOUNT}}}:clock"
 REAL_CLOCK = """  local time = redis.call("TIME")
-  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+  return time[1] * 1000 + math.floor(time[2] / 1000)
 """
 TEST_CLOCK = f"""  return tonumber(redis.call("GET", "{CLOCK}"))
 end
@@ -150,7 +153,7 @@ class WalletMachine(RuleBasedStateMachine):
     # What happens around the wallet
 
     def _arrive(self, born: int) -> str:
-        rid = rid_at(born)
+        rid = rid_at(born, len(self.born))
         self.born[rid] = born
         return rid
 
@@ -241,7 +244,10 @@ class WalletMachine(RuleBasedStateMachine):
         self._resolve(Settlement(ACCOUNT, rid, kind="release"), self.wallet.release(ACCOUNT, rid))
 
     def _resolve(self, settlement: Settlement, call: Coroutine[Any, Any, Any]) -> None:
+        old = self._old_ends()
         settled = self.run(call)
+        if settlement.rid[-1] in TRIMMING:
+            assert self._old_ends() == max(0, old - MOST_TRIMMED)
         expected = self._expected_of_settlement(settlement.rid, settlement.cost, settled.outcome)
         assert (settled.outcome, settled.charged) == expected
         self.since_copy.append(settlement)
@@ -283,7 +289,14 @@ class WalletMachine(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
+        old = self._old_ends()
         assert self.run(self.wallet.sweep(ACCOUNT)) == self.truth.expire(self.now)
+        assert self._old_ends() == max(0, old - MOST_TRIMMED)
+
+    def _old_ends(self) -> int:
+        """How many ends need not be remembered any more."""
+        old: int = self.run(self.client.call("ZCOUNT", KEY + "ended_at", "-inf", f"({self.now - WINDOW_MS}"))
+        return old
 
     @rule(back=RECENT, bad=st.sampled_from(BAD_TERMS))
     def a_bad_argument_is_refused(self, back: int, bad: dict[str, Any]) -> None:
@@ -365,15 +378,21 @@ class WalletMachine(RuleBasedStateMachine):
         self.run(self._looked_at())
 
     async def _looked_at(self) -> None:
-        (balance, held, holds, archived), ledger, told = await asyncio.gather(
+        (balance, held, holds, archived), ledger, told, *ends = await asyncio.gather(
             self.client.call("HMGET", KEY + "account", "balance", "held", "holds", "archived"),
             self.client.call("XRANGE", KEY + "ledger", "-", "+"),
             self.client.call("XINFO", "STREAM", KEY + "ledger"),
+            self.client.call("HLEN", KEY + "ended"),
+            self.client.call("ZCARD", KEY + "ended_at"),
         )
+        assert ends[0] == ends[1]
+        amounts = [fields[b"amount"] for _, fields in ledger]
+        for number in (balance, held, holds, *amounts):
+            assert number == str(int(number)).encode()
         assert [int(balance), int(held), int(holds)] == [self.truth.balance, self.truth.held, len(self.truth.holds)]
         known = Archived.of(archived)
         assert known.lines + len(ledger) == told[b"entries-added"], "every line is archived or in the ledger"
-        assert known.total + sum(int(fields[b"amount"]) for _, fields in ledger) == int(balance)
+        assert known.total + sum(map(int, amounts)) == int(balance)
 
     def teardown(self) -> None:
         try:
