@@ -26,7 +26,7 @@ async def ended(gateway: Running) -> list[Record]:
 
 
 async def last_end(gateway: Running) -> Record:
-    """The end of the request that ended last, as soon as nothing is under way; within two seconds."""
+    """The end of the request that ended last, as soon as nothing is under way."""
     async with asyncio.timeout(PATIENCE_S):
         while gateway.gateway.life.open or not (records := await ended(gateway)):
             await asyncio.sleep(0.01)
@@ -36,7 +36,7 @@ async def last_end(gateway: Running) -> Record:
 async def given_back(
     gateway: Running, upstream: Scripted | None, before: set[asyncio.Task[object]], pooled: int
 ) -> None:
-    """Holds, slots, streams, sockets and tasks, within a second. `pooled` connections to the upstream stay for the next."""
+    """Holds, slots, streams, sockets and tasks, all of it soon. `pooled` connections to the upstream stay for the next."""
     async with asyncio.timeout(PATIENCE_S):
         while (tasks() - before) or (upstream is not None and len(upstream.open) != pooled):
             await asyncio.sleep(0.01)

@@ -67,8 +67,10 @@ async def between(
         running(configuration(upstream.base_url, channel=channel, more=more), folder, url) as gateway,
     ):
         caller = Caller(gateway.port)
-        yield gateway, upstream, caller
-        caller.leave()
+        try:
+            yield gateway, upstream, caller
+        finally:
+            caller.leave()
 
 
 @pytest.mark.parametrize("leave", LEAVING)
@@ -79,7 +81,9 @@ async def test_leaves_during_the_body(
         token = await gateway.token()
         before = tasks()
         await caller.send(chat(token)[:-3])
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(PATIENCE_S):
+            while not gateway.gateway.life.open:
+                await asyncio.sleep(0.01)
         leave(caller)
         await assert_ended(gateway, GONE, "nothing")
         await given_back(gateway, upstream, before, 0)
@@ -120,7 +124,10 @@ async def test_leaves_while_the_connection_to_the_upstream_is_made(
                 before = tasks()
                 caller = Caller(gateway.port)
                 await caller.send(chat(token))
-                await asyncio.sleep(0.2)
+                async with asyncio.timeout(PATIENCE_S):
+                    while not await gateway.store.client.call("HLEN", "gw:{tester}:holds"):
+                        await asyncio.sleep(0.01)
+                await asyncio.sleep(0.1)
                 assert gateway.gateway.life.open == 1
                 caller.leave()
                 await assert_ended(gateway, GONE, "nothing")

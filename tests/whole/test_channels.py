@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -12,14 +12,15 @@ import pytest
 
 from gateway import Outcome
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.channels import Condition
+from gateway.store.channels import Condition, Cooling
 from gateway.store.client import Client
 from gateway.testing import Running, running
+from plugins.model_routing import ModelRouting
 from tests.patience import PATIENCE_S
 from tests.whole.aftermath import charged, ended, given_back, last_end, tasks
 from tests.whole.conftest import CHAIN
 from tests.whole.raw import Answer, ask, chat
-from tests.whole.scripted import CHUNKED, LAST, Fin, Hold, Reset, Scripted, Step, chunk
+from tests.whole.scripted import CHUNKED, LAST, Fin, Forever, Hold, Reset, Scripted, Step, chunk
 from tests.whole.test_stream import PASSED, STREAM, WORDS
 from tests.whole.test_upstream_faults import whole
 
@@ -29,15 +30,12 @@ REFUSED = whole("401 No", b'{"error": {"message": "bad key"}}')
 
 def yaml(*base_urls: str, each: str = "", tiers: bool = True) -> str:
     """One model, served by channels `c0`, `c1`, ... in this order, or of equal rank."""
-    short = "timers: {connect: 1, first_byte: 0.5, idle: 1, total: 5}"
     names = [f"c{n}" for n in range(len(base_urls))]
-    channels = "\n".join(
-        f'  {name}: {{base_url: "{url}", {short}{each}}}' for name, url in zip(names, base_urls, strict=True)
-    )
+    channels = "\n".join(f'  {name}: {{base_url: "{url}"{each}}}' for name, url in zip(names, base_urls, strict=True))
     servings = ", ".join(f"{{use: {name}, priority: {n if tiers else 0}}}" for n, name in enumerate(names))
     return (
         f"channels:\n{channels}\nmodels:\n  words: {{input: 1, output: 2, max_output_tokens: 100, channels: [{servings}]}}\n"
-        f"groups:\n  default: {{}}\n{CHAIN}"
+        f"groups:\n  default: {{}}\nstore: {{timeout: {PATIENCE_S}}}\n{CHAIN}"
     )
 
 
@@ -61,9 +59,30 @@ async def conditions(gateway: Running) -> dict[str, Condition]:
 
 
 async def until(gateway: Running, channel: str, condition: Condition) -> None:
+    """Until the gateway knows that the channel is so, and it is."""
+    routing = gateway.gateway.chain.steps[-1].plugin
+    assert isinstance(routing, ModelRouting)
     async with asyncio.timeout(PATIENCE_S):
-        while (await conditions(gateway))[channel] is not condition:
+        while {routing.health._channels[channel].known.condition, (await conditions(gateway))[channel]} != {condition}:
             await asyncio.sleep(0.01)
+
+
+async def until_called(upstream: Scripted, times: int) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while len(upstream.requests) < times:
+            await asyncio.sleep(0.01)
+
+
+async def answered(calls: Sequence[asyncio.Task[Answer]], count: int) -> None:
+    """Until so many of the calls have been."""
+    async with asyncio.timeout(PATIENCE_S):
+        while sum(call.done() for call in calls) < count:
+            await asyncio.sleep(0.01)
+
+
+def held_by(gate: asyncio.Event) -> list[Step]:
+    """An answer that begins at once, and ends when the gate is opened."""
+    return [CHUNKED + chunk(WORDS[1]), Forever(b"", 0.01, until=gate.is_set), chunk(STREAM) + LAST]
 
 
 RETRIED: dict[str, list[Step]] = {
@@ -86,7 +105,8 @@ RETRIED: dict[str, list[Step]] = {
 async def test_the_next_channel_serves_what_the_first_did_not(
     store_url: str, client: Client, tmp_path: Path, fault: str
 ) -> None:
-    async with in_front_of(tmp_path, store_url, RETRIED[fault], GOOD) as (gateway, (first, second)):
+    each = ", timers: {first_byte: 0.5}" if fault == "silent" else ""
+    async with in_front_of(tmp_path, store_url, RETRIED[fault], GOOD, each=each) as (gateway, (first, second)):
         token = await gateway.token()
         if fault == "refused":
             await first.__aexit__(None, None, None)
@@ -142,22 +162,26 @@ async def test_a_channel_is_not_called_twice_under_another_name_of_the_model(
 async def test_a_channel_that_fails_gets_nothing_while_it_cools_and_then_one_probe(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    async with in_front_of(tmp_path, store_url, [whole("500 No", b"{}")], GOOD) as (gateway, (first, _)):
+    async with in_front_of(tmp_path, store_url, [whole("500 No", b"{}")], GOOD) as (gateway, (first, second)):
         token = await gateway.token()
+        gateway.store.channels.cooling = Cooling(first_ms=3_600_000, longest_ms=3_600_000)
         for _ in range(3):
             assert (await ask(gateway.port, chat(token))).status == 200
         await until(gateway, "c0", Condition.COOLING)
-        await asyncio.sleep(0.05)
         for _ in range(10):
             assert (await ask(gateway.port, chat(token))).status == 200
         assert len(first.requests) == 3
+        await gateway.store.client.call("HSET", "gw:{channels}:c0:state", "until", 1)  # it has cooled
         await until(gateway, "c0", Condition.PROBING)
-        first.scripts = ([CHUNKED, 0.2, chunk(STREAM) + LAST],)
-        answers = await asyncio.gather(*(ask(gateway.port, chat(token)) for _ in range(10)))
-        assert [answer.status for answer in answers] == [200] * 10
+        gate, before = asyncio.Event(), len(second.requests)
+        first.scripts = ([CHUNKED, Forever(b"", 0.01, until=gate.is_set), chunk(STREAM) + LAST],)
+        calls = [asyncio.create_task(ask(gateway.port, chat(token))) for _ in range(10)]
+        await until_called(first, 4)
+        await until_called(second, before + 9)
+        gate.set()
+        assert [answer.status for answer in await asyncio.gather(*calls)] == [200] * 10
         assert len(first.requests) == 4, "one call shows whether it serves again"
         await until(gateway, "c0", Condition.HEALTHY)
-        await asyncio.sleep(0.05)
         assert (await ask(gateway.port, chat(token))).status == 200
         assert len(first.requests) == 5
 
@@ -165,17 +189,17 @@ async def test_a_channel_that_fails_gets_nothing_while_it_cools_and_then_one_pro
 async def test_when_all_cool_the_caller_is_told_when_to_come_back(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    busy: list[Step] = [whole("429 Slow", b"{}", "Retry-After: 7")]
+    busy: list[Step] = [whole("429 Slow", b"{}", "Retry-After: 55")]
     async with in_front_of(tmp_path, store_url, busy, busy) as (gateway, (first, second)):
         token = await gateway.token()
         answer = await ask(gateway.port, chat(token))
         assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (
             429,
             "upstream_rate_limited",
-            "7",
+            "55",
         )
-        await until(gateway, "c1", Condition.COOLING)
-        await asyncio.sleep(0.05)
+        for channel in ("c0", "c1"):
+            await until(gateway, channel, Condition.COOLING)
         before = tasks()
         answer = await ask(gateway.port, chat(token))
         assert (answer.status, answer.error["type"], answer.error["code"]) == (
@@ -183,7 +207,7 @@ async def test_when_all_cool_the_caller_is_told_when_to_come_back(
             "upstream_error",
             "model_unavailable",
         )
-        assert 1 <= int(answer.headers["retry-after"]) <= 7
+        assert 1 <= int(answer.headers["retry-after"]) <= 55
         assert (len(first.requests), len(second.requests)) == (1, 1)
         record = await last_end(gateway)
         assert (record.outcome, record.error_code, record.attempts) == (Outcome.REFUSED, "model_unavailable", [])
@@ -194,14 +218,19 @@ async def test_when_all_cool_the_caller_is_told_when_to_come_back(
 async def test_a_full_channel_is_passed_over_and_when_all_are_full_the_caller_waits(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    slow: list[Step] = [CHUNKED + chunk(WORDS[1]), 0.3, chunk(STREAM) + LAST]
+    gate = asyncio.Event()
+    slow = held_by(gate)
     async with in_front_of(tmp_path, store_url, slow, slow, each=", concurrent: 2") as (gateway, upstreams):
         token = await gateway.token()
-        answers = await asyncio.gather(*(ask(gateway.port, chat(token)) for _ in range(7)))
-        assert sorted(answer.status for answer in answers) == [200] * 4 + [503] * 3
+        calls = [asyncio.create_task(ask(gateway.port, chat(token))) for _ in range(7)]
+        await answered(calls, 3)
+        gate.set()
+        assert sorted(answer.status for answer in await asyncio.gather(*calls)) == [200] * 4 + [503] * 3
         assert [len(upstream.requests) for upstream in upstreams] == [2, 2]
         await last_end(gateway)
-        await asyncio.sleep(0.05)
+        for channel in ("c0", "c1"):
+            while await gateway.store.client.call("ZCARD", f"gw:{{channels}}:{channel}:slots"):
+                await asyncio.sleep(0.01)
         assert (await ask(gateway.port, chat(token))).status == 200, "the slots are free again"
 
 
@@ -213,24 +242,28 @@ async def test_a_channel_has_a_limit_a_minute(store_url: str, client: Client, tm
         assert [len(upstream.requests) for upstream in upstreams] == [2, 2]
 
 
-async def test_two_gateways_agree_on_cool_downs_within_a_second_and_share_a_limit(
+async def test_two_gateways_agree_on_cool_downs_and_share_a_limit(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    hold: list[Step] = [CHUNKED + chunk(WORDS[1]), 0.3, chunk(STREAM) + LAST]
+    gate = asyncio.Event()
     (tmp_path / "other").mkdir()
     async with (
-        Scripted([whole("429 Slow", b"{}", "Retry-After: 20")]) as first,
-        Scripted(hold) as second,
+        Scripted([whole("429 Slow", b"{}", "Retry-After: 100")]) as first,
+        Scripted(held_by(gate)) as second,
     ):
         text = yaml(first.base_url, second.base_url, each=", concurrent: 3")
         async with running(text, tmp_path, store_url) as one, running(text, tmp_path / "other", store_url) as two:
             token, other = await one.token(), await two.token("other")
-            assert (await ask(one.port, chat(token))).status == 200
-            await asyncio.sleep(1)
+            early = asyncio.create_task(ask(one.port, chat(token)))
+            for gateway in (one, two):
+                await until(gateway, "c0", Condition.COOLING)
             assert len(first.requests) == 1
-            calls = [ask(gateway.port, chat(each)) for gateway, each in ((one, token), (two, other)) for _ in range(5)]
+            asked = [ask(gateway.port, chat(each)) for gateway, each in ((one, token), (two, other)) for _ in range(5)]
+            calls = [early, *map(asyncio.create_task, asked)]
+            await answered(calls, 8)
+            gate.set()
             answers = await asyncio.gather(*calls)
-            assert sorted(answer.status for answer in answers) == [200] * 3 + [503] * 7
+            assert sorted(answer.status for answer in answers) == [200] * 3 + [503] * 8
             assert len(first.requests) == 1, "the other gateway knows that it cools"
 
 
@@ -274,17 +307,15 @@ async def test_a_channel_that_dies_in_the_middle_of_load_costs_only_the_streams_
     await second.stop()
 
 
-async def test_a_disabled_channel_is_passed_over_within_a_second(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
+async def test_a_disabled_channel_is_passed_over(store_url: str, client: Client, tmp_path: Path) -> None:
     async with in_front_of(tmp_path, store_url, GOOD, GOOD) as (gateway, (first, second)):
         token = await gateway.token()
         await gateway.store.channels.set_enabled("c0", False)
-        await asyncio.sleep(0.7)
+        await until(gateway, "c0", Condition.DISABLED)
         assert (await ask(gateway.port, chat(token))).status == 200
         assert (len(first.requests), len(second.requests)) == (0, 1)
         await gateway.store.channels.set_enabled("c0", True)
-        await asyncio.sleep(0.7)
+        await until(gateway, "c0", Condition.HEALTHY)
         assert (await ask(gateway.port, chat(token))).status == 200
         assert (len(first.requests), len(second.requests)) == (1, 1)
 
