@@ -152,7 +152,7 @@ async def test_leaves_mid_stream(
 
 
 async def test_leaves_mid_stream_of_a_channel_that_drains(store_url: str, client: Client, tmp_path: Path) -> None:
-    script: list[Step] = [CHUNKED + chunk(WORDS[0]), 0.2, chunk(STREAM) + LAST]
+    script: list[Step] = [CHUNKED + chunk(WORDS[0]), 1.0, chunk(STREAM) + LAST]
     async with between(script, store_url, tmp_path, channel=", on_caller_gone: drain") as (gateway, upstream, caller):
         token = await gateway.token()
         before = tasks()
@@ -210,7 +210,7 @@ async def test_closes_as_soon_as_it_sees_done(store_url: str, client: Client, tm
 
 
 async def test_does_not_read(store_url: str, client: Client, tmp_path: Path) -> None:
-    channel = ", timers: {write_stall: 0.5, idle: 0.2}"
+    channel = ", timers: {write_stall: 2, idle: 1}"
     async with between([CHUNKED, ENDLESS], store_url, tmp_path, channel=channel) as (gateway, upstream, caller):
         token = await gateway.token()
         before = tasks()
@@ -228,18 +228,19 @@ async def test_does_not_read(store_url: str, client: Client, tmp_path: Path) -> 
 
 
 async def test_reads_slowly(store_url: str, client: Client, tmp_path: Path) -> None:
-    channel = ", timers: {write_stall: 0.3, idle: 0.3}"
-    events = 2_000
+    stall_s, events = 1, 2_000
+    channel = f", timers: {{write_stall: {stall_s}, idle: {stall_s}}}"
     script: list[Step] = [CHUNKED, *[chunk(WORDS[1] * 10)] * (events // 10), chunk(USAGE + WORDS[-1]) + LAST]
     async with between(script, store_url, tmp_path, channel=channel) as (gateway, upstream, caller):
         token = await gateway.token()
         before = tasks()
         await caller.send(chat(token))
-        got, most = b"", 0
+        got, most, began = b"", 0, asyncio.get_running_loop().time()
         while not got.endswith(LAST):
             got += await caller.read()
             most = max([most, *(stream.held for stream in gateway.gateway.life.pipe.streams)])
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.02)
+        assert asyncio.get_running_loop().time() - began > stall_s
         assert got.count(b"word0") == events
         assert most <= HELD_MOST
         caller.leave()

@@ -31,7 +31,8 @@ async def upstream() -> AsyncIterator[FakeUpstream]:
 @pytest.fixture
 async def books(tmp_path: Path, upstream: FakeUpstream) -> AsyncIterator[Books]:
     books = Books(tmp_path, upstream.base_url)
-    books.file.write_text(books.file.read_text().replace("port: {", "port: {drain: 0.4, "))
+    file = books.file.read_text().replace("port: {", "port: {drain: 0.4, ")
+    books.file.write_text(file.replace("idle: 3, total: 3", "idle: 60, total: 60"))
     try:
         await books.open()
         yield books
@@ -53,13 +54,13 @@ async def answers(books: Books) -> list[Answer]:
 @pytest.mark.parametrize("round_", range(ROUNDS))
 async def test_a_stop_under_load_loses_nothing(books: Books, upstream: FakeUpstream, workers: int, round_: int) -> None:
     async with serving(books, workers):
-        upstream.pace_s = 0.12  # an answer of twelve words outlasts the drain
+        upstream.mode, upstream.pace_s = "endless", 0.1  # which outlasts the drain
         slow = [asyncio.create_task(ask(books.port, chat(books.token))) for _ in range(6)]
         while len(upstream.requests) < 6:
             await asyncio.sleep(0.01)
-        upstream.pace_s = 0.01
+        upstream.mode, upstream.pace_s = "words", 0.01
         callers = [asyncio.create_task(answers(books)) for _ in range(12)]
-        while len(upstream.requests) < 25:
+        while len(upstream.requests) < 40:
             await asyncio.sleep(0.01)
     cut = await asyncio.gather(*slow)
     others = [answer for got in await asyncio.gather(*callers) for answer in got]

@@ -143,7 +143,7 @@ class TestTheCallerLeaves:
         self, folder: Path, store_url: str, channel: str, charge: int
     ) -> None:
         rest = STREAM.partition(HALF)[2]
-        script: Sequence[Step] = [CHUNKED + chunk(HALF), 0.3, chunk(rest) + LAST]
+        script: Sequence[Step] = [CHUNKED + chunk(HALF), 1.0, chunk(rest) + LAST]
         async with Scripted(script) as upstream, gateway_for(upstream, folder, store_url, channel=channel) as gateway:
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(chat(await gateway.token()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from gateway.care import Care
 from gateway.config import StoreSettings
 from gateway.sink import Sink
 from gateway.testing import Running, running
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, timed
 from tests.whole.aftermath import charged
 from tests.whole.conftest import configuration
 from tests.whole.own_store import PASSING, REFUSING, OwnStore, own_store
@@ -24,7 +23,6 @@ from tests.whole.test_errors import assert_error
 from tests.whole.test_stream import CHARGE, PASSED, STREAM, WORDS
 
 WITHIN_S = 0.5
-TICK_S = 0.005
 HALF = STREAM.partition(WORDS[3])[0]
 
 
@@ -56,18 +54,6 @@ async def begun(gateway: Running, token: str) -> asyncio.Task[Answer]:
         while not any(stream.events.started for stream in gateway.gateway.life.pipe.streams):
             await asyncio.sleep(0.01)
     return answer
-
-
-async def timed(port: int, request: bytes) -> tuple[Answer, float]:
-    """The answer, and the seconds until it came, less those in which a busy machine let nobody run."""
-    began = ticked = time.monotonic()
-    late_s = 0.0
-    answer = asyncio.create_task(ask(port, request))
-    while not answer.done():
-        await asyncio.wait([answer], timeout=TICK_S)
-        late_s += max(0.0, time.monotonic() - ticked - 2 * TICK_S)
-        ticked = time.monotonic()
-    return answer.result(), ticked - began - late_s
 
 
 async def assert_books(gateway: Running, answers: list[Answer], served: int) -> None:
@@ -103,7 +89,7 @@ async def test_nobody_is_served_while_the_store_is(
     assert not stream.done()
     requests = [*[chat(token)] * 10, get("/v1/models", token), get("/v1/account", token)]
     answers = []
-    for answer, seconds in await asyncio.gather(*(timed(gateway.port, request) for request in requests)):
+    for answer, seconds in await asyncio.gather(*(timed(ask(gateway.port, request)) for request in requests)):
         assert_error(answer, 503, "service_error", "service_unavailable")
         assert seconds < WITHIN_S
         answers.append(answer)

@@ -189,7 +189,7 @@ async def test_a_large_body_reaches_the_upstream_as_it_was(
 
 
 async def test_events_arrive_one_by_one_as_the_upstream_sends_them(gateway: Running, upstream: FakeUpstream) -> None:
-    upstream.pace_s = 0.02
+    upstream.pace_s = 0.05
     answer = await answered(gateway, await gateway.token(), {"max_tokens": 8})
     assert len(answer.pieces) >= 8
 
