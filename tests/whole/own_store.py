@@ -37,7 +37,8 @@ class OwnStore:
     async def start(self, *settings: str) -> None:
         """Start the server on what it left, and wait until it answers, be it that it is loading."""
         places = ("--dir", self._folder, "--unixsocket", self._socket, "--logfile", self._folder / "log")
-        more = ("--enable-debug-command", "yes", *settings)
+        # A server that is killed forgets nothing that it acknowledged: on a busy disk `everysec` writes seconds late.
+        more = ("--enable-debug-command", "yes", "--appendfsync", "always", *settings)
         self.process = subprocess.Popen([find_server(), *SETTINGS, *map(str, places), *more])  # noqa: ASYNC220 - it forks
         async with asyncio.timeout(PATIENCE_S):
             while True:

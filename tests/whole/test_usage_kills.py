@@ -118,6 +118,7 @@ async def test_every_id_that_a_caller_received_is_in_the_log_once(tmp_path: Path
             await stores.accounts.create("tester")
             await stores.wallet.credit("tester", "opening", 5_000_000_000)
             token = (await stores.tokens.create("tester")).token
+            await stores.client.call("WAITAOF", 1, 0, 0)  # what a kill takes then came later
         async with serving(file, port) as process:
             stop = asyncio.Event()
             callers = Callers(port, token)
