@@ -77,8 +77,6 @@ class Books:
             await store.accounts.create("tester")
             await store.wallet.credit("tester", "opening", balance)
             self.token = (await store.tokens.create("tester")).token
-            if self.url == self.embedded.url:  # what a kill takes then came later
-                await store.client.call("WAITAOF", 1, 0, 0)
             if self.url == self.embedded.url:  # on the disk before anything is killed
                 await store.client.call("WAITAOF", 1, 0, 0)
 
