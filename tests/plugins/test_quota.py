@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from decimal import Decimal
 from pathlib import Path
 
+import msgspec
 import pytest
 import structlog
 
@@ -18,7 +19,7 @@ from gateway.errors import StoreAway
 from gateway.store.accounts import Account, Status
 from gateway.store.client import Client
 from gateway.store.embedded import EmbeddedStore
-from gateway.testing import exchange, services, started
+from gateway.testing import PATIENT, exchange, services, started
 from plugins.quota import Quota
 
 TOP_UP = 1_000_000
@@ -35,8 +36,10 @@ SETTINGS = Config(
         "gift": Model([Serving("one")], free=True),
     },
     groups={"default": Group(), "vip": Group(ratio=Decimal("0.1")), "few": Group(models=["gift"])},
-    store=StoreSettings(timeout=0.5),
+    store=PATIENT,
 )
+HASTY = msgspec.structs.replace(SETTINGS, store=StoreSettings(timeout=0.5))
+"""For a store that does not answer."""
 
 
 @pytest.fixture
@@ -229,7 +232,7 @@ class TestACrash:
 async def test_a_hold_whose_reply_was_lost_is_given_back(tmp_path: Path) -> None:
     store = EmbeddedStore.start(tmp_path / "store")
     try:
-        async with services(tmp_path, store.url, SETTINGS) as given:
+        async with services(tmp_path, store.url, HASTY) as given:
             await given.store.accounts.create("acme")
             await given.store.wallet.credit("acme", "opening", TOP_UP)
             plugin = await started(Quota(), given)

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gateway import Attempt, Caller, Exchange, Limits, Refused, Services, Usage
@@ -16,7 +17,7 @@ from gateway.config import Channel, Config, StoreSettings, Timers
 from gateway.errors import StoreAway
 from gateway.store.client import Client
 from gateway.store.embedded import EmbeddedStore
-from gateway.testing import exchange, services, started
+from gateway.testing import PATIENT, exchange, services, started
 from plugins import rate_limit
 from plugins.rate_limit import RateLimit
 from tests.patience import PATIENCE_S
@@ -27,8 +28,10 @@ SETTINGS = Config(
         "short": Channel("http://127.0.0.1:1/v1", timers=Timers(total=30)),
         "long": Channel("http://127.0.0.1:2/v1", timers=Timers(total=100)),
     },
-    store=StoreSettings(timeout=0.5),
+    store=PATIENT,
 )
+HASTY = msgspec.structs.replace(SETTINGS, store=StoreSettings(timeout=0.5))
+"""For a store that does not answer."""
 
 
 @pytest.fixture
@@ -219,7 +222,7 @@ async def slots(store: EmbeddedStore) -> int:
 async def test_what_was_taken_while_the_store_did_not_answer_is_given_back(
     frozen: EmbeddedStore, tmp_path: Path
 ) -> None:
-    async with services(tmp_path / "data", frozen.url, SETTINGS) as given:
+    async with services(tmp_path / "data", frozen.url, HASTY) as given:
         plugin = await started(RateLimit(concurrent=1), given)
         warm = asking()
         await plugin.on_request(warm)
@@ -239,7 +242,7 @@ async def test_what_could_not_be_given_back_is_given_back_as_soon_as_the_store_i
     frozen: EmbeddedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rate_limit, "REPEAT_AFTER_S", 0.01)
-    async with services(tmp_path / "data", frozen.url, SETTINGS) as given:
+    async with services(tmp_path / "data", frozen.url, HASTY) as given:
         plugin = await started(RateLimit(concurrent=1), given)
         asked = asking()
         await plugin.on_request(asked)
@@ -253,7 +256,7 @@ async def test_what_could_not_be_given_back_is_given_back_as_soon_as_the_store_i
 
 
 async def test_what_is_owed_is_paid_at_the_stop(frozen: EmbeddedStore, tmp_path: Path) -> None:
-    async with services(tmp_path / "data", frozen.url, SETTINGS) as given:
+    async with services(tmp_path / "data", frozen.url, HASTY) as given:
         plugin = await started(RateLimit(concurrent=1), given)
         asked = asking()
         await plugin.on_request(asked)
@@ -267,7 +270,7 @@ async def test_what_is_owed_is_paid_at_the_stop(frozen: EmbeddedStore, tmp_path:
 async def test_a_debt_that_can_never_be_paid_does_not_keep_the_others_from_being(
     frozen: EmbeddedStore, tmp_path: Path
 ) -> None:
-    async with services(tmp_path / "data", frozen.url, SETTINGS) as given:
+    async with services(tmp_path / "data", frozen.url, HASTY) as given:
         plugin = await started(RateLimit(concurrent=2), given)
         broken, sound = asking(), asking()
         broken[Caller] = Caller(account="broken", token_id="broken-x", group="default")

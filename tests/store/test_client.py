@@ -44,7 +44,7 @@ async def test_a_command_given_up_before_its_tick_ends_is_not_sent(client: Clien
 
 async def test_late_replies_of_a_slow_store_reach_nobody(store_url: str, client: Client) -> None:
     hasty = Client.connect(store_url, timeout_s=0.05, connections=1)
-    await client.call("CLIENT", "PAUSE", 150, "ALL")
+    await client.call("CLIENT", "PAUSE", 500, "ALL")
     with pytest.raises(StoreAway):
         await hasty.call("ECHO", "late")
     while True:

@@ -313,7 +313,8 @@ async def test_a_connection_cut_by_the_store_goes_unnoticed(client: Client, wall
     await cutter.close()
 
 
-async def test_a_reply_that_belongs_to_another_request_counts_as_none(client: Client) -> None:
+async def test_a_reply_that_belongs_to_another_request_counts_as_none(store_url: str) -> None:
+    client = Client.connect(store_url, timeout_s=0.5)
     wallet = Wallet(client, patience_s=0.1)
     wallet.scripts["hold"] = Script("hold", 'return {"another", "HELD", 1, 1, 1}')
     wallet.scripts["settle"] = Script("settle", 'return {"another", "OK", 1}')
@@ -321,6 +322,7 @@ async def test_a_reply_that_belongs_to_another_request_counts_as_none(client: Cl
         await take(wallet, new_rid())
     with pytest.raises(StoreAway):
         await wallet.settle(ACCOUNT, new_rid(), 1)
+    await client.close()
 
 
 @pytest.mark.parametrize("amount", [5, 1])
@@ -378,7 +380,7 @@ class TestAStoreOfItsOwn:
         store = own_store()
         client = Client.connect(store.url)
         await open_account(client, 100)
-        wallet = Wallet(client)
+        wallet = Wallet(client, patience_s=PATIENCE_S)
         rid = new_rid()
         await take(wallet, rid)
         store.stop()
@@ -390,7 +392,7 @@ class TestAStoreOfItsOwn:
 
     async def test_what_a_restart_forgot_is_repeated(self, own_store: StartStore, tmp_path: Path) -> None:
         store = own_store()
-        client = Client.connect(store.url)
+        client = Client.connect(store.url, timeout_s=PATIENCE_S)
         await client.call("CONFIG", "SET", "appendfsync", "always")  # what is acknowledged is in the file
         await open_account(client, 100)
         wallet = Wallet(client)
@@ -479,7 +481,7 @@ class TestVerify:
 
 async def test_settlements_are_repeated_to_a_master_that_could_not_be_asked_in_between(own_store: StartStore) -> None:
     store = own_store()
-    client = Client.connect(store.url, timeout_s=0.2)
+    client = Client.connect(store.url, timeout_s=1)
     await open_account(client, 100)
     wallet = Wallet(client)
     incarnation = Incarnation(client)

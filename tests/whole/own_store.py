@@ -18,7 +18,7 @@ from redis.exceptions import RedisError, ResponseError
 from gateway.store.embedded import SETTINGS, find_server
 from tests.patience import PATIENCE_S
 
-SLOW_S: Final = 0.8
+SLOW_S: Final = 2.0
 """For how long a slow store lets each command wait."""
 LOADED_SLOWLY: Final = ("--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024")
 
@@ -111,7 +111,7 @@ async def _restart(store: OwnStore) -> None:
 
 async def _load(store: OwnStore) -> None:
     """Come back with so much to load that it takes seconds."""
-    await store.tell("DEBUG", "POPULATE", 1000, "ballast", 100)
+    await store.tell("DEBUG", "POPULATE", 3000, "ballast", 100)
     await store.tell("BGREWRITEAOF")
     while (await store.operator.info("persistence"))["aof_rewrite_in_progress"]:
         await asyncio.sleep(0.01)
@@ -132,7 +132,12 @@ async def _slow_down(store: OwnStore) -> None:
             await store.tell("DEBUG", "SLEEP", str(SLOW_S))
 
     store.slowing = asyncio.create_task(sleep())
-    await asyncio.sleep(0.02)
+    reader, somebody = await asyncio.open_unix_connection(store.url.removeprefix("unix://"))
+    with suppress(TimeoutError):
+        while True:
+            somebody.write(b"PING\r\n")
+            await asyncio.wait_for(reader.readline(), 0.1)
+    somebody.close()
 
 
 async def _speed_up(store: OwnStore) -> None:

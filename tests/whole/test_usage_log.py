@@ -156,7 +156,8 @@ async def test_a_caller_that_leaves_is_in_the_log(gateway: Running, upstream: Fa
     async with asyncio.timeout(PATIENCE_S):
         while not upstream.requests:
             await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)
+        while mode == "endless" and not any(stream.events.started for stream in gateway.gateway.life.pipe.streams):
+            await asyncio.sleep(0.01)
         writer.close()
         while len(await entries(gateway)) < 2:
             await asyncio.sleep(0.01)
