@@ -109,6 +109,12 @@ async def serving(file: Path) -> AsyncIterator[Served]:
         await process.wait()
 
 
+async def all_ready(process: asyncio.subprocess.Process) -> None:
+    """Wait until `gateway serve` says that it serves: one that is killed before could not start, which ends the program."""
+    assert process.stdout is not None
+    await asyncio.wait_for(process.stdout.readuntil(b" is served after "), PATIENCE_S)
+
+
 def children(pid: int) -> dict[int, str]:
     """The processes below `pid` that are no zombies, with their command lines."""
     parents, lines = {}, {}

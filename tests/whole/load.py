@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from gateway.exchange import Outcome
+from tests.cli.processes import all_ready
 from tests.patience import PATIENCE_S
 from tests.whole.books import LEASE_S, OPENING, Books
 from tests.whole.raw import ask, chat
@@ -55,15 +56,11 @@ async def serving(books: Books, workers: int) -> AsyncIterator[int]:
     """The whole program; its pid. Its end is a good one."""
     command = ("-m", "gateway", "serve", "--config", str(books.file), "--workers", str(workers))
     with (books.folder / "worker.log").open("ab") as log:
-        process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=log, stderr=log)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *command, stdout=asyncio.subprocess.PIPE, stderr=log
+        )
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                with suppress(OSError):
-                    _, writer = await asyncio.open_connection("127.0.0.1", books.port)
-                    writer.close()
-                    break
-                await asyncio.sleep(0.02)
+        await all_ready(process)
         yield process.pid
     finally:
         process.terminate()

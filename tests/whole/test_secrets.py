@@ -18,9 +18,9 @@ from gateway.store.client import Client
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.store import Store
 from tests.cli.processes import free_port, gateway
+from tests.patience import PATIENCE_S
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import ask, chat
-from tests.whole.test_usage_kills import until_listening
 from tests.whole.test_usage_log import contents, every_use
 
 OWN_FILES = ("pepper", "admin.token")
@@ -57,7 +57,7 @@ async def keyspace(client: Client) -> bytes:
 
 
 @asynccontextmanager
-async def serving(file: Path, port: int, log: Path) -> AsyncIterator[None]:
+async def serving(file: Path, log: Path) -> AsyncIterator[None]:
     """The whole program, all that it says in `log`."""
     with log.open("ab") as said:
         process = await asyncio.create_subprocess_exec(
@@ -65,8 +65,10 @@ async def serving(file: Path, port: int, log: Path) -> AsyncIterator[None]:
             stdout=said,
             stderr=said,
         )
-    await until_listening(port)
     try:
+        async with asyncio.timeout(PATIENCE_S):
+            while b" is served after " not in await asyncio.to_thread(log.read_bytes):
+                await asyncio.sleep(0.02)
         yield
     finally:
         process.terminate()
@@ -126,7 +128,7 @@ async def test_no_piece_of_a_secret_is_kept_or_said_anywhere(tmp_path: Path, mon
         monkeypatch.setenv("CREDENTIAL", credential)
         config = load(file).config
         token = await made_up(config)
-        async with serving(file, port, log):
+        async with serving(file, log):
             wrong = f"{token[:-4]}AAAA"
             uses = [*every_use(token), *every_use(wrong), chat(token, headers={"x-break": token})]
             said = await said_to_a_caller(port, uses)

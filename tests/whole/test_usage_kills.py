@@ -20,7 +20,7 @@ from gateway.fake_upstream import FakeUpstream
 from gateway.sink import GROUP, Sink
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.store import Store
-from tests.cli.processes import free_port
+from tests.cli.processes import all_ready, free_port
 from tests.patience import PATIENCE_S
 from tests.test_rows import rolled_up, summed
 from tests.whole.conftest import configuration
@@ -33,29 +33,19 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the children of
 
 
 @asynccontextmanager
-async def serving(file: Path, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
+async def serving(file: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     """The whole program with two workers; its end is a good one."""
     command = ("-c", "from gateway.cli import main; main()", "serve", "--config", str(file), "--workers", "2")
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+        sys.executable, *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
-    await until_listening(port)
     try:
+        await all_ready(process)
         yield process
     finally:
         process.terminate()
         await asyncio.wait_for(process.wait(), 30)
     assert process.returncode == 0
-
-
-async def until_listening(port: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            with suppress(OSError):
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.close()
-                return
-            await asyncio.sleep(0.02)
 
 
 class Callers:
@@ -119,7 +109,7 @@ async def test_every_id_that_a_caller_received_is_in_the_log_once(tmp_path: Path
             await stores.wallet.credit("tester", "opening", 5_000_000_000)
             token = (await stores.tokens.create("tester")).token
             await stores.client.call("WAITAOF", 1, 0, 0)  # what a kill takes then came later
-        async with serving(file, port) as process:
+        async with serving(file) as process:
             stop = asyncio.Event()
             callers = Callers(port, token)
             asking = [asyncio.create_task(callers.ask(stop)) for _ in range(CALLERS)]
