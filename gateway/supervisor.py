@@ -81,11 +81,14 @@ class Supervisor:
             error = Misconfigured if os.waitstatus_to_exitcode(status) == 2 else GatewayError
             raise error(reason or f"the {child.name} did not start; its reason is above")
 
-    def watch(self, also: Callable[[], None] = lambda: None) -> None:
-        """Keep the children alive until SIGTERM or SIGINT, and do `also` every time they were looked at."""
+    def heed(self) -> None:
+        """From now on SIGTERM and SIGINT end `watch`, also one that is not begun: to be called before anybody is told of it."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def watch(self, also: Callable[[], None] = lambda: None) -> None:
+        """Keep the children alive until a signal that is heeded, and do `also` every time they were looked at."""
         while not self._stopping:
             self._reap()
             self._restart_due()

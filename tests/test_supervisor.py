@@ -99,10 +99,20 @@ def test_a_child_that_dies_is_started_again_until_the_parent_is_told_to_stop(
             signal.pause()
 
     supervisor.add("child", work)
+    supervisor.heed()
     with capture_logs() as lines:
         supervisor.watch()
     assert trace.read_text().count("started") == 3
     assert [line["restart_in_s"] for line in lines] == [0.05, 0.1], "the first waits are short"
+
+
+def test_who_is_told_to_stop_before_the_watch_begins_does_not_begin_it(supervisor: Supervisor, trace: Path) -> None:
+    supervisor.add("child", waiting(trace, "ended"))
+    supervisor.heed()
+    os.kill(os.getpid(), signal.SIGTERM)
+    supervisor.watch(lambda: pytest.fail("it watches"))
+    supervisor.stop(timeout_s=PATIENCE_S)
+    assert trace.read_text() == "ended\n"
 
 
 def test_the_last_kind_stops_first_and_those_of_one_kind_side_by_side(supervisor: Supervisor, trace: Path) -> None:

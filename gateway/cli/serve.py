@@ -89,6 +89,7 @@ def serve(
         processes.add("sink", _drain_usage(settings, url))
         for index in range(len(listeners)):
             processes.add("worker", _work(current, url, listeners, index, cells[f"worker {index + 1}"]), index + 1)
+        processes.heed()
         names = ", ".join(step.name for step in chain.steps)
         typer.echo(
             f"{_address(settings, listeners[0])} is served after {time.monotonic() - began:.2f} s, through {names}"
