@@ -30,7 +30,8 @@ def store_url(store_server: EmbeddedStore) -> str:
 
 @pytest.fixture
 async def client(store_url: str) -> AsyncIterator[Client]:
-    """A client of that server."""
+    """A client of that server, connected."""
     client = Client.connect(store_url, timeout_s=PATIENCE_S)
+    await client.call("PING")
     yield client
     await client.close()
