@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from redis.exceptions import RedisError
 
 from gateway import reports
 from gateway.catalogue import Price
-from gateway.errors import StoreAway
 from gateway.exchange import Outcome
 from gateway.record import Record, month
 from gateway.rows import files
@@ -58,10 +56,7 @@ class Coverage(msgspec.Struct, frozen=True):
     async def of(cls, store: Store) -> Coverage:
         """As it is now. Raises `StoreAway`."""
         usage = store.usage
-        try:
-            streams = {key.decode() async for key in store.client.redis.scan_iter(match="gw:usage:*", count=1000)}
-        except (RedisError, OSError) as error:
-            raise StoreAway(f"the store cannot serve: {type(error).__name__}") from None
+        streams = {key async for key in store.client.keys("gw:usage:*")}
         waiting = await usage.length() + len(usage.spool.files())
         return cls(usage.folder, frozenset(files(usage.folder)), streams <= {usage.stream}, waiting)
 

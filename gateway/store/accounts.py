@@ -12,10 +12,9 @@ from enum import StrEnum
 from typing import Final
 
 import msgspec
-from redis.exceptions import RedisError
 
 from gateway.config import ACCOUNT_ID
-from gateway.errors import GatewayError, StoreAway
+from gateway.errors import GatewayError
 from gateway.facts import Limits
 from gateway.store.client import Client, Script
 from gateway.store.limits import Rules
@@ -75,18 +74,15 @@ class Accounts:
         """Every account, in no order. One that is created meanwhile may be missing."""
         seen: set[str] = set()
         page: list[str] = []
-        try:
-            async for key in self._client.redis.scan_iter(match=account_key("*"), count=_PAGE):
-                account_id = key.decode()[4:-9]
-                if account_id not in seen:
-                    seen.add(account_id)
-                    page.append(account_id)
-                if len(page) == _PAGE:
-                    for account in await self._read(page):
-                        yield account
-                    page = []
-        except (RedisError, OSError) as error:
-            raise StoreAway(f"the store cannot serve: {type(error).__name__}") from None
+        async for key in self._client.keys(account_key("*")):
+            account_id = key[4:-9]
+            if account_id not in seen:
+                seen.add(account_id)
+                page.append(account_id)
+            if len(page) == _PAGE:
+                for account in await self._read(page):
+                    yield account
+                page = []
         for account in await self._read(page):
             yield account
 

@@ -16,14 +16,20 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from redis.asyncio import RedisCluster
+from redis.exceptions import RedisError
+
+from gateway.errors import StoreAway
 from gateway.store.connection import Argument, Shape
 from gateway.store.servers import Servers, reach
 
 __all__ = ["Argument", "Client", "Script"]
+
+_PAGE: Final = 500
 
 
 class Script:
@@ -52,7 +58,7 @@ class Client:
     def __init__(self, servers: Servers, *, timeout_s: float = 0.5) -> None:
         self._servers = servers
         self.redis = servers.redis
-        """redis-py's client of the same store, for what is read page by page."""
+        """redis-py's client of the same store, for what is asked of every master of a cluster."""
         self.timeout_s = timeout_s
         self._shapes: dict[Any, Shape] = dict(servers.redis.response_callbacks)
 
@@ -77,6 +83,21 @@ class Client:
         """The reply of a script, as `submit` gives one. All its keys are of one account, so in one slot of a cluster."""
         rest = (len(keys), *keys, *arguments)
         return self._servers.submit(("EVALSHA", script.digest, *rest), None, ("EVAL", script.text, *rest))
+
+    async def keys(self, pattern: str) -> AsyncIterator[str]:
+        """Every key that matches, in no order and perhaps more than once. Raises `StoreAway` or `StoreError`."""
+        if isinstance(self.redis, RedisCluster):  # which knows how to ask all masters
+            try:
+                async for key in self.redis.scan_iter(match=pattern, count=_PAGE):
+                    yield key.decode()
+            except (RedisError, OSError) as error:
+                raise StoreAway(f"the store cannot serve: {type(error).__name__}") from None
+            return
+        cursor = None
+        while cursor != 0:
+            cursor, page = await self.call("SCAN", cursor or 0, "MATCH", pattern, "COUNT", _PAGE)
+            for key in page:
+                yield key.decode()
 
     async def follow(self) -> None:
         """Go on with the server that has taken over. A primary that Sentinel has replaced may answer for seconds yet."""

@@ -12,8 +12,10 @@ from typing import Final
 
 import msgspec
 
-RECENT_S: Final = 120
-"""How long a line is remembered at least, where it is not too much."""
+RECENT_S: Final = 60
+"""How long a line is remembered at least, where it is not too much: twice as long as Sentinel, as it comes, waits before it
+calls a primary down.
+"""
 
 PIECE: Final = 32 * 1024
 """Bytes that are compressed at a time: some 0.1 ms, and lines of one kind become a tenth of their size."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -63,6 +64,18 @@ async def test_a_script_is_sent_whole_only_when_the_store_lacks_it(client: Clien
     calls = await client.call("INFO", "commandstats")
     assert calls["cmdstat_evalsha"]["failed_calls"] >= 1
     assert await client.call("SCRIPT", "EXISTS", script.digest) == [True]
+
+
+async def test_keys_are_told_page_by_page_over_the_connection_that_is_there(client: Client) -> None:
+    names = [f"key{number}" for number in range(1203)]
+    await asyncio.gather(*(client.call("SET", name, "1") for name in [*names, "other"]))
+
+    async def connections() -> set[str]:
+        return set(re.findall(r"\bid=(\d+)", (await client.call("CLIENT", "LIST")).decode()))
+
+    before = await connections()
+    assert {key async for key in client.keys("key*")} == set(names)
+    assert await connections() <= before
 
 
 async def test_nobody_there_is_store_away() -> None:
