@@ -8,7 +8,7 @@ from gateway import Outcome
 from gateway.record import Record, decode
 from gateway.store.usage import FIELD
 from gateway.testing import Running
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, soon
 from tests.whole.scripted import Scripted
 
 CREDIT = 5_000_000
@@ -37,11 +37,15 @@ async def given_back(
     gateway: Running, upstream: Scripted | None, before: set[asyncio.Task[object]], pooled: int
 ) -> None:
     """Holds, slots, streams, sockets and tasks, all of it soon. `pooled` connections to the upstream stay for the next."""
-    async with asyncio.timeout(PATIENCE_S):
-        while (tasks() - before) or (upstream is not None and len(upstream.open) != pooled):
+
+    async def idle() -> None:
+        known = {*before, asyncio.current_task()}
+        while (tasks() - known) or (upstream is not None and len(upstream.open) != pooled):
             await asyncio.sleep(0.01)
         while gateway.gateway.life.open or gateway.gateway.life.pipe.streams:
             await asyncio.sleep(0.01)
+
+    await soon(idle())
     account = await gateway.store.accounts.get("tester")
     assert account is not None
     assert (account.held_micros, account.holds) == (0, 0)

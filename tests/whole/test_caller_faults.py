@@ -14,7 +14,7 @@ import pytest
 from gateway import Outcome
 from gateway.store.client import Client
 from gateway.testing import Running, running
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, soon
 from tests.whole.aftermath import assert_ended, charged, ended, given_back, last_end, tasks
 from tests.whole.conftest import configuration
 from tests.whole.raw import ask, chat, get, read_answer
@@ -103,7 +103,7 @@ async def test_leaves_before_the_first_event(
         await caller.send(chat(token))
         await upstream.arrived.wait()
         leave(caller)
-        await asyncio.wait_for(upstream.gone.wait(), PATIENCE_S)
+        await soon(upstream.gone.wait())
         await assert_ended(gateway, GONE, "input")
         await given_back(gateway, upstream, before, 0)
 
@@ -145,7 +145,7 @@ async def test_leaves_mid_stream(
         await caller.send(chat(token))
         assert (await caller.read()).startswith(b"HTTP/1.1 200")
         leave(caller)
-        await asyncio.wait_for(upstream.gone.wait(), PATIENCE_S)
+        await soon(upstream.gone.wait())
         record = await assert_ended(gateway, GONE, "estimate")
         assert record.status == 200
         await given_back(gateway, upstream, before, 0)

@@ -16,7 +16,7 @@ from gateway.store.channels import Condition, Cooling
 from gateway.store.client import Client
 from gateway.testing import Running, running
 from plugins.model_routing import ModelRouting
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, soon
 from tests.whole.aftermath import charged, ended, given_back, last_end, tasks
 from tests.whole.conftest import CHAIN
 from tests.whole.raw import Answer, ask, chat
@@ -242,7 +242,7 @@ async def test_a_channel_has_a_limit_a_minute(store_url: str, client: Client, tm
         assert [len(upstream.requests) for upstream in upstreams] == [2, 2]
 
 
-async def test_two_gateways_agree_on_cool_downs_and_share_a_limit(
+async def test_two_gateways_agree_on_cool_downs_within_a_second_and_share_a_limit(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
     gate = asyncio.Event()
@@ -255,8 +255,8 @@ async def test_two_gateways_agree_on_cool_downs_and_share_a_limit(
         async with running(text, tmp_path, store_url) as one, running(text, tmp_path / "other", store_url) as two:
             token, other = await one.token(), await two.token("other")
             early = asyncio.create_task(ask(one.port, chat(token)))
-            for gateway in (one, two):
-                await until(gateway, "c0", Condition.COOLING)
+            await until(one, "c0", Condition.COOLING)
+            await soon(until(two, "c0", Condition.COOLING))
             assert len(first.requests) == 1
             asked = [ask(gateway.port, chat(each)) for gateway, each in ((one, token), (two, other)) for _ in range(5)]
             calls = [early, *map(asyncio.create_task, asked)]
@@ -307,15 +307,17 @@ async def test_a_channel_that_dies_in_the_middle_of_load_costs_only_the_streams_
     await second.stop()
 
 
-async def test_a_disabled_channel_is_passed_over(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_disabled_channel_is_passed_over_within_a_second(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
     async with in_front_of(tmp_path, store_url, GOOD, GOOD) as (gateway, (first, second)):
         token = await gateway.token()
         await gateway.store.channels.set_enabled("c0", False)
-        await until(gateway, "c0", Condition.DISABLED)
+        await soon(until(gateway, "c0", Condition.DISABLED))
         assert (await ask(gateway.port, chat(token))).status == 200
         assert (len(first.requests), len(second.requests)) == (0, 1)
         await gateway.store.channels.set_enabled("c0", True)
-        await until(gateway, "c0", Condition.HEALTHY)
+        await soon(until(gateway, "c0", Condition.HEALTHY))
         assert (await ask(gateway.port, chat(token))).status == 200
         assert (len(first.requests), len(second.requests)) == (1, 1)
 
