@@ -68,7 +68,7 @@ def test_the_model_catches(store_url: str, mutation: tuple[str, str]) -> None:
         run_state_machine_as_test(
             Mutant,
             settings=settings(
-                max_examples=300,
+                max_examples=3000,  # the first that catches it is the last
                 stateful_step_count=40,
                 phases=[Phase.generate],
                 derandomize=True,
