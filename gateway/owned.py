@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import Final, Self
 
 AGAIN_AFTER_S: Final = 0.5
 
 
-class Owned:
+class Owned(ABC):
     """Derive from it and say in `_run` what the task does; leaving raises what it raised."""
 
     _task: asyncio.Task[None] | None = None
@@ -27,5 +28,5 @@ class Owned:
             with suppress(asyncio.CancelledError):
                 task.result()
 
-    async def _run(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _run(self) -> None: ...

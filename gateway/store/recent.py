@@ -18,7 +18,7 @@ calls a primary down.
 """
 
 PIECE: Final = 32 * 1024
-"""Bytes that are compressed at a time: some 0.1 ms, and lines of one kind become a tenth of their size."""
+"""Bytes that are compressed at a time: some 0.1 ms, and lines of one kind become a fifth to a twentieth of their size."""
 
 PIECE_S: Final = 10
 """The most that lines of one piece are apart: they are forgotten together."""
@@ -34,7 +34,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 class Recent:
     """Lines that were acknowledged lately, at most `most` bytes of what they are compressed to.
 
-    Pieces, not lines, are what is kept: an object for each line would take fifty times the memory.
+    Pieces, not lines, are what is kept: an object for each line would take many times the memory.
     """
 
     def __init__(self, most: int = sys.maxsize) -> None:
