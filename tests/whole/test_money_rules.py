@@ -12,7 +12,7 @@ import pytest
 from gateway.record import Record
 from gateway.store.client import Client
 from gateway.testing import Running, running
-from tests.patience import PATIENCE_S
+from tests.patience import soon
 from tests.whole.aftermath import charged, last_end
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import ask, chat
@@ -131,7 +131,7 @@ class TestTheCallerLeaves:
             writer.write(chat(await gateway.token()))
             await upstream.arrived.wait()
             writer.close()
-            await asyncio.wait_for(upstream.gone.wait(), PATIENCE_S)
+            await soon(upstream.gone.wait())
             assert (await record_of(gateway)).charge_micros == INPUT
 
     @pytest.mark.parametrize(
