@@ -1,9 +1,11 @@
 """The names a plugin author may import. Nothing else is public."""
 
+from gateway.chat.usage import Usage
 from gateway.errors import Refused
-from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply, Request, Usage
+from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply, Request
 from gateway.facts import Caller, Candidate, Limits, Route
-from gateway.plugin import Clock, Plugin, Services
+from gateway.plugin import Plugin
+from gateway.services import Clock, Services
 
 __all__ = [
     "Attempt",

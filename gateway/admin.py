@@ -22,16 +22,15 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from aiohttp_sse import EventSourceResponse, sse_response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from uuid_utils import uuid7
 
 from gateway import reports
 from gateway.config import Config, host_port
-from gateway.errors import Refused, headers_of, internal, render
+from gateway.errors import Refused, cannot_listen, headers_of, internal, render
 from gateway.metrics import Exporter
 from gateway.record import encode
+from gateway.request_id import new_id
 from gateway.rows import GROUPS
 from gateway.secret import secret_of
-from gateway.supervisor import taken
 
 LIVE: Final = "/usage/live"
 POLL_S: Final = 0.25
@@ -68,7 +67,9 @@ async def serve(config: Config, address: str, exporter: Exporter, stop: asyncio.
                 await stop.wait()
         except OSError as error:
             if loud:
-                log.error("admin_port_not_served", reason=taken(address, error), cure="stop it or change `admin:`")
+                log.error(
+                    "admin_port_not_served", reason=cannot_listen(address, error), cure="stop it or change `admin:`"
+                )
             loud = False
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), TRY_AGAIN_S)
@@ -177,5 +178,5 @@ def _day(request: web.Request, name: str) -> str | None:
 
 
 def _refusal(refused: Refused) -> web.Response:
-    body = render(refused, str(uuid7()))
+    body = render(refused, new_id())
     return web.Response(status=refused.status, body=body, headers=headers_of(refused), content_type="application/json")

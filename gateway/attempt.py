@@ -22,9 +22,10 @@ from gateway import crash, verdict
 from gateway.body import Body, Piece
 from gateway.caller import CallerSide
 from gateway.chain import Chain
+from gateway.chat.usage import Usage
 from gateway.collect import collected, usage_of
 from gateway.errors import Refused, render, unavailable
-from gateway.exchange import Attempt, Exchange, Outcome, Usage
+from gateway.exchange import Attempt, Exchange, Outcome
 from gateway.facts import Candidate, Gate
 from gateway.stream import End, Stream
 from gateway.upstream import Garbled, Upstreams, UpstreamSide

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
-from uuid_utils import uuid7
 
 from gateway.errors import Refused, headers_of, internal, render
+from gateway.request_id import new_id
 
 CUT_AFTER_S: Final = 0.1
 UNREAD_S: Final = 30.0
@@ -203,7 +203,7 @@ class CallerProtocol(web.RequestHandler):
         side = CallerSide(self, self.transport, http_1_1=True, keep_alive=False)
         status = 431 if isinstance(exc, LineTooLong) else status
         error = Refused(status, "invalid_request", MALFORMED) if status < 500 else internal()
-        request_id = str(uuid7())
+        request_id = new_id()
         side.refuse(error, request_id, {"x-request-id": request_id})
         return Written(side)
 

@@ -13,8 +13,8 @@ from fractions import Fraction
 
 import msgspec
 
+from gateway.chat.usage import Usage
 from gateway.config import Config, Group, Model
-from gateway.exchange import Usage
 from gateway.facts import Caller, Candidate
 
 MICROS = 1_000_000

@@ -12,7 +12,8 @@ import structlog
 from gateway.errors import Misconfigured, Refused
 from gateway.exchange import Exchange, Operation, Reply
 from gateway.facts import Route
-from gateway.plugin import Plugin, Services
+from gateway.plugin import Plugin
+from gateway.services import Services
 
 log = structlog.get_logger("gateway.chain")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.exchange import Usage
+from gateway.chat.usage import Usage
 from gateway.upstream import UpstreamSide
 
 

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from decimal import Decimal
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
@@ -274,7 +275,7 @@ def find(explicit: Path | None, environment: Mapping[str, str] | None = None) ->
 
 def shipped(name: str) -> Path:
     """A file of config/, where it was installed or where it is in a checkout."""
-    package = Path(__file__).parent
+    package = Path(str(files("gateway")))
     for folder in (package / "shipped", package.parent / "config"):
         if (folder / name).exists():
             return folder / name

@@ -10,10 +10,9 @@ from typing import Final
 
 from gateway.catalogue import MICROS
 from gateway.config import Config, Demo, host_port
-from gateway.errors import Misconfigured, Refused
+from gateway.errors import Misconfigured, Refused, cannot_listen
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.store import Store
-from gateway.supervisor import taken
 
 OPENING: Final = "demo-opening"
 """The transaction of the first credit: given once, however often the demo starts."""
@@ -29,7 +28,7 @@ def upstream(settings: Demo) -> Callable[[Callable[[], None]], None]:
                 ready()
                 await asyncio.Event().wait()
         except OSError as error:
-            raise Misconfigured(f"{taken(settings.upstream, error)}; change `demo.upstream`") from None
+            raise Misconfigured(f"{cannot_listen(settings.upstream, error)}; change `demo.upstream`") from None
 
     return lambda ready: asyncio.run(serve(ready))
 

@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from aiohttp import StreamReader, web
 from aiohttp.http import RawRequestMessage
-from uuid_utils import uuid7
 
 from gateway.caller import CallerProtocol, CallerSide
 from gateway.config import Port
 from gateway.errors import Refused
+from gateway.request_id import new_id
 
 READ_BUFFER: Final = 64 * 1024
 WRITE_BUFFER: Final = 64 * 1024
@@ -137,7 +137,7 @@ class GuardedProtocol(CallerProtocol):
             return
         self._disarm()
         side = CallerSide(self, transport, http_1_1=True, keep_alive=False)
-        request_id = str(uuid7())
+        request_id = new_id()
         side.refuse(error, request_id, {"x-request-id": request_id})
         if transport.can_write_eof():
             transport.write_eof()

@@ -7,6 +7,7 @@ A caller meets every error in one shape, on every path:
 
 from __future__ import annotations
 
+import errno
 from typing import Final
 
 import msgspec
@@ -78,6 +79,12 @@ class StoreAway(GatewayError):
 
 class StoreError(GatewayError):
     """The store answered a command with an error: a fault of ours (wrong type, wrong arguments), never of the moment."""
+
+
+def cannot_listen(address: str, error: OSError) -> str:
+    """Say why nothing can listen on `address`."""
+    reason = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror
+    return f"cannot listen on {address}: {reason}"
 
 
 def unavailable(retry_after_s: float = 1) -> Refused:

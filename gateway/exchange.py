@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
-from uuid_utils import uuid7
 
 from gateway.body import Body
+from gateway.chat.usage import Usage
 from gateway.errors import Refused
+from gateway.request_id import new_id
 
 Fact = TypeVar("Fact")
 
@@ -40,26 +41,6 @@ class Outcome(StrEnum):
     STOPPED = "stopped"
     GATEWAY_CRASHED = "gateway_crashed"
     INTERNAL_ERROR = "internal_error"
-
-
-class Usage(msgspec.Struct, frozen=True):
-    """Tokens of one attempt or of a whole exchange. `source`: told by the upstream, or estimated here from bytes."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    source: Literal["upstream", "estimated", "none"] = "none"
-
-    def __add__(self, other: Usage) -> Usage:
-        if "none" in (self.source, other.source):
-            return self if other.source == "none" else other
-        source: Literal["upstream", "estimated"] = (
-            "upstream" if self.source == other.source == "upstream" else "estimated"
-        )
-        return Usage(
-            self.prompt_tokens + other.prompt_tokens,
-            self.completion_tokens + other.completion_tokens,
-            source,
-        )
 
 
 class Attempt(msgspec.Struct):
@@ -143,7 +124,7 @@ class Exchange:
         generation: int = 0,
         id: str = "",  # noqa: A002
     ) -> None:
-        self.id = id or str(uuid7())
+        self.id = id or new_id()
         self.request = request
         self.arrived_at = time.time()
         """UTC, seconds since 1970: for records only; durations are measured on `started`."""

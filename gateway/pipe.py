@@ -11,8 +11,9 @@ from typing import Final
 from gateway.attempt import Call, CallerGone
 from gateway.caller import CallerSide
 from gateway.chain import Chain
+from gateway.chat.usage import Usage
 from gateway.errors import Refused
-from gateway.exchange import Exchange, Usage
+from gateway.exchange import Exchange
 from gateway.facts import Route
 from gateway.stream import End, Stream
 from gateway.upstream import Upstreams

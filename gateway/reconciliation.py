@@ -17,7 +17,8 @@ import msgspec
 from gateway import reports
 from gateway.catalogue import Price
 from gateway.exchange import Outcome
-from gateway.record import Record, month
+from gateway.record import Record
+from gateway.request_id import month
 from gateway.rows import files
 from gateway.store.invariants import Audit, Resolved
 from gateway.store.store import Store

@@ -1,4 +1,4 @@
-"""The usage record: what is kept of every request that sent a whole head, and what its id tells.
+"""The usage record: what is kept of every request that sent a whole head.
 
 A record is written twice, at arrival (`outcome` is None) and at the end, and the two are one by their id.
 Nothing that a caller made up goes into it: no path, no header, no name that the catalogue does not know. Any
@@ -7,16 +7,11 @@ of them could be a token that was pasted in the wrong place.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Final, Literal
 
 import msgspec
 
 from gateway.exchange import Outcome
-
-OLDEST_ID: Final = "00000000-0000-"
-"""Sorts before the id of every request."""
 
 
 class Tried(msgspec.Struct, frozen=True):
@@ -66,37 +61,3 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 encode: Final = msgspec.json.Encoder().encode
 decode: Final = msgspec.json.Decoder(Record).decode
 """A record from its JSON. Raises `msgspec.MsgspecError` (`DecodeError`, `ValidationError`)."""
-
-
-def arrival_ms(id: str) -> int:  # noqa: A002 - the field's name
-    """When a request arrived, by its id (UUIDv7): milliseconds since 1970. Raises `ValueError` for what is no
-    such id.
-    """
-    if len(id) != 36 or id[14] != "7":
-        raise ValueError("not a request id")
-    return int(id[:8] + id[9:13], 16)
-
-
-def first_id(ms: int) -> str:
-    """The lower bound of the ids of all requests that arrived at `ms` or later."""
-    digits = f"{max(ms, 0):012x}"
-    return f"{digits[:8]}-{digits[8:]}-"
-
-
-def month(id: str) -> str:  # noqa: A002
-    """The month (`2026-11`, UTC) in whose file a request is kept. Raises `ValueError`."""
-    return utc(arrival_ms(id))[:7]
-
-
-def utc(ms: int) -> str:
-    """ISO 8601 with milliseconds, as in `2026-11-21T06:21:30.123Z`."""
-    return f"{_second(ms // 1000)}.{ms % 1000:03d}Z"
-
-
-@lru_cache(maxsize=64)
-def _second(at: int) -> str:
-    """Many requests share a second, and `strftime` costs more than all else that a record needs."""
-    try:
-        return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%S}"
-    except (OverflowError, OSError) as error:
-        raise ValueError("not a time") from error

@@ -14,7 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from gateway.exchange import Outcome
-from gateway.record import Record, first_id, month
+from gateway.record import Record
+from gateway.request_id import first_id, month
 from gateway.rows import COLUMNS, JSON_COLUMNS, SUMS, files, path_of
 
 _NAMES: Final = ", ".join(f'"{name}"' for name in COLUMNS)

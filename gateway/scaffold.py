@@ -6,6 +6,7 @@ import keyword
 import re
 import sys
 from importlib.metadata import version
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from string import Template
@@ -13,7 +14,7 @@ from typing import Final
 
 from gateway import loading
 
-TEMPLATES: Final = Path(__file__).parent / "templates" / "plugin"
+TEMPLATES: Final = Path(str(files("gateway"))) / "templates" / "plugin"
 SUFFIX: Final = ".txt"
 LONGEST_NAME: Final = 64
 IMPORTED: Final = {"Caller", "Exchange", "Path", "Plugin", "Refused", "Services"}

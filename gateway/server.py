@@ -23,7 +23,7 @@ from gateway.errors import Refused, unavailable
 from gateway.exchange import Exchange, Operation, Reply, Request
 from gateway.intake import Budget, Intake, expects
 from gateway.life import Answer, Life
-from gateway.plugin import Services
+from gateway.services import Services
 
 
 class Gateway:

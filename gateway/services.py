@@ -3,13 +3,56 @@
 from __future__ import annotations
 
 import time
+from typing import Any, Protocol
 
 import structlog
 
 from gateway.catalogue import Catalogue
 from gateway.config import Config
-from gateway.plugin import Services
+from gateway.store.client import Client
 from gateway.store.store import Store
+
+
+class Clock(Protocol):
+    """The time, replaceable in tests."""
+
+    def time(self) -> float:
+        """UTC, seconds since 1970."""
+
+    def monotonic(self) -> float:
+        """Seconds that never jump; for durations."""
+
+
+class Services:
+    """What a plugin is given when it starts.
+
+    `name`: the plugin's name in the chain. `store`: accounts, tokens, wallet, limits, usage. `redis`: the coalescing
+    client for a plugin's own keys, which `key(...)` names. `catalogue`: models, prices, groups. `log`: a structured
+    logger (never hand it a token).
+    """
+
+    def __init__(self, *, name: str, store: Store, redis: Client, clock: Clock, log: Any, catalogue: Catalogue) -> None:
+        self.name = name
+        self.store = store
+        self.redis = redis
+        self.clock = clock
+        self.log = log
+        self.catalogue = catalogue
+
+    def key(self, *parts: str) -> str:
+        """A key of this plugin's own. Put what must live together in one slot of a cluster in braces: `{account}`."""
+        return ":".join(("gw", "plugin", self.name, *parts))
+
+    def named(self, name: str) -> Services:
+        """The same services for the plugin called `name`."""
+        return Services(
+            name=name,
+            store=self.store,
+            redis=self.redis,
+            clock=self.clock,
+            log=self.log,
+            catalogue=self.catalogue,
+        )
 
 
 class SystemClock:

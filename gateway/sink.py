@@ -27,7 +27,8 @@ from gateway import reports
 from gateway.config import Config
 from gateway.errors import GatewayError, StoreError
 from gateway.exchange import Outcome
-from gateway.record import Record, decode, month
+from gateway.record import Record, decode
+from gateway.request_id import month
 from gateway.rows import Rows, months_ago
 from gateway.spool import keep
 from gateway.store.accounts import Accounts

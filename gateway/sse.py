@@ -17,7 +17,7 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
-from gateway.exchange import Usage
+from gateway.chat.usage import Usage
 from gateway.framing import BORDER, LINE_FEED, borders, data_of, last_border, plain_events, whole_events
 from gateway.output import Output
 

@@ -21,7 +21,8 @@ from gateway import crash, verdict
 from gateway.body import Body
 from gateway.caller import CallerSide
 from gateway.channel import Channel
-from gateway.exchange import Exchange, Usage
+from gateway.chat.usage import Usage
+from gateway.exchange import Exchange
 from gateway.sse import EventStream
 from gateway.upstream import UpstreamSide
 

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import ctypes
-import errno
 import gc
 import os
 import select
@@ -28,7 +27,7 @@ import structlog
 
 from gateway import logs
 from gateway.config import host_port
-from gateway.errors import GatewayError, Misconfigured
+from gateway.errors import GatewayError, Misconfigured, cannot_listen
 
 log = structlog.get_logger("gateway.supervisor")
 
@@ -173,14 +172,8 @@ def listeners(address: str, count: int) -> list[socket.socket]:
             listener.setblocking(False)
             sockets.append(listener)
     except OSError as error:
-        raise Misconfigured(f"{taken(address, error)}; stop it or change `listen:`") from None
+        raise Misconfigured(f"{cannot_listen(address, error)}; stop it or change `listen:`") from None
     return sockets
-
-
-def taken(address: str, error: OSError) -> str:
-    """Why nothing can listen on `address`."""
-    reason = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror
-    return f"cannot listen on {address}: {reason}"
 
 
 def _become(child: Child, parent: int, writing: int) -> None:

@@ -24,8 +24,9 @@ from gateway.catalogue import Catalogue
 from gateway.config import Config, Loaded, StoreSettings
 from gateway.exchange import Exchange, Request
 from gateway.fake_upstream import FakeUpstream
-from gateway.plugin import Plugin, Services
+from gateway.plugin import Plugin
 from gateway.server import Gateway
+from gateway.services import Services
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.store import Store
 from gateway.worker import opened

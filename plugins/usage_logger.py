@@ -11,7 +11,8 @@ from typing import ClassVar, Final
 import msgspec
 
 from gateway import Exchange, Outcome, Plugin, Services
-from gateway.record import Record, Tried, arrival_ms, utc
+from gateway.record import Record, Tried
+from gateway.request_id import arrival_ms, utc
 
 LONGEST_FOREIGN_NAME: Final = 128
 """Characters kept of what an upstream made up."""

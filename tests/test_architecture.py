@@ -19,20 +19,32 @@ LAYERS = (
     ("supervisor", "worker", "reload", "demo", "doctor", "sink", "care", "pulse", "admin", "bound", "tls", "explain"),
     ("server",),
     ("door", "intake", "accept"),
-    ("life", "loading", "services"),
+    ("life", "loading"),
     ("pipe", "attempt", "collect", "stream", "sse", "output", "framing", "upstream", "verdict"),
     ("chain", "caller", "answers"),
-    ("metrics", "store", "reports", "reconciliation", "rows", "record", "clickhouse", "spool", "plugin", "catalogue"),
+    (
+        "metrics",
+        "store",
+        "reports",
+        "reconciliation",
+        "rows",
+        "record",
+        "clickhouse",
+        "spool",
+        "plugin",
+        "services",
+        "catalogue",
+    ),
     ("facts",),
     ("exchange", "config", "channel", "section", "credentials", "conversion", "document"),
-    ("body", "fake_upstream", "logs", "secret", "cells", "notify", "owned"),
-    ("errors", "crash"),
+    ("body", "chat", "fake_upstream", "logs", "secret", "cells", "notify", "owned"),
+    ("errors", "crash", "request_id"),
 )
 """What imports above what is imported. Within a layer there are no circles."""
 
 PLUGINS_MAY = {
     *("gateway", "gateway.errors", "gateway.exchange", "gateway.plugin"),
-    *("gateway.answers", "gateway.catalogue", "gateway.record", "gateway.store"),
+    *("gateway.answers", "gateway.catalogue", "gateway.record", "gateway.request_id", "gateway.store"),
 }
 """What a plugin may import: the public names, and what the shipped plugins are a thin layer over."""
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.catalogue import Catalogue, Price, matches
+from gateway.chat.usage import Usage
 from gateway.config import Channel, Config, Group, Model, Serving, load
-from gateway.exchange import Usage
 from gateway.facts import Caller
 
 A, B = Channel("http://a/v1"), Channel("http://b/v1")

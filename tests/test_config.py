@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from decimal import Decimal
+from importlib.resources import files
 from io import StringIO
 from pathlib import Path
 
@@ -13,7 +14,6 @@ import pytest
 import yaml
 from rich.console import Console
 
-from gateway import config as config_module
 from gateway import loading
 from gateway.config import (
     SECTIONS,
@@ -323,7 +323,7 @@ def test_the_reference_names_every_setting() -> None:
 
 
 def test_every_setting_is_obeyed_somewhere() -> None:
-    package = Path(config_module.__file__).parent
+    package = Path(str(files("gateway")))
     code = "\n".join(path.read_text() for path in package.rglob("*.py"))
     kinds: list[type[Section]] = [*PLACES, Serving, PluginEntry]
     for kind in kinds:

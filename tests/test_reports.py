@@ -9,7 +9,8 @@ import pytest
 
 from gateway import reports
 from gateway.exchange import Outcome
-from gateway.record import Record, arrival_ms
+from gateway.record import Record
+from gateway.request_id import arrival_ms
 from gateway.rows import Rows
 from tests.records import arrival, end, id_at
 

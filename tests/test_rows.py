@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from gateway import reports
 from gateway.exchange import Outcome
-from gateway.record import Record, arrival_ms
+from gateway.record import Record
+from gateway.request_id import arrival_ms
 from gateway.rows import GROUPS, SUMS, Rows, files, months_ago, path_of
 from tests.records import arrival, end, id_at
 

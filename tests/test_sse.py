@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.exchange import Usage
+from gateway.chat.usage import Usage
 from gateway.sse import EventStream
 
 LONGEST = 600

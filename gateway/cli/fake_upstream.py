@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from gateway.cli.common import print_table
-from gateway.errors import Misconfigured
+from gateway.errors import Misconfigured, cannot_listen
 from gateway.fake_upstream import MODES, FakeUpstream
-from gateway.supervisor import taken
 
 
 def register(app: typer.Typer) -> None:
@@ -42,7 +41,7 @@ def fake_upstream(
                 typer.echo(f"{mode}: {upstream.base_url}")
                 await asyncio.Event().wait()
         except OSError as error:
-            raise Misconfigured(f"{taken(f'{host}:{port}', error)}; change --port") from None
+            raise Misconfigured(f"{cannot_listen(f'{host}:{port}', error)}; change --port") from None
 
     with suppress(KeyboardInterrupt):
         asyncio.run(serve())

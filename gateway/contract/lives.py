@@ -14,12 +14,13 @@ from typing import Final
 
 import msgspec
 
+from gateway.chat.usage import Usage
 from gateway.contract.cost import Cost
 from gateway.contract.endings import CHUNKS, Ending
 from gateway.contract.held import Held, in_memory, in_store
 from gateway.contract.loses import LosesReplies
 from gateway.errors import GatewayError, Refused, as_refused
-from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply, Usage
+from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply
 from gateway.plugin import Plugin
 from gateway.store.client import Client
 from gateway.testing import exchange

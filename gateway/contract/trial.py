@@ -21,7 +21,8 @@ from gateway.contract.shown import Log, shown
 from gateway.conversion import convert
 from gateway.document import Document
 from gateway.errors import GatewayError
-from gateway.plugin import Plugin, Services
+from gateway.plugin import Plugin
+from gateway.services import Services
 
 MOST_WAITS: Final = 12
 """In so many places at most does the store go away."""

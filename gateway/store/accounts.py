@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -22,7 +23,7 @@ from gateway.store.limits import Rules
 LARGEST_AMOUNT: Final = 2**53 - 1
 """Micros. Beyond it a script's numbers, which are doubles, are no longer exact."""
 
-_WRITE: Final = Script.load("account_write")
+_WRITE: Final = Script.load(Path(__file__).with_name("account_write.lua"))
 _PAGE: Final = 500
 
 

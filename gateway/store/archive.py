@@ -17,7 +17,7 @@ from typing import IO
 import msgspec
 
 from gateway.errors import GatewayError
-from gateway.record import arrival_ms
+from gateway.request_id import arrival_ms
 from gateway.store.scripts import SKEW_S
 
 Entry = tuple[bytes, dict[bytes, bytes]]

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
 from gateway.store.client import Client, Script
 
-_SCRIPT: Final = Script.load("channels")
+_SCRIPT: Final = Script.load(Path(__file__).with_name("channels.lua"))
 _encode: Final = msgspec.json.Encoder().encode
 
 

@@ -41,9 +41,9 @@ class Script:
         self.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
     @classmethod
-    def load(cls, name: str) -> Script:
-        """The script `gateway/store/NAME.lua`."""
-        return cls(name, Path(__file__).with_name(f"{name}.lua").read_text(encoding="utf-8"))
+    def load(cls, *files: Path) -> Script:
+        """Return the script that `files` make up in this order, named like the last of them."""
+        return cls(files[-1].stem, "\n".join(file.read_text(encoding="utf-8") for file in files))
 
     def __repr__(self) -> str:
         return f"Script({self.name!r}, {self.digest[:8]})"

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
@@ -18,7 +19,7 @@ LARGEST_RATE: Final = 100_000_000
 """A minute. Above it the script's whole numbers, which are doubles, would no longer be exact."""
 
 _MINUTE_US: Final = 60_000_000
-_LIMITS: Final = Script.load("limits")
+_LIMITS: Final = Script.load(Path(__file__).with_name("limits.lua"))
 
 Kind = Literal["requests", "tokens", "concurrent"]
 

@@ -16,9 +16,9 @@ SKEW_S: Final = 300
 
 
 def script(name: str) -> Script:
-    """The script of this name, after what all of them share."""
-    here = Path(__file__).parent
-    return Script(name, "\n".join((here / f"{part}.lua").read_text(encoding="utf-8") for part in ("wallet", name)))
+    """Return the script of this name, after what all of them share."""
+    folder = Path(__file__).parent
+    return Script.load(folder / "wallet.lua", folder / f"{name}.lua")
 
 
 @lru_cache(1024)  # a request asks for its account's twice

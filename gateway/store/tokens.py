@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -26,7 +27,7 @@ from gateway.store.seal import Seal
 HOUR_S: Final = 3600
 
 _ID: Final = re.compile(r"([a-z0-9]{3,32})-([a-z0-9]{8})")
-_SWAP: Final = Script.load("token_swap")
+_SWAP: Final = Script.load(Path(__file__).with_name("token_swap.lua"))
 
 
 class TokenError(GatewayError):

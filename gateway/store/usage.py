@@ -23,7 +23,8 @@ from uuid import uuid4
 from gateway import crash, reports
 from gateway.clickhouse import ClickHouse
 from gateway.errors import GatewayError, StoreAway
-from gateway.record import Record, arrival_ms, decode, encode
+from gateway.record import Record, decode, encode
+from gateway.request_id import arrival_ms
 from gateway.spool import Spool
 from gateway.store.client import Client
 from gateway.store.recent import Recent

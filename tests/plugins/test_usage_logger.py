@@ -11,7 +11,8 @@ import pytest
 from gateway import Attempt, Exchange, Outcome, Refused, Services, Usage
 from gateway.config import Channel, Config, Model
 from gateway.errors import StoreAway
-from gateway.record import Record, Tried, arrival_ms, decode, utc
+from gateway.record import Record, Tried, decode
+from gateway.request_id import arrival_ms, utc
 from gateway.store.client import Client
 from gateway.store.embedded import EmbeddedStore
 from gateway.store.usage import FIELD

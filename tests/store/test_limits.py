@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from gateway.store import limits
 from gateway.store.client import Client, Script
 from gateway.store.limits import LARGEST_RATE, Limited, Limits, Rate, Rules, Taken
 
@@ -95,7 +96,7 @@ class Model:
 
 def at_a_given_time() -> Script:
     """The script as it is, but told the time by its last argument."""
-    real = Script.load("limits")
+    real = limits._LIMITS
     asks = "local time = redis.call('TIME')\nlocal now = time[1] * 1000000 + time[2]\n"
     assert real.text.count(asks) == 1
     assert real.text.count("'TIME'") == 1
@@ -294,7 +295,7 @@ async def test_slots_are_kept_for_their_lease(asking: Asking, client: Client) ->
 async def test_a_fault_in_the_leases_of_slots_is_caught(
     asking: Asking, client: Client, monkeypatch: pytest.MonkeyPatch, text: str, fault: str
 ) -> None:
-    real = Script.load("limits").text
+    real = limits._LIMITS.text
     assert real.count(text) == 1
     monkeypatch.setattr("gateway.store.limits._LIMITS", Script("limits", real.replace(text, fault)))
     with pytest.raises(AssertionError):

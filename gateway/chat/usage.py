@@ -1,0 +1,27 @@
+"""How many tokens an answer used. Sans-I/O."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of one attempt or of a whole exchange. `source`: told by the upstream, or estimated here from bytes."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    source: Literal["upstream", "estimated", "none"] = "none"
+
+    def __add__(self, other: Usage) -> Usage:
+        if "none" in (self.source, other.source):
+            return self if other.source == "none" else other
+        source: Literal["upstream", "estimated"] = (
+            "upstream" if self.source == other.source == "upstream" else "estimated"
+        )
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            source,
+        )
