@@ -24,13 +24,13 @@ from aiohttp_sse import EventSourceResponse, sse_response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from gateway import reports
-from gateway.config import Config, host_port
+from gateway.config.schema import Config, host_port
+from gateway.config.secrets import secret_of
 from gateway.errors import Refused, cannot_listen, headers_of, internal, render
 from gateway.metrics import Exporter
 from gateway.record import encode
 from gateway.request_id import new_id
 from gateway.rows import GROUPS
-from gateway.secret import secret_of
 
 LIVE: Final = "/usage/live"
 POLL_S: Final = 0.25

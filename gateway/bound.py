@@ -14,7 +14,7 @@ import msgspec
 from gateway.body import MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE, BodyRules
 from gateway.catalogue import MICROS, Catalogue, Price, matches
 from gateway.chain import Chain
-from gateway.config import Config
+from gateway.config.schema import Config
 
 SMALLEST_MESSAGE: Final = len('{"role":""},')
 

@@ -14,7 +14,7 @@ from fractions import Fraction
 import msgspec
 
 from gateway.chat.usage import Usage
-from gateway.config import Config, Group, Model
+from gateway.config.schema import Config, Group, Model
 from gateway.facts import Caller, Candidate
 
 MICROS = 1_000_000

@@ -22,7 +22,7 @@ import structlog
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from gateway import reports
-from gateway.config import Config
+from gateway.config.schema import Config
 from gateway.errors import GatewayError, StoreAway
 from gateway.exchange import Outcome
 from gateway.record import Record

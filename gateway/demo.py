@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.catalogue import MICROS
-from gateway.config import Config, Demo, host_port
+from gateway.config.schema import Config, Demo, host_port
 from gateway.errors import Misconfigured, Refused, cannot_listen
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.store import Store

@@ -17,7 +17,7 @@ from aiohttp import StreamReader, web
 from aiohttp.http import RawRequestMessage
 
 from gateway.caller import CallerProtocol, CallerSide
-from gateway.config import Port
+from gateway.config.schema import Port
 from gateway.errors import Refused
 from gateway.request_id import new_id
 

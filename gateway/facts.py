@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.channel import Channel
+from gateway.config.channel import Channel
 
 
 class Limits(msgspec.Struct, frozen=True):

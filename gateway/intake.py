@@ -14,7 +14,7 @@ from aiohttp import ClientPayloadError, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.caller import CallerSide
-from gateway.config import Port
+from gateway.config.schema import Port
 from gateway.errors import Refused, unavailable
 
 SMALL: Final = 16 * 1024

@@ -8,8 +8,8 @@ from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 
 from gateway.chain import Chain, Step
-from gateway.config import Loaded
-from gateway.conversion import convert
+from gateway.config.decode import convert
+from gateway.config.schema import Loaded
 from gateway.plugin import Plugin
 
 ENTRY_POINTS = "gateway.plugins"

@@ -19,7 +19,7 @@ import structlog
 
 from gateway import loading
 from gateway.chain import Chain
-from gateway.config import Config, Loaded, load
+from gateway.config.schema import Config, Loaded, load
 from gateway.errors import GatewayError
 from gateway.metrics import Metrics
 from gateway.owned import Owned

@@ -17,7 +17,7 @@ from gateway.answers import HEALTH, Answers, misdirected, operation_of
 from gateway.body import Body, BodyRules, check
 from gateway.caller import CallerSide, Written
 from gateway.chain import Chain
-from gateway.config import Port
+from gateway.config.schema import Port
 from gateway.door import Door, GuardedProtocol, too_large_a_head
 from gateway.errors import Refused, unavailable
 from gateway.exchange import Exchange, Operation, Reply, Request

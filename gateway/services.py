@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import structlog
 
 from gateway.catalogue import Catalogue
-from gateway.config import Config
+from gateway.config.schema import Config
 from gateway.store.client import Client
 from gateway.store.store import Store
 

@@ -24,7 +24,7 @@ import msgspec
 import structlog
 
 from gateway import reports
-from gateway.config import Config
+from gateway.config.schema import Config
 from gateway.errors import GatewayError, StoreError
 from gateway.exchange import Outcome
 from gateway.record import Record, decode

@@ -20,8 +20,8 @@ import structlog
 from gateway import crash, verdict
 from gateway.body import Body
 from gateway.caller import CallerSide
-from gateway.channel import Channel
 from gateway.chat.usage import Usage
+from gateway.config.channel import Channel
 from gateway.exchange import Exchange
 from gateway.sse import EventStream
 from gateway.upstream import UpstreamSide

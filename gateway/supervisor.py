@@ -26,7 +26,7 @@ import msgspec
 import structlog
 
 from gateway import logs
-from gateway.config import host_port
+from gateway.config.schema import host_port
 from gateway.errors import GatewayError, Misconfigured, cannot_listen
 
 log = structlog.get_logger("gateway.supervisor")

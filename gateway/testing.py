@@ -17,11 +17,11 @@ import structlog
 from aiohttp import ClientSession
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway import config
 from gateway.answers import operation_of
 from gateway.body import Body, BodyRules, check
 from gateway.catalogue import Catalogue
-from gateway.config import Config, Loaded, StoreSettings
+from gateway.config import schema
+from gateway.config.schema import Config, Loaded, StoreSettings
 from gateway.exchange import Exchange, Request
 from gateway.fake_upstream import FakeUpstream
 from gateway.plugin import Plugin
@@ -169,7 +169,7 @@ async def running(yaml: str, folder: Path, url: str | None = None) -> AsyncItera
     """The gateway of a configuration on a free port, its data in `folder`, its store as in `services`."""
     file = folder / "gateway.yaml"
     file.write_text(yaml, encoding="utf-8")
-    read = config.load(file)
+    read = schema.load(file)
     loaded = Loaded(msgspec.structs.replace(read.config, data=str(folder / "data")), read.document)
     loaded.config.data_path.mkdir(mode=0o700, exist_ok=True)
     with _store(loaded.config.data_path, url) as address:

@@ -15,7 +15,7 @@ from typing import Final
 
 import structlog
 
-from gateway.config import Tls
+from gateway.config.schema import Tls
 from gateway.errors import Misconfigured
 
 LOOK_EVERY_S: Final = 5.0

@@ -19,7 +19,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from gateway.body import Piece
-from gateway.channel import Channel
+from gateway.config.channel import Channel
 from gateway.credentials import Credentials
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class UpstreamSide(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._ended is not None:
-            self._reusable = False  # bytes after the end: they belong to no request
+            self._reusable = False  # bytes after the end belong to no request
             return
         self.answered = True
         try:

@@ -13,7 +13,7 @@ from typing import Final
 from gateway import loading
 from gateway.care import Care
 from gateway.cells import Cells
-from gateway.config import Loaded
+from gateway.config.schema import Loaded
 from gateway.errors import GatewayError
 from gateway.life import Life
 from gateway.metrics import Metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from gateway import sink
-from gateway.config import Config
+from gateway.config.schema import Config
 
 if __name__ == "__main__":
     sink.main(Config(data=sys.argv[1]), sys.argv[2])

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from gateway import admin
 from gateway.admin import Admin, serve, serving, token_of
-from gateway.config import Config
+from gateway.config.schema import Config
 from gateway.errors import Misconfigured
 from gateway.metrics import Exporter
 from gateway.record import Record, decode

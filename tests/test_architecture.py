@@ -36,8 +36,8 @@ LAYERS = (
         "catalogue",
     ),
     ("facts",),
-    ("exchange", "config", "channel", "section", "credentials", "conversion", "document"),
-    ("body", "chat", "fake_upstream", "logs", "secret", "cells", "notify", "owned"),
+    ("exchange", "config", "credentials"),
+    ("body", "chat", "fake_upstream", "logs", "cells", "notify", "owned"),
     ("errors", "crash", "request_id"),
 )
 """What imports above what is imported. Within a layer there are no circles."""

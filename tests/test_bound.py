@@ -9,7 +9,7 @@ import pytest
 from gateway import loading
 from gateway.body import BodyRules, check
 from gateway.bound import Bound, bound_of, most_prompt_tokens
-from gateway.config import load
+from gateway.config.schema import load
 
 FILE = """
 data: {folder}

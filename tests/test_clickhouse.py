@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 
 from gateway import clickhouse, reports
 from gateway.clickhouse import VIEW, ClickHouse, Copier
-from gateway.config import Config, UsageSettings
+from gateway.config.schema import Config, UsageSettings
 from gateway.errors import GatewayError, StoreAway
 from gateway.exchange import Outcome
 from gateway.rows import GROUPS, Rows

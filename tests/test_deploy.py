@@ -22,9 +22,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from yamllint import linter
 from yamllint.config import YamlLintConfig
 
-from gateway import config, loading
+from gateway import loading
 from gateway.cli.serve import SINK_STOP_S
-from gateway.config import Port
+from gateway.config import schema
+from gateway.config.schema import Port
 from gateway.metrics import FAMILIES
 from tests.cli.processes import Served, children, demo_in, free_port, kill, serving, worker_of
 
@@ -180,7 +181,7 @@ def test_every_log_line_that_an_alert_names_is_written() -> None:
 
 
 def test_the_configuration_of_the_containers_is_good() -> None:
-    loaded = config.load(DEPLOY / "gateway.yaml", GIVEN)
+    loaded = schema.load(DEPLOY / "gateway.yaml", GIVEN)
     loading.build(loaded)
     assert (loaded.config.listen, loaded.config.admin) == ("0.0.0.0:8080", "0.0.0.0:9090")
 
@@ -190,7 +191,7 @@ def test_nginx_lets_through_what_the_gateway_serves() -> None:
     directives = dict(re.findall(r"^\s*(\w+) ([^;{]+);", text, flags=re.MULTILINE))
     assert directives["client_max_body_size"] == f"{Port().max_body // 2**20}m"
     longest = max(
-        channel.timers.total for channel in config.load(DEPLOY / "gateway.yaml", GIVEN).config.channels.values()
+        channel.timers.total for channel in schema.load(DEPLOY / "gateway.yaml", GIVEN).config.channels.values()
     )
     assert int(directives["proxy_read_timeout"].rstrip("s")) > longest
     assert int(directives["keepalive_timeout"].rstrip("s")) < Port().idle_timeout
@@ -258,7 +259,7 @@ def test_the_manifests_agree_with_the_gateway() -> None:
     by_kind = {document["kind"]: document["spec"] for document in documents("kubernetes/gateway.yaml")}
     pod = by_kind["StatefulSet"]["template"]["spec"]
     (container,) = pod["containers"]
-    loaded = config.load(DEPLOY / "gateway.yaml", GIVEN).config
+    loaded = schema.load(DEPLOY / "gateway.yaml", GIVEN).config
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert [f"0.0.0.0:{ports[name]}" for name in ("http", "admin")] == [loaded.listen, loaded.admin]
     paths = {container[probe]["httpGet"]["path"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")}

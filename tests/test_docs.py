@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from gateway import config, loading
+from gateway import loading
 from gateway.cli.commands import program
+from gateway.config import schema
 from gateway.errors import Misconfigured
 
 ROOT = Path(__file__).parent.parent
@@ -53,11 +54,11 @@ def test_the_example_plugin_and_its_test_run(tmp_path: Path) -> None:
     assert "3 passed" in run.stdout, run.stdout + run.stderr
 
 
-def with_chain(tmp_path: Path, chain: str) -> config.Loaded:
+def with_chain(tmp_path: Path, chain: str) -> schema.Loaded:
     (tmp_path / "office_hours.py").write_text(named("plugins/README.md")["office_hours.py"])
     file = tmp_path / "gateway.yaml"
     file.write_text(chain)
-    return config.load(file)
+    return schema.load(file)
 
 
 def test_the_example_chain_is_accepted(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gateway import loading
 from gateway.chain import Chain
-from gateway.config import load
+from gateway.config.schema import load
 from gateway.errors import Misconfigured
 from gateway.plugin import Plugin
 from gateway.testing import services

@@ -10,7 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.catalogue import Catalogue
 from gateway.cells import Cells
 from gateway.chat.usage import Usage
-from gateway.config import Channel, Config, Model
+from gateway.config.channel import Channel
+from gateway.config.schema import Config, Model
 from gateway.errors import Refused, StoreAway, StoreError
 from gateway.exchange import Attempt, Exchange, Outcome
 from gateway.fake_upstream import FakeUpstream

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.config import Port
+from gateway.config.schema import Port
 from gateway.errors import Misconfigured
 from gateway.notify import Service, inherited
 from tests.cli.processes import alive, children, demo_in

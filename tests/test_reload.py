@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from gateway import Exchange, Plugin, Reply
-from gateway.config import Config
+from gateway.config.schema import Config
 from gateway.fake_upstream import FakeUpstream
 from gateway.reload import Reloads, needs_restart
 from gateway.store.client import Client

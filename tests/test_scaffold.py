@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import config
+from gateway.config import schema
 from gateway.scaffold import write
 
 
@@ -53,7 +53,7 @@ def test_the_package_has_what_it_takes(tmp_path: Path) -> None:
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     assert project["name"] == "night-rates"
     assert project["entry-points"]["gateway.plugins"] == {"night-rates": "night_rates:NightRates"}
-    (entry,) = [entry for entry in config.load(folder / "gateway.yaml").config.plugins if entry.use == "night-rates"]
+    (entry,) = [entry for entry in schema.load(folder / "gateway.yaml").config.plugins if entry.use == "night-rates"]
     assert entry.with_ == {"at_once": 2}
     for path in folder.rglob("*.*"):
         assert not path.is_file() or "$" not in path.read_text(), path

@@ -16,7 +16,8 @@ import msgspec
 import pytest
 
 from gateway import reports, sink
-from gateway.config import Channel, Config, Timers
+from gateway.config.channel import Channel, Timers
+from gateway.config.schema import Config
 from gateway.errors import StoreAway
 from gateway.exchange import Outcome
 from gateway.record import Record, encode

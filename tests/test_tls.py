@@ -14,8 +14,9 @@ import trustme
 from structlog.testing import capture_logs
 from yarl import URL
 
-from gateway import config, tls
-from gateway.config import Port, Tls
+from gateway import tls
+from gateway.config import schema
+from gateway.config.schema import Port, Tls
 from gateway.door import WRITE_BUFFER
 from gateway.errors import Misconfigured
 from gateway.store.client import Client
@@ -172,7 +173,7 @@ async def test_who_does_not_read_holds_up_the_upstream_through_tls_too(
     async with Scripted([CHUNKED, *[chunk(event)] * 5000, LAST]) as upstream:
         file = tmp_path / "gateway.yaml"
         file.write_text(f"{configuration(upstream.base_url)}data: {tmp_path}\n")
-        async with opened(config.load(file), store_url) as gateway:
+        async with opened(schema.load(file), store_url) as gateway:
             listener = socket.create_server(("127.0.0.1", 0))
             await gateway.listen(listener, Certificate(issued(tmp_path)).context)
             token = await Running(gateway, listener.getsockname()).token()

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from gateway import logs, worker
-from gateway.config import load
+from gateway.config.schema import load
 
 if __name__ == "__main__":
     logs.configure()

@@ -1,1 +1,4 @@
-"""TODO."""
+"""Chat completions as bytes: request bodies, event streams, token counts. Sans-I/O: nothing here opens a socket.
+
+Imports only `errors` from the rest of the gateway.
+"""

@@ -10,7 +10,7 @@ from gateway import loading
 from gateway.bound import bound_of
 from gateway.chain import warnings
 from gateway.cli.common import ConfigOption, JsonOption, print_fields, print_json, store_of
-from gateway.config import find, load
+from gateway.config.schema import find, load
 from gateway.services import services_of
 from gateway.store.safety import check_store
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway.catalogue import MICROS
-from gateway.config import Config, find, load
+from gateway.config.schema import Config, find, load
 from gateway.errors import Misconfigured
 from gateway.store.store import Store
 

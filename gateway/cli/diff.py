@@ -11,7 +11,7 @@ import typer
 
 from gateway import loading
 from gateway.cli.common import ConfigOption, JsonOption, console, print_json
-from gateway.config import Config, find, load
+from gateway.config.schema import Config, find, load
 from gateway.reload import needs_restart
 
 

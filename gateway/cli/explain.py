@@ -11,7 +11,7 @@ import typer
 from gateway import loading
 from gateway.body import BodyRules
 from gateway.cli.common import ConfigOption, JsonOption, TokenOption, console, print_json, store_of
-from gateway.config import find, load
+from gateway.config.schema import find, load
 from gateway.explain import Explanation
 from gateway.explain import explain as explained
 from gateway.services import services_of

@@ -10,7 +10,7 @@ from aiohttp import ClientError, ClientResponseError, ClientSession, ClientTimeo
 
 from gateway import reports
 from gateway.admin import LIVE, PING_S, token_of
-from gateway.config import Config, host_port
+from gateway.config.schema import Config, host_port
 from gateway.record import Record, decode
 
 POLL_S = 0.5

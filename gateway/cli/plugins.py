@@ -10,7 +10,7 @@ import typer
 
 from gateway import loading
 from gateway.cli.common import JsonOption, console, print_json
-from gateway.conversion import in_words
+from gateway.config.decode import in_words
 from gateway.plugin import Plugin
 
 

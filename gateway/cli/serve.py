@@ -20,7 +20,7 @@ from gateway.bound import bound_of
 from gateway.cells import Cells
 from gateway.chain import warnings
 from gateway.cli.common import ConfigOption, data_folder
-from gateway.config import Config, Demo, find, load
+from gateway.config.schema import Config, Demo, find, load
 from gateway.errors import StoreAway
 from gateway.metrics import Exporter, Metrics
 from gateway.reload import Current

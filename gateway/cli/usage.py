@@ -28,7 +28,7 @@ from gateway.cli.common import (
     store_of,
 )
 from gateway.cli.follow import ended
-from gateway.config import Config
+from gateway.config.schema import Config
 from gateway.exchange import Outcome
 from gateway.record import Record
 from gateway.rows import GROUPS, SUMS

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from gateway.cli.common import ConfigOption, JsonOption, configuration, print_json, store_of
-from gateway.config import Config
+from gateway.config.schema import Config
 from gateway.reconciliation import Coverage, compare, logged
 from gateway.store.accounts import unknown
 from gateway.store.archive import Archive

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from gateway import config
+from gateway.config import schema
 from gateway.contract.declared import declared
 from gateway.contract.finding import Finding
 from gateway.contract.trial import Trial
@@ -50,7 +50,7 @@ async def check(
         return findings
     with TemporaryDirectory() as folder:
         (Path(folder) / "gateway.yaml").write_text(CONFIGURATION)
-        loaded = config.load(Path(folder) / "gateway.yaml", {})
+        loaded = schema.load(Path(folder) / "gateway.yaml", {})
         async with services(Path(folder), url, loaded.config) as given:
             await given.store.accounts.create("check")
             await given.store.wallet.credit("check", "opening", 1_000_000_000)

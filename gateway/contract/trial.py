@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.config.decode import convert
+from gateway.config.document import Document
 from gateway.contract.above import above
 from gateway.contract.cost import MOST_CALLS
 from gateway.contract.declared import defined
@@ -18,8 +20,6 @@ from gateway.contract.finding import Finding
 from gateway.contract.held import in_memory
 from gateway.contract.lives import Lived, Stage
 from gateway.contract.shown import Log, shown
-from gateway.conversion import convert
-from gateway.document import Document
 from gateway.errors import GatewayError
 from gateway.plugin import Plugin
 from gateway.services import Services

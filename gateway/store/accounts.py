@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.config import ACCOUNT_ID
+from gateway.config.schema import ACCOUNT_ID
 from gateway.errors import GatewayError
 from gateway.facts import Limits
 from gateway.store.client import Client, Script

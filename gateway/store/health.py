@@ -16,7 +16,7 @@ from uuid import uuid4
 import msgspec
 import structlog
 
-from gateway.channel import Channel
+from gateway.config.channel import Channel
 from gateway.errors import GatewayError, Refused, StoreAway
 from gateway.facts import Candidate, Gate
 from gateway.store.channels import Ask, Channels, Condition, Known, Report

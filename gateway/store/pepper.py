@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gateway.secret import secret_of
+from gateway.config.secrets import secret_of
 
 
 def pepper_of(data: Path) -> bytes:

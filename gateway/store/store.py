@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from gateway.clickhouse import ClickHouse
-from gateway.config import Config
+from gateway.config.schema import Config
 from gateway.errors import GatewayError
 from gateway.store.accounts import Accounts
 from gateway.store.channels import Channels

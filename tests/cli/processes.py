@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from gateway.config import Port
+from gateway.config.schema import Port
 from tests.patience import PATIENCE_S
 
 _claims: Final[list[socket.socket]] = []

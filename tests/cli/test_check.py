@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli.commands import program
-from gateway.config import shipped
+from gateway.config.schema import shipped
 from tests.cli.processes import gateway
 
 CHAIN = "plugins: [{use: usage-logger}, {use: auth}, {use: rate-limit}, {use: quota}, {use: model-routing}]\n"

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli.commands import program
-from gateway.config import load
+from gateway.config.schema import load
 from gateway.store.accounts import Status
 from gateway.store.channels import Ask, Report
 from gateway.store.client import Client

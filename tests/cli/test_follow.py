@@ -13,7 +13,7 @@ from aiohttp import web
 
 from gateway.admin import Admin, serving, token_of
 from gateway.cli import follow
-from gateway.config import Config
+from gateway.config.schema import Config
 from gateway.metrics import Exporter
 from gateway.record import Record
 from gateway.rows import Rows

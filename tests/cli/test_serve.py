@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gateway.config import StoreSettings
+from gateway.config.schema import StoreSettings
 from tests.cli.processes import (
     Served,
     alive,

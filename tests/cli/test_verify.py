@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from gateway import reconciliation
 from gateway.cli.commands import program
-from gateway.config import Config, load
+from gateway.config.schema import Config, load
 from gateway.exchange import Outcome
 from gateway.record import Record
 from gateway.rows import Rows

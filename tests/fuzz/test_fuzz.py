@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from gateway import config
 from gateway.body import BodyRules, check
+from gateway.config import schema
 from gateway.errors import Misconfigured, Refused
 from gateway.sse import EventStream
 from gateway.store.seal import Seal
@@ -134,7 +134,7 @@ def told(data: bytes, cuts: list[int], *, drop_usage: bool) -> tuple[bytes, tupl
 def document_is_read_or_refused_in_one_line(path: Path, raw: bytes) -> None:
     path.write_bytes(raw)
     try:
-        loaded = config.load(path, {"KEY": SECRET})
+        loaded = schema.load(path, {"KEY": SECRET})
     except Misconfigured as wrong:
         text = str(wrong)
         assert text.isprintable()

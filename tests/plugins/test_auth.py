@@ -11,7 +11,7 @@ import pytest
 from multidict import CIMultiDict
 
 from gateway import Caller, Exchange, Limits, Refused, Services
-from gateway.config import Config, Group
+from gateway.config.schema import Config, Group
 from gateway.errors import StoreAway
 from gateway.store.accounts import Status
 from gateway.store.client import Client

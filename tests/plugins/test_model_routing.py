@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gateway import Caller, Candidate, Refused, Route
-from gateway.channel import Channel
-from gateway.config import Config, Group, Model, Serving
+from gateway.config.channel import Channel
+from gateway.config.schema import Config, Group, Model, Serving
 from gateway.store.client import Client
 from gateway.testing import PATIENT, exchange, services, started
 from plugins.model_routing import ModelRouting, shuffled

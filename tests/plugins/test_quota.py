@@ -14,7 +14,8 @@ import pytest
 import structlog
 
 from gateway import Attempt, Caller, Exchange, Refused, Services, Usage
-from gateway.config import Channel, Config, Group, Model, Serving, StoreSettings, Timers
+from gateway.config.channel import Channel, Timers
+from gateway.config.schema import Config, Group, Model, Serving, StoreSettings
 from gateway.errors import StoreAway
 from gateway.store.accounts import Account, Status
 from gateway.store.client import Client

@@ -13,7 +13,8 @@ import msgspec
 import pytest
 
 from gateway import Attempt, Caller, Exchange, Limits, Refused, Services, Usage
-from gateway.config import Channel, Config, StoreSettings, Timers
+from gateway.config.channel import Channel, Timers
+from gateway.config.schema import Config, StoreSettings
 from gateway.errors import StoreAway
 from gateway.store.client import Client
 from gateway.store.embedded import EmbeddedStore

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gateway import Attempt, Exchange, Outcome, Refused, Services, Usage
-from gateway.config import Channel, Config, Model
+from gateway.config.channel import Channel
+from gateway.config.schema import Config, Model
 from gateway.errors import StoreAway
 from gateway.record import Record, Tried, decode
 from gateway.request_id import arrival_ms, utc

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.channel import Channel
+from gateway.config.channel import Channel
 from gateway.errors import Refused, StoreAway
 from gateway.facts import Candidate
 from gateway.store import health as module

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from gateway import reports
 from gateway.cli.commands import program
-from gateway.config import load
+from gateway.config.schema import load
 from gateway.record import Record
 from gateway.sink import Sink
 from gateway.store.accounts import Account

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import ACCOUNT_ID
+from gateway.config.schema import ACCOUNT_ID
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.accounts import AccountError
 from gateway.store.client import Client

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gateway.caller import MALFORMED
-from gateway.config import ACCOUNT_ID
+from gateway.config.schema import ACCOUNT_ID
 from gateway.record import decode
 from gateway.store.accounts import AccountError
 from gateway.store.client import Client

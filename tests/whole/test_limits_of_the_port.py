@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import Port, Timers
+from gateway.config.channel import Timers
+from gateway.config.schema import Port
 from gateway.door import KEPT_DESCRIPTORS
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.client import Client

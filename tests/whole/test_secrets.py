@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession
 
-from gateway.config import Config, load
+from gateway.config.schema import Config, load
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.client import Client
 from gateway.store.embedded import EmbeddedStore

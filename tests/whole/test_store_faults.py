@@ -10,7 +10,7 @@ import pytest
 
 from gateway import reports
 from gateway.care import Care
-from gateway.config import StoreSettings
+from gateway.config.schema import StoreSettings
 from gateway.sink import Sink
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S, timed

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from gateway import Outcome, reports
-from gateway.config import StoreSettings
+from gateway.config.schema import StoreSettings
 from gateway.fake_upstream import FakeUpstream
 from gateway.sink import Sink
 from gateway.store.embedded import EmbeddedStore

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gateway import Outcome, reports
-from gateway.config import Config, StoreSettings, load
+from gateway.config.schema import Config, StoreSettings, load
 from gateway.fake_upstream import FakeUpstream
 from gateway.sink import GROUP, Sink
 from gateway.store.embedded import EmbeddedStore

@@ -18,14 +18,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway import document
-from gateway.channel import Channel as Channel  # noqa: PLC0414 - part of the file
-from gateway.channel import Timers as Timers  # noqa: PLC0414 - part of the file
-from gateway.conversion import convert
-from gateway.document import Document, Place
+from gateway.config import document
+from gateway.config.channel import Channel
+from gateway.config.decode import convert
+from gateway.config.document import Document, Place
+from gateway.config.section import Bytes, Count, Seconds, SecondsOrNone, Section
 from gateway.errors import Misconfigured
-from gateway.section import Bytes, Count, Seconds, SecondsOrNone
-from gateway.section import Section as Section  # noqa: PLC0414 - part of the file
 
 CLICKHOUSE: Final = re.compile(r"https?://([^\s/@:]+(:[^\s/@]*)?@)?([\w.-]+|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?(/\w*)?")
 ACCOUNT_ID: Final = re.compile(r"[a-z0-9]{3,32}")

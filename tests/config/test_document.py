@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.document import Document, read
+from gateway.config.document import Document, read
 from gateway.errors import Misconfigured
 
 REFUSED = {

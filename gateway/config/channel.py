@@ -7,7 +7,7 @@ import ssl
 from typing import Literal
 from urllib.parse import urlsplit
 
-from gateway.section import Bytes, Rate, Seconds, SecondsOrNone, Section
+from gateway.config.section import Bytes, Rate, Seconds, SecondsOrNone, Section
 
 
 class Timers(Section, frozen=True):

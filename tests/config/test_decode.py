@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from gateway.conversion import convert, in_words
-from gateway.document import Document
+from gateway.config.decode import convert, in_words
+from gateway.config.document import Document
 from gateway.errors import Misconfigured
 
 

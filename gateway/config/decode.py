@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from gateway.document import Document, Place
+from gateway.config.document import Document, Place
 
 Section = TypeVar("Section")
 

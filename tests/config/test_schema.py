@@ -15,9 +15,9 @@ import yaml
 from rich.console import Console
 
 from gateway import loading
-from gateway.config import (
+from gateway.config.channel import Channel, Timers
+from gateway.config.schema import (
     SECTIONS,
-    Channel,
     Config,
     Demo,
     Group,
@@ -25,10 +25,8 @@ from gateway.config import (
     Model,
     PluginEntry,
     Port,
-    Section,
     Serving,
     StoreSettings,
-    Timers,
     Tls,
     UsageSettings,
     find,
@@ -36,6 +34,7 @@ from gateway.config import (
     load,
     shipped,
 )
+from gateway.config.section import Section
 from gateway.errors import Misconfigured
 
 CHANNEL = "channels: {up: {base_url: 'http://h/v1'}}\n"
