@@ -19,9 +19,9 @@ import structlog
 from aiohttp import ClientError
 
 from gateway import crash, verdict
-from gateway.body import Body, Piece
 from gateway.caller import CallerSide
 from gateway.chain import Chain
+from gateway.chat.request import Body, Piece
 from gateway.chat.usage import Usage
 from gateway.collect import collected, usage_of
 from gateway.errors import Refused, render, unavailable

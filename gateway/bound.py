@@ -11,9 +11,9 @@ from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
-from gateway.body import MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE, BodyRules
 from gateway.catalogue import MICROS, Catalogue, Price, matches
 from gateway.chain import Chain
+from gateway.chat.request import MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE, BodyRules
 from gateway.config.schema import Config
 
 SMALLEST_MESSAGE: Final = len('{"role":""},')

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gateway.body import Body
+from gateway.chat.request import Body
 from gateway.chat.usage import Usage
 from gateway.errors import Refused
 from gateway.request_id import new_id

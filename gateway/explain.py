@@ -8,8 +8,8 @@ from typing import Any, Literal
 import msgspec
 from multidict import CIMultiDict
 
-from gateway.body import Body, BodyRules, check
 from gateway.chain import Chain, Step
+from gateway.chat.request import Body, BodyRules, check
 from gateway.errors import GatewayError, Refused, as_refused
 from gateway.exchange import Exchange, Operation, Request
 from gateway.facts import Route

@@ -14,9 +14,9 @@ from aiohttp import HttpVersion11, web
 
 from gateway.accept import Accepting
 from gateway.answers import HEALTH, Answers, misdirected, operation_of
-from gateway.body import Body, BodyRules, check
 from gateway.caller import CallerSide, Written
 from gateway.chain import Chain
+from gateway.chat.request import Body, BodyRules, check
 from gateway.config.schema import Port
 from gateway.door import Door, GuardedProtocol, too_large_a_head
 from gateway.errors import Refused, unavailable

@@ -18,12 +18,12 @@ from typing import Final
 import structlog
 
 from gateway import crash, verdict
-from gateway.body import Body
 from gateway.caller import CallerSide
+from gateway.chat.events import EventStream
+from gateway.chat.request import Body
 from gateway.chat.usage import Usage
 from gateway.config.channel import Channel
 from gateway.exchange import Exchange
-from gateway.sse import EventStream
 from gateway.upstream import UpstreamSide
 
 LONGEST_PRELUDE: Final = 2 * 1024 * 1024

@@ -18,8 +18,8 @@ from aiohttp import ClientSession
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.answers import operation_of
-from gateway.body import Body, BodyRules, check
 from gateway.catalogue import Catalogue
+from gateway.chat.request import Body, BodyRules, check
 from gateway.config import schema
 from gateway.config.schema import Config, Loaded, StoreSettings
 from gateway.exchange import Exchange, Request

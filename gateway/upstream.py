@@ -18,7 +18,7 @@ from aiohttp import ClientRequest, ClientTimeout, TCPConnector, encode_basic_aut
 from multidict import CIMultiDict
 from yarl import URL
 
-from gateway.body import Piece
+from gateway.chat.request import Piece
 from gateway.config.channel import Channel
 from gateway.credentials import Credentials
 
@@ -147,7 +147,7 @@ class UpstreamSide(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._ended is not None:
-            self._reusable = False  # bytes after the end belong to no request
+            self._reusable = False
             return
         self.answered = True
         try:
@@ -189,7 +189,7 @@ class UpstreamSide(asyncio.BufferedProtocol):
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
         if self._ended is not None:
-            self._reusable = False  # a second answer to one request
+            self._reusable = False  # a second answer
             return
         if status < 200:
             if status == 101:

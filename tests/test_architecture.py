@@ -20,7 +20,7 @@ LAYERS = (
     ("server",),
     ("door", "intake", "accept"),
     ("life", "loading"),
-    ("pipe", "attempt", "collect", "stream", "sse", "output", "framing", "upstream", "verdict"),
+    ("pipe", "attempt", "collect", "stream", "upstream", "verdict"),
     ("chain", "caller", "answers"),
     (
         "metrics",
@@ -37,7 +37,7 @@ LAYERS = (
     ),
     ("facts",),
     ("exchange", "config", "credentials"),
-    ("body", "chat", "fake_upstream", "logs", "cells", "notify", "owned"),
+    ("chat", "fake_upstream", "logs", "cells", "notify", "owned"),
     ("errors", "crash", "request_id"),
 )
 """What imports above what is imported. Within a layer there are no circles."""

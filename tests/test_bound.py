@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gateway import loading
-from gateway.body import BodyRules, check
 from gateway.bound import Bound, bound_of, most_prompt_tokens
+from gateway.chat.request import BodyRules, check
 from gateway.config.schema import load
 
 FILE = """

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from gateway import loading
-from gateway.body import BodyRules
+from gateway.chat.request import BodyRules
 from gateway.cli.common import ConfigOption, JsonOption, TokenOption, console, print_json, store_of
 from gateway.config.schema import find, load
 from gateway.explain import Explanation

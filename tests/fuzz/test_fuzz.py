@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from gateway.body import BodyRules, check
+from gateway.chat.events import EventStream
+from gateway.chat.request import BodyRules, check
 from gateway.config import schema
 from gateway.errors import Misconfigured, Refused
-from gateway.sse import EventStream
 from gateway.store.seal import Seal
 from plugins.auth import _credential
 from tests.fuzz import seeds

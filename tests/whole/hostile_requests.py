@@ -10,7 +10,7 @@ import json
 
 import msgspec
 
-from gateway.body import LONGEST_MODEL_NAME
+from gateway.chat.request import LONGEST_MODEL_NAME
 from tests.whole.hostile_texts import ACCEPTED_JSON, NAUGHTY, REFUSED_JSON
 
 CHAT = b"POST /v1/chat/completions HTTP/1.1"

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.chat.events import EventStream
 from gateway.chat.usage import Usage
-from gateway.sse import EventStream
 
 LONGEST = 600
 """Small enough for generated events to be longer."""

@@ -17,9 +17,9 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
+from gateway.chat.sse import BORDER, LINE_FEED, borders, data_of, last_border, plain_events, whole_events
+from gateway.chat.tokens import Output
 from gateway.chat.usage import Usage
-from gateway.framing import BORDER, LINE_FEED, borders, data_of, last_border, plain_events, whole_events
-from gateway.output import Output
 
 _TELLING: Final = re.compile(rb'"(?:finish_reason|usage|error)"(?!:null)')
 _NULL: Final = msgspec.Raw(b"null")

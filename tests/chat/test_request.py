@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.body import MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE, Body, BodyRules, check
+from gateway.chat.request import MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE, Body, BodyRules, check
 from gateway.errors import Refused
 
 RULES = BodyRules()

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.framing import data_of, whole_events
+from gateway.chat.sse import data_of, whole_events
 
 BYTES_PER_TOKEN: Final = 4
 """What a token of text comes to."""
