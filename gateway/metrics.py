@@ -27,7 +27,7 @@ from gateway.catalogue import Catalogue
 from gateway.cells import Cells, Histogram, Key, Numbers
 from gateway.errors import StoreAway
 from gateway.exchange import Exchange, Outcome
-from gateway.store.calls import CALLS
+from gateway.store.client.calls import CALLS
 
 PREFIX: Final = "sluicegate_"
 OTHER: Final = "other"

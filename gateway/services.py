@@ -9,7 +9,7 @@ import structlog
 
 from gateway.catalogue import Catalogue
 from gateway.config.schema import Config
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.store.store import Store
 
 

@@ -32,7 +32,7 @@ from gateway.request_id import month
 from gateway.rows import Rows, months_ago
 from gateway.spool import keep
 from gateway.store.accounts import Accounts
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.store.usage import FIELD, UsageLog
 from gateway.store.wallet import Wallet
 

@@ -27,7 +27,7 @@ from gateway.fake_upstream import FakeUpstream
 from gateway.plugin import Plugin
 from gateway.server import Gateway
 from gateway.services import Services
-from gateway.store.embedded import EmbeddedStore
+from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.store import Store
 from gateway.worker import opened
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from redis import Redis
 
-from gateway.store.client import Client
-from gateway.store.embedded import EmbeddedStore
+from gateway.store.client.client import Client
+from gateway.store.client.embedded import EmbeddedStore
 from tests.patience import PATIENCE_S
 
 

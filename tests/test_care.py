@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from gateway.care import SWEEP_TURN, Care
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.store.journal import Settlement
 from gateway.store.store import Store
 from gateway.testing import services

@@ -23,7 +23,7 @@ from gateway.config.schema import Config, UsageSettings
 from gateway.errors import GatewayError, StoreAway
 from gateway.exchange import Outcome
 from gateway.rows import GROUPS, Rows
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.store.usage import UsageLog
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end

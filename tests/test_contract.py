@@ -6,7 +6,7 @@ import pytest
 
 from gateway.contract import broken, check, lives
 from gateway.errors import Misconfigured
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from tests.faulty import LeavesAThread
 
 EXAMPLES: dict[str, dict[str, object]] = {

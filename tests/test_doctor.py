@@ -11,7 +11,7 @@ from aiohttp import web
 from gateway.doctor import Finding, diagnose
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.accounts import Status
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.cli.processes import free_port
 from tests.whole.conftest import CHAIN, configuration

@@ -16,7 +16,7 @@ from gateway.errors import Refused, StoreAway, StoreError
 from gateway.exchange import Attempt, Exchange, Outcome
 from gateway.fake_upstream import FakeUpstream
 from gateway.metrics import FAMILIES, Exporter, Metrics
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.testing import exchange, running
 from tests.whole.conftest import configuration
 from tests.whole.raw import ask, chat, get

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from gateway import pulse
 from gateway.fake_upstream import FakeUpstream
 from gateway.pulse import Pulse
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.whole.conftest import configuration
 from tests.whole.raw import chat, read_answer

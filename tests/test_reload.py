@@ -16,7 +16,7 @@ from gateway import Exchange, Plugin, Reply
 from gateway.config.schema import Config
 from gateway.fake_upstream import FakeUpstream
 from gateway.reload import Reloads, needs_restart
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.cli.processes import Served, demo_in, serving
 from tests.whole.conftest import CHAIN, configuration

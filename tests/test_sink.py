@@ -25,8 +25,8 @@ from gateway.rows import files, months_ago, path_of
 from gateway.sink import GROUP, Sink
 from gateway.spool import keep
 from gateway.store.accounts import Accounts
-from gateway.store.client import Client
-from gateway.store.embedded import EmbeddedStore
+from gateway.store.client.client import Client
+from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.usage import FIELD, UsageLog
 from gateway.store.wallet import Hold, Wallet
 from tests.patience import PATIENCE_S

@@ -19,7 +19,7 @@ from gateway.config import schema
 from gateway.config.schema import Port, Tls
 from gateway.door import WRITE_BUFFER
 from gateway.errors import Misconfigured
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.testing import Running
 from gateway.tls import Certificate, renewing
 from gateway.worker import opened

@@ -12,7 +12,7 @@ from gateway.chain import warnings
 from gateway.cli.common import ConfigOption, JsonOption, print_fields, print_json, store_of
 from gateway.config.schema import find, load
 from gateway.services import services_of
-from gateway.store.safety import check_store
+from gateway.store.client.durability import check_store
 
 
 def register(app: typer.Typer) -> None:

@@ -68,7 +68,7 @@ def data_folder(config: Config) -> Path:
 @asynccontextmanager
 async def store_of(config: Config) -> AsyncIterator[Store]:
     """The configuration's store. An embedded one that is not running is started for the moment."""
-    from gateway.store.embedded import EmbeddedStore
+    from gateway.store.client.embedded import EmbeddedStore
 
     embedded = None
     url = config.redis

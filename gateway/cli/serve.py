@@ -24,9 +24,9 @@ from gateway.config.schema import Config, Demo, find, load
 from gateway.errors import StoreAway
 from gateway.metrics import Exporter, Metrics
 from gateway.reload import Current
-from gateway.store.client import Client
-from gateway.store.embedded import EmbeddedStore
-from gateway.store.safety import check_store
+from gateway.store.client.client import Client
+from gateway.store.client.durability import check_store
+from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.store import Store
 
 SINK_STOP_S = 15.0

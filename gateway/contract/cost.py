@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Final
 
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 
 MOST_CALLS: Final = 50
 """Calls of functions for one chunk. Passing the chunk on takes fewer."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sized
 from typing import Any
 
 from gateway.plugin import Plugin
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 
 Held = dict[str, float]
 """Names of what was found, with its size or its number."""

@@ -22,7 +22,7 @@ from gateway.contract.loses import LosesReplies
 from gateway.errors import GatewayError, Refused, as_refused
 from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply
 from gateway.plugin import Plugin
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.testing import exchange
 
 LONGEST_S: Final = 5

@@ -17,7 +17,7 @@ import msgspec
 from gateway.config.schema import ACCOUNT_ID
 from gateway.errors import GatewayError
 from gateway.facts import Limits
-from gateway.store.client import Client, Script
+from gateway.store.client.client import Client, Script
 from gateway.store.limits import Rules
 
 LARGEST_AMOUNT: Final = 2**53 - 1

@@ -15,7 +15,7 @@ from typing import Final
 from gateway import crash
 from gateway.errors import StoreAway
 from gateway.store.archive import Archive, Archived, ArchiveError, Entry
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.store.scripts import KEEP_S, KEYS, SKEW_S, keys_of, script
 
 PAGE: Final = 1000

@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from gateway.store.client import Client, Script
+from gateway.store.client.client import Client, Script
 
 _SCRIPT: Final = Script.load(Path(__file__).with_name("channels.lua"))
 _encode: Final = msgspec.json.Encoder().encode

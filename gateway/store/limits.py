@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from gateway.store.client import Client, Script
+from gateway.store.client.client import Client, Script
 
 LARGEST_RATE: Final = 100_000_000
 """A minute. Above it the script's whole numbers, which are doubles, would no longer be exact."""

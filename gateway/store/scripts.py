@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from gateway.store.client import Script
+from gateway.store.client.client import Script
 
 KEYS: Final = ("account", "holds", "leases", "ended", "ended_at", "ledger", "credits", "stale")
 KEEP_S: Final = 24 * 3600

@@ -10,8 +10,8 @@ from gateway.config.schema import Config
 from gateway.errors import GatewayError
 from gateway.store.accounts import Accounts
 from gateway.store.channels import Channels
-from gateway.store.client import Client
-from gateway.store.incarnation import Incarnation
+from gateway.store.client.client import Client
+from gateway.store.client.masters import Incarnation
 from gateway.store.journal import Journal
 from gateway.store.limits import Limits
 from gateway.store.pepper import pepper_of

@@ -21,7 +21,7 @@ import msgspec
 
 from gateway.errors import GatewayError, Refused, StoreAway
 from gateway.store.accounts import Account, Status, account_key, account_of
-from gateway.store.client import Client, Script
+from gateway.store.client.client import Client, Script
 from gateway.store.seal import Seal
 
 HOUR_S: Final = 3600

@@ -26,8 +26,8 @@ from gateway.errors import GatewayError, StoreAway
 from gateway.record import Record, decode, encode
 from gateway.request_id import arrival_ms
 from gateway.spool import Spool
-from gateway.store.client import Client
-from gateway.store.recent import Recent
+from gateway.store.client.client import Client
+from gateway.store.client.replay_buffer import Recent
 
 FIELD: Final = b"record"
 MOST: Final = 200_000

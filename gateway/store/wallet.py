@@ -24,10 +24,10 @@ import msgspec
 from gateway import crash
 from gateway.errors import StoreAway, StoreError
 from gateway.store.archive import Archive, Archived
-from gateway.store.client import Argument, Client
+from gateway.store.client.client import Argument, Client
+from gateway.store.client.replay_buffer import Recent
 from gateway.store.invariants import Audit, Ledger, Snapshot, broken
 from gateway.store.journal import Journal, Settlement
-from gateway.store.recent import Recent
 from gateway.store.replies import Credit, Credited, Hold, HoldReply, Settle, Settled
 from gateway.store.scripts import KEEP_S, SKEW_S, keys_of, script
 

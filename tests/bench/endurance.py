@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.store.client import Client
-from gateway.store.embedded import EmbeddedStore
+from gateway.store.client.client import Client
+from gateway.store.client.embedded import EmbeddedStore
 from tests.bench.bench import Bench
 from tests.bench.gateways import Ours
 from tests.bench.machine import busy, commit, machine, moment, versions

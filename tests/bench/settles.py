@@ -19,8 +19,8 @@ from uuid_utils import uuid7
 from gateway.store.accounts import Accounts
 from gateway.store.archive import Archive
 from gateway.store.archiver import Archiver
-from gateway.store.client import Client
-from gateway.store.embedded import EmbeddedStore
+from gateway.store.client.client import Client
+from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.scripts import keys_of
 from gateway.store.wallet import Wallet
 

@@ -27,8 +27,8 @@ import msgspec
 from gateway import reports
 from gateway.record import Record
 from gateway.rows import files, path_of
-from gateway.store.client import Client
-from gateway.store.embedded import EmbeddedStore
+from gateway.store.client.client import Client
+from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.usage import UsageLog
 from tests.records import arrival, end, id_at
 

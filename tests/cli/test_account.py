@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from gateway.cli import account
 from gateway.store.accounts import AccountError
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from tests.patience import PATIENCE_S
 
 app = typer.Typer()

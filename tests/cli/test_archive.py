@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from gateway.cli.commands import program
 from gateway.crash import EXIT_CODE
 from gateway.store.accounts import Accounts
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from tests.patience import PATIENCE_S
 from tests.store.conftest import new_rid, wallet_of_then
 

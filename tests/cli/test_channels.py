@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from gateway.cli import channels
 from gateway.store.channels import Channels, Report
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from tests.patience import PATIENCE_S
 
 app = typer.Typer()

@@ -17,7 +17,7 @@ from gateway.cli import trace, usage
 from gateway.exchange import Outcome
 from gateway.record import Record, decode
 from gateway.rows import Rows
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.store.usage import UsageLog
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end, id_at

@@ -20,7 +20,7 @@ from gateway.record import Record
 from gateway.rows import Rows
 from gateway.store.archive import Archive
 from gateway.store.archiver import Archiver
-from gateway.store.embedded import EmbeddedStore
+from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.journal import Settlement
 from gateway.store.store import Store
 from tests.patience import PATIENCE_S

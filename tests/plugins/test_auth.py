@@ -14,7 +14,7 @@ from gateway import Caller, Exchange, Limits, Refused, Services
 from gateway.config.schema import Config, Group
 from gateway.errors import StoreAway
 from gateway.store.accounts import Status
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.store.pepper import pepper_of
 from gateway.store.seal import Seal
 from gateway.store.tokens import TokenStatus

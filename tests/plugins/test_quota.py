@@ -18,8 +18,8 @@ from gateway.config.channel import Channel, Timers
 from gateway.config.schema import Config, Group, Model, Serving, StoreSettings
 from gateway.errors import StoreAway
 from gateway.store.accounts import Account, Status
-from gateway.store.client import Client
-from gateway.store.embedded import EmbeddedStore
+from gateway.store.client.client import Client
+from gateway.store.client.embedded import EmbeddedStore
 from gateway.testing import PATIENT, exchange, services, started
 from plugins.quota import Quota
 

@@ -16,8 +16,8 @@ from gateway import Attempt, Caller, Exchange, Limits, Refused, Services, Usage
 from gateway.config.channel import Channel, Timers
 from gateway.config.schema import Config, StoreSettings
 from gateway.errors import StoreAway
-from gateway.store.client import Client
-from gateway.store.embedded import EmbeddedStore
+from gateway.store.client.client import Client
+from gateway.store.client.embedded import EmbeddedStore
 from gateway.testing import PATIENT, exchange, services, started
 from plugins import rate_limit
 from plugins.rate_limit import RateLimit

@@ -14,8 +14,8 @@ from gateway.config.schema import Config, Model
 from gateway.errors import StoreAway
 from gateway.record import Record, Tried, decode
 from gateway.request_id import arrival_ms, utc
-from gateway.store.client import Client
-from gateway.store.embedded import EmbeddedStore
+from gateway.store.client.client import Client
+from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.usage import FIELD
 from gateway.testing import PATIENT, exchange, services, started
 from plugins.usage_logger import UsageLogger

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.store.client import Client, Script
-from gateway.store.embedded import EmbeddedStore
+from gateway.store.client.client import Client, Script
+from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.wallet import HoldReply, Wallet
 
 ACCOUNT = "acme"

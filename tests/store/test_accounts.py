@@ -10,7 +10,7 @@ import pytest
 from gateway.errors import StoreAway
 from gateway.facts import Limits
 from gateway.store.accounts import Account, AccountError, Accounts, Status
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.store.wallet import Wallet
 
 

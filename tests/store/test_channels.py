@@ -10,7 +10,7 @@ import pytest
 
 from gateway.store import channels as module
 from gateway.store.channels import Admitted, Ask, Channels, Condition, Cooling, Report
-from gateway.store.client import Client, Script
+from gateway.store.client.client import Client, Script
 
 LEASE = 10_000
 

@@ -14,8 +14,8 @@ from gateway.errors import Refused, StoreAway
 from gateway.facts import Candidate
 from gateway.store import health as module
 from gateway.store.channels import Channels, Condition, Cooling
-from gateway.store.client import Client
-from gateway.store.embedded import EmbeddedStore
+from gateway.store.client.client import Client
+from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.health import Health
 from tests.patience import PATIENCE_S
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import StoreAway, StoreError
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.store.journal import Journal, Settlement
 from gateway.store.wallet import Settle, Settled, Wallet
 from tests.patience import PATIENCE_S

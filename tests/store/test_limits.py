@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gateway.store import limits
-from gateway.store.client import Client, Script
+from gateway.store.client.client import Client, Script
 from gateway.store.limits import LARGEST_RATE, Limited, Limits, Rate, Rules, Taken
 
 MINUTE_US = 60_000_000

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.store.accounts import Accounts, Status
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.store.seal import Seal
 from gateway.store.tokens import HOUR_S, TokenError, TokenRefused, Tokens, TokenStatus
 

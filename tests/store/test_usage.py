@@ -17,9 +17,9 @@ from gateway.exchange import Outcome
 from gateway.record import Record, decode
 from gateway.rows import Rows
 from gateway.store import usage as module
-from gateway.store.client import Client
-from gateway.store.embedded import EmbeddedStore
-from gateway.store.incarnation import Incarnation
+from gateway.store.client.client import Client
+from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.client.masters import Incarnation
 from gateway.store.usage import FIELD, UsageLog
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end

@@ -17,9 +17,9 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from gateway.errors import StoreAway
 from gateway.store.accounts import Accounts
-from gateway.store.client import Client
-from gateway.store.incarnation import Incarnation
-from gateway.store.safety import check_store, told_by_masters
+from gateway.store.client.client import Client
+from gateway.store.client.durability import check_store, told_by_masters
+from gateway.store.client.masters import Incarnation
 from gateway.store.wallet import Credit, Hold, Settle, Wallet
 from tests.patience import PATIENCE_S, timed
 from tests.store.cluster import Cluster, cluster

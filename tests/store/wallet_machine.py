@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from gateway.errors import StoreError
 from gateway.store.archive import Archive, Archived, ArchiveError, Entry
 from gateway.store.archiver import Archiver
-from gateway.store.client import Client, Script
+from gateway.store.client.client import Client, Script
 from gateway.store.journal import Settlement
 from gateway.store.scripts import KEYS
 from gateway.store.wallet import Credit, Hold, Settle, Wallet

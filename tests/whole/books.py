@@ -20,7 +20,7 @@ from gateway.config.schema import load
 from gateway.record import Record
 from gateway.sink import Sink
 from gateway.store.accounts import Account
-from gateway.store.embedded import EmbeddedStore
+from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.store import Store
 from tests.cli.processes import free_port
 from tests.patience import PATIENCE_S

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S
 

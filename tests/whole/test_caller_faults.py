@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway import Outcome
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S, soon
 from tests.whole.aftermath import assert_ended, charged, ended, given_back, last_end, tasks

@@ -13,7 +13,7 @@ import pytest
 from gateway import Outcome
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.channels import Condition, Cooling
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from plugins.model_routing import ModelRouting
 from tests.patience import PATIENCE_S, soon

@@ -18,7 +18,7 @@ import pytest
 from gateway.config.schema import ACCOUNT_ID
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.accounts import AccountError
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.whole.conftest import configuration
 from tests.whole.raw import Answer, ask, chat

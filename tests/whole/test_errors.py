@@ -11,7 +11,7 @@ import pytest
 
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.accounts import Status
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.store.tokens import TokenStatus
 from gateway.testing import Running, running
 from tests.whole.conftest import CHAIN, configuration
@@ -231,7 +231,7 @@ async def test_stream_breaks(
 
 
 async def test_redis_away(upstream: FakeUpstream, tmp_path: Path) -> None:
-    from gateway.store.embedded import EmbeddedStore
+    from gateway.store.client.embedded import EmbeddedStore
 
     store = EmbeddedStore.start(tmp_path / "store")
     async with running(configuration(upstream.base_url, store_timeout=0.4), tmp_path, store.url) as gateway:

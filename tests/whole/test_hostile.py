@@ -18,7 +18,7 @@ from gateway.caller import MALFORMED
 from gateway.config.schema import ACCOUNT_ID
 from gateway.record import decode
 from gateway.store.accounts import AccountError
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.store.usage import FIELD
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S

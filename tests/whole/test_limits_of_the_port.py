@@ -15,7 +15,7 @@ from gateway.config.channel import Timers
 from gateway.config.schema import Port
 from gateway.door import KEPT_DESCRIPTORS
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import soon
 from tests.whole.conftest import configuration

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import StoreAway
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S
 from tests.whole.conftest import configuration

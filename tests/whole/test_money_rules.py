@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.record import Record
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import soon
 from tests.whole.aftermath import charged, last_end

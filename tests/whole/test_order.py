@@ -8,7 +8,7 @@ import pytest
 
 from gateway.errors import Misconfigured
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.testing import running
 from tests.whole.conftest import configuration
 from tests.whole.raw import ask, chat

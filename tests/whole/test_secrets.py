@@ -14,8 +14,8 @@ from aiohttp import ClientSession
 
 from gateway.config.schema import Config, load
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.client import Client
-from gateway.store.embedded import EmbeddedStore
+from gateway.store.client.client import Client
+from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.store import Store
 from tests.cli.processes import free_port, gateway
 from tests.patience import PATIENCE_S

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S
 from tests.whole.conftest import configuration

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway import Outcome
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.testing import running
 from tests.whole.aftermath import assert_ended, charged, given_back, last_end, tasks
 from tests.whole.conftest import configuration

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.testing import running
 from tests.whole.aftermath import given_back, tasks
 from tests.whole.conftest import configuration

@@ -13,7 +13,7 @@ from gateway import Outcome, reports
 from gateway.config.schema import StoreSettings
 from gateway.fake_upstream import FakeUpstream
 from gateway.sink import Sink
-from gateway.store.embedded import EmbeddedStore
+from gateway.store.client.embedded import EmbeddedStore
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S
 from tests.test_rows import rolled_up, summed

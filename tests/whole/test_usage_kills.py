@@ -18,7 +18,7 @@ from gateway import Outcome, reports
 from gateway.config.schema import Config, StoreSettings, load
 from gateway.fake_upstream import FakeUpstream
 from gateway.sink import GROUP, Sink
-from gateway.store.embedded import EmbeddedStore
+from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.store import Store
 from tests.cli.processes import all_ready, free_port
 from tests.patience import PATIENCE_S

@@ -14,7 +14,7 @@ from gateway import Outcome
 from gateway.fake_upstream import FakeUpstream
 from gateway.record import Record, decode
 from gateway.sink import Sink
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.store.usage import FIELD
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S

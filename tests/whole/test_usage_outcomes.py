@@ -23,7 +23,7 @@ from gateway.fake_upstream import FakeUpstream
 from gateway.record import Record, decode
 from gateway.rows import Rows
 from gateway.store.accounts import Status
-from gateway.store.embedded import EmbeddedStore
+from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.tokens import TokenStatus
 from gateway.store.usage import FIELD
 from gateway.testing import Running, running

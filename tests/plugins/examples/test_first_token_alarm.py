@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway import Outcome
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.testing import FakeUpstream, configuration, exchange, running, services, started
 from plugins.examples.first_token_alarm import FirstTokenAlarm, Waited
 

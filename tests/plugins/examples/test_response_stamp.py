@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 from gateway.testing import FakeUpstream, configuration, running
 from plugins.examples.response_stamp import ResponseStamp
 

@@ -14,8 +14,8 @@ import pytest
 import trustme
 
 from gateway.errors import Misconfigured, StoreAway, StoreError
-from gateway.store.client import Client, Script
-from gateway.store.embedded import EmbeddedStore, find_server
+from gateway.store.client.client import Client, Script
+from gateway.store.client.embedded import EmbeddedStore, find_server
 from tests.cli.processes import free_port
 from tests.patience import PATIENCE_S
 from tests.store.sentinel import watched

@@ -9,7 +9,7 @@ from redis.asyncio import RedisCluster
 from redis.exceptions import RedisError
 
 from gateway.errors import Misconfigured, StoreAway
-from gateway.store.client import Client
+from gateway.store.client.client import Client
 
 OLDEST_MAJOR = 7
 

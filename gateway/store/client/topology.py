@@ -25,8 +25,8 @@ from redis.exceptions import (
 from redis.maint_notifications import MaintNotificationsConfig
 
 from gateway.errors import Misconfigured, StoreAway
-from gateway.store.calls import CALLS
-from gateway.store.connection import LONGEST_PAUSE_S, Command, Connection, Shape, error_of
+from gateway.store.client.calls import CALLS
+from gateway.store.client.connection import LONGEST_PAUSE_S, Command, Connection, Shape, error_of
 
 MOMENTARY: Final = (ReadOnlyError, OutOfMemoryError, ClusterDownError, MovedError, TryAgainError)
 """Answers of a node that cannot serve just now, or not this."""

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from gateway.errors import Misconfigured, StoreAway, StoreError
-from gateway.store.client import Client, Script
+from gateway.store.client.client import Client, Script
 
 
 async def test_the_commands_of_one_tick_share_one_batch_in_order(client: Client) -> None:

@@ -24,8 +24,8 @@ from redis.asyncio import RedisCluster
 from redis.exceptions import RedisError
 
 from gateway.errors import StoreAway
-from gateway.store.connection import Argument, Shape
-from gateway.store.servers import Servers, reach
+from gateway.store.client.connection import Argument, Shape
+from gateway.store.client.topology import Servers, reach
 
 __all__ = ["Argument", "Client", "Script"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from gateway.store.client import Client
-from gateway.store.safety import told_by_masters
+from gateway.store.client.client import Client
+from gateway.store.client.durability import told_by_masters
 
 
 class Incarnation:

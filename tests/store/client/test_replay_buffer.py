@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gateway.store.recent import PIECE, PIECE_S, RECENT_S, Recent
+from gateway.store.client.replay_buffer import PIECE, PIECE_S, RECENT_S, Recent
 
 
 class Clock:

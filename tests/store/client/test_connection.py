@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gateway.errors import StoreAway, StoreError
-from gateway.store.client import Client
-from gateway.store.connection import Connection
-from gateway.store.embedded import EmbeddedStore
+from gateway.store.client.client import Client
+from gateway.store.client.connection import Connection
+from gateway.store.client.embedded import EmbeddedStore
 from tests.patience import timed
 
 StartStore = Callable[[], EmbeddedStore]

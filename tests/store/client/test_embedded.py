@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import Misconfigured
-from gateway.store.client import Client
-from gateway.store.embedded import EmbeddedStore, find_server
+from gateway.store.client.client import Client
+from gateway.store.client.embedded import EmbeddedStore, find_server
 from tests.patience import PATIENCE_S
 
 
@@ -178,7 +178,7 @@ async def test_odd_characters_in_the_path_reach_the_server(start: Starts, tmp_pa
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
 def test_it_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     program = (
-        "import sys, time, pathlib; from gateway.store.embedded import EmbeddedStore;"
+        "import sys, time, pathlib; from gateway.store.client.embedded import EmbeddedStore;"
         "print(EmbeddedStore.start(pathlib.Path(sys.argv[1])).pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE) as parent:

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.errors import Misconfigured
-from gateway.store.client import Client
-from gateway.store.safety import check_store
+from gateway.store.client.client import Client
+from gateway.store.client.durability import check_store
 from tests.patience import PATIENCE_S
 from tests.store.conftest import StartStore
 

@@ -17,7 +17,7 @@ from hiredis import HiredisError, PushNotification, Reader, pack_command
 from redis.exceptions import RedisError
 
 from gateway.errors import GatewayError, StoreAway, StoreError
-from gateway.store.calls import CALLS
+from gateway.store.client.calls import CALLS
 
 Argument = str | bytes | int
 Command = tuple[Argument, ...]
