@@ -20,7 +20,7 @@ from gateway.exchange import Outcome
 from gateway.record import Record
 from gateway.request_id import month
 from gateway.rows import files
-from gateway.store.invariants import Audit, Resolved
+from gateway.store.money.audit import Audit, Resolved
 from gateway.store.store import Store
 
 SETTLED_MS: Final = 10_000

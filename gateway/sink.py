@@ -33,8 +33,8 @@ from gateway.rows import Rows, months_ago
 from gateway.spool import keep
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
+from gateway.store.money.wallet import Wallet
 from gateway.store.usage import FIELD, UsageLog
-from gateway.store.wallet import Wallet
 
 log = structlog.get_logger("gateway.sink")
 

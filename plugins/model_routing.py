@@ -10,7 +10,7 @@ from hashlib import blake2b
 from gateway import Caller, Candidate, Exchange, Operation, Plugin, Refused, Route, Services
 from gateway.answers import model_not_found
 from gateway.catalogue import matches
-from gateway.store.health import Health
+from gateway.store.channel_health import Health
 
 
 class ModelRouting(Plugin):

@@ -15,7 +15,7 @@ from gateway import Caller, Exchange, Operation, Plugin, Refused, Services
 from gateway.catalogue import MICROS, Price
 from gateway.errors import StoreAway
 from gateway.store.accounts import Status
-from gateway.store.wallet import Hold
+from gateway.store.money.wallet import Hold
 
 
 class Held(msgspec.Struct):

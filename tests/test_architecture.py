@@ -80,7 +80,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def part(module: str) -> str:
-    """`gateway.store.wallet` is a part of `store`."""
+    """`gateway.store.money.wallet` is a part of `store`."""
     return module.split(".")[1]
 
 

@@ -11,7 +11,7 @@ import structlog
 
 from gateway.care import SWEEP_TURN, Care
 from gateway.store.client.client import Client
-from gateway.store.journal import Settlement
+from gateway.store.money.journal import Settlement
 from gateway.store.store import Store
 from gateway.testing import services
 from tests.patience import PATIENCE_S

@@ -27,8 +27,8 @@ from gateway.spool import keep
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.money.wallet import Hold, Wallet
 from gateway.store.usage import FIELD, UsageLog
-from gateway.store.wallet import Hold, Wallet
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end, id_at
 from tests.test_rows import rolled_up, summed

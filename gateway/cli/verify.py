@@ -18,7 +18,7 @@ from gateway.cli.common import ConfigOption, JsonOption, configuration, print_js
 from gateway.config.schema import Config
 from gateway.reconciliation import Coverage, compare, logged
 from gateway.store.accounts import unknown
-from gateway.store.archive import Archive
+from gateway.store.money.archive import Archive
 from gateway.store.store import Store
 
 

@@ -12,12 +12,12 @@ from gateway.store.accounts import Accounts
 from gateway.store.channels import Channels
 from gateway.store.client.client import Client
 from gateway.store.client.masters import Incarnation
-from gateway.store.journal import Journal
 from gateway.store.limits import Limits
+from gateway.store.money.journal import Journal
+from gateway.store.money.wallet import Wallet
 from gateway.store.pepper import pepper_of
 from gateway.store.tokens import Tokens
 from gateway.store.usage import UsageLog
-from gateway.store.wallet import Wallet
 
 
 class Store:

@@ -22,7 +22,7 @@ import msgspec
 from gateway.errors import GatewayError, Refused, StoreAway
 from gateway.store.accounts import Account, Status, account_key, account_of
 from gateway.store.client.client import Client, Script
-from gateway.store.seal import Seal
+from gateway.store.token_format import Seal
 
 HOUR_S: Final = 3600
 

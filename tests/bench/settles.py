@@ -17,12 +17,12 @@ from pathlib import Path
 from uuid_utils import uuid7
 
 from gateway.store.accounts import Accounts
-from gateway.store.archive import Archive
-from gateway.store.archiver import Archiver
 from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
-from gateway.store.scripts import keys_of
-from gateway.store.wallet import Wallet
+from gateway.store.money.archive import Archive
+from gateway.store.money.archiver import Archiver
+from gateway.store.money.scripts import keys_of
+from gateway.store.money.wallet import Wallet
 
 AT_ONCE = 200
 KEEP_S, SKEW_S = 4.0, 0.5

@@ -18,10 +18,10 @@ from gateway.config.schema import Config, load
 from gateway.exchange import Outcome
 from gateway.record import Record
 from gateway.rows import Rows
-from gateway.store.archive import Archive
-from gateway.store.archiver import Archiver
 from gateway.store.client.embedded import EmbeddedStore
-from gateway.store.journal import Settlement
+from gateway.store.money.archive import Archive
+from gateway.store.money.archiver import Archiver
+from gateway.store.money.journal import Settlement
 from gateway.store.store import Store
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end, id_at

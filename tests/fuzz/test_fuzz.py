@@ -20,7 +20,7 @@ from gateway.chat.events import EventStream
 from gateway.chat.request import BodyRules, check
 from gateway.config import schema
 from gateway.errors import Misconfigured, Refused
-from gateway.store.seal import Seal
+from gateway.store.token_format import Seal
 from plugins.auth import _credential
 from tests.fuzz import seeds
 

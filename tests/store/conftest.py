@@ -11,7 +11,7 @@ import pytest
 
 from gateway.store.client.client import Client, Script
 from gateway.store.client.embedded import EmbeddedStore
-from gateway.store.wallet import HoldReply, Wallet
+from gateway.store.money.wallet import HoldReply, Wallet
 
 ACCOUNT = "acme"
 KEY = "gw:{acme}:"

@@ -11,7 +11,7 @@ from gateway.errors import StoreAway
 from gateway.facts import Limits
 from gateway.store.accounts import Account, AccountError, Accounts, Status
 from gateway.store.client.client import Client
-from gateway.store.wallet import Wallet
+from gateway.store.money.wallet import Wallet
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.store.accounts import Accounts, Status
 from gateway.store.client.client import Client
-from gateway.store.seal import Seal
+from gateway.store.token_format import Seal
 from gateway.store.tokens import HOUR_S, TokenError, TokenRefused, Tokens, TokenStatus
 
 PEPPER = b"a pepper of some length"

@@ -10,7 +10,7 @@ import random
 from pathlib import Path
 
 from gateway.store.client.client import Client, Script
-from gateway.store.wallet import Hold, Settle, Wallet
+from gateway.store.money.wallet import Hold, Settle, Wallet
 from tests.store.conftest import ACCOUNT, balance_and_held, new_rid, open_account, overdue, take
 
 EARLIER = Path(__file__).parent / "earlier"

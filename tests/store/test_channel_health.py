@@ -12,11 +12,11 @@ import pytest
 from gateway.config.channel import Channel
 from gateway.errors import Refused, StoreAway
 from gateway.facts import Candidate
-from gateway.store import health as module
+from gateway.store import channel_health as module
+from gateway.store.channel_health import Health
 from gateway.store.channels import Channels, Condition, Cooling
 from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
-from gateway.store.health import Health
 from tests.patience import PATIENCE_S
 
 FREE, LIMITED = Channel("http://a/v1"), Channel("http://b/v1", concurrent=2)

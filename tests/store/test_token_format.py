@@ -8,7 +8,7 @@ from string import ascii_letters, digits
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.store.seal import Seal
+from gateway.store.token_format import Seal
 
 SEAL = Seal(b"a pepper of some length")
 ALPHABET = digits + ascii_letters + "-"

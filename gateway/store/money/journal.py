@@ -28,7 +28,7 @@ from gateway import crash
 from gateway.errors import StoreAway
 
 if TYPE_CHECKING:
-    from gateway.store.wallet import Wallet
+    from gateway.store.money.wallet import Wallet
 
 _AT_ONCE = 100
 

@@ -20,12 +20,12 @@ from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
 from gateway.store.client.durability import check_store, told_by_masters
 from gateway.store.client.masters import Incarnation
-from gateway.store.wallet import Credit, Hold, Settle, Wallet
+from gateway.store.money.wallet import Credit, Hold, Settle, Wallet
 from tests.patience import PATIENCE_S, timed
 from tests.store.cluster import Cluster, cluster
 from tests.store.conftest import new_rid
-from tests.store.test_archiver import TestArchiver, archive, archiver, past  # noqa: F401 - on this file's `client`
-from tests.store.test_wallet import (  # noqa: F401 - the same suite, on this file's `client`
+from tests.store.money.test_archiver import TestArchiver, archive, archiver, past  # noqa: F401 - on this file's `client`
+from tests.store.money.test_wallet import (  # noqa: F401 - the same suite, on this file's `client`
     TestCredit,
     TestHold,
     TestSettle,
@@ -36,7 +36,7 @@ from tests.store.test_wallet import (  # noqa: F401 - the same suite, on this fi
     test_a_balance_for_20_requests_admits_20_of_200_at_once,
     test_callers_that_give_up_leave_no_reply_for_others,
 )
-from tests.store.wallet_machine import WalletMachine
+from tests.store.money.wallet_machine import WalletMachine
 
 
 @pytest.fixture(scope="module")

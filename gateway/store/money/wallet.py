@@ -23,13 +23,13 @@ import msgspec
 
 from gateway import crash
 from gateway.errors import StoreAway, StoreError
-from gateway.store.archive import Archive, Archived
 from gateway.store.client.client import Argument, Client
 from gateway.store.client.replay_buffer import Recent
-from gateway.store.invariants import Audit, Ledger, Snapshot, broken
-from gateway.store.journal import Journal, Settlement
-from gateway.store.replies import Credit, Credited, Hold, HoldReply, Settle, Settled
-from gateway.store.scripts import KEEP_S, SKEW_S, keys_of, script
+from gateway.store.money.archive import Archive, Archived
+from gateway.store.money.audit import Audit, Ledger, Snapshot, broken
+from gateway.store.money.journal import Journal, Settlement
+from gateway.store.money.results import Credit, Credited, Hold, HoldReply, Settle, Settled
+from gateway.store.money.scripts import KEEP_S, SKEW_S, keys_of, script
 
 __all__ = ["Credit", "Credited", "Hold", "HoldReply", "Settle", "Settled", "Settlement", "Wallet"]
 

@@ -18,7 +18,7 @@ import msgspec
 
 from gateway.errors import GatewayError
 from gateway.request_id import arrival_ms
-from gateway.store.scripts import SKEW_S
+from gateway.store.money.scripts import SKEW_S
 
 Entry = tuple[bytes, dict[bytes, bytes]]
 """A line of a ledger as the store tells it: its id and its fields."""

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gateway.store.client.client import Client
-from gateway.store.journal import Journal
-from gateway.store.wallet import Credit, Hold, Settle, Wallet
+from gateway.store.money.journal import Journal
+from gateway.store.money.wallet import Credit, Hold, Settle, Wallet
 from tests.store.conftest import ACCOUNT, balance_and_held, new_rid, open_account, take
 from tests.store_proxy import Fault, StoreProxy
 

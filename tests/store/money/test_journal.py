@@ -11,8 +11,8 @@ import pytest
 
 from gateway.errors import StoreAway, StoreError
 from gateway.store.client.client import Client
-from gateway.store.journal import Journal, Settlement
-from gateway.store.wallet import Settle, Settled, Wallet
+from gateway.store.money.journal import Journal, Settlement
+from gateway.store.money.wallet import Settle, Settled, Wallet
 from tests.patience import PATIENCE_S
 from tests.store.conftest import ACCOUNT, KEY, StartStore, balance_and_held, new_rid, open_account, take
 
@@ -128,7 +128,7 @@ async def test_a_file_of_a_living_process_is_left_alone(client: Client, wallet: 
 
 async def test_a_killed_process_leaves_its_lines_to_the_next(client: Client, wallet: Wallet, tmp_path: Path) -> None:
     program = (
-        "import sys, os, pathlib; from gateway.store.journal import Journal, Settlement;"
+        "import sys, os, pathlib; from gateway.store.money.journal import Journal, Settlement;"
         "Journal(pathlib.Path(sys.argv[1])).append(Settlement('acme', sys.argv[2], 5)); os.kill(os.getpid(), 9)"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, str(tmp_path), new_rid())

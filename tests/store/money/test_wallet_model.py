@@ -10,7 +10,7 @@ import os
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.store.wallet_machine import WalletMachine
+from tests.store.money.wallet_machine import WalletMachine
 
 
 def test_no_history_charges_twice_loses_a_charge_or_leaks_a_hold(store_url: str) -> None:

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from gateway.errors import GatewayError
-from gateway.store.scripts import script
-from tests.store.wallet_machine import REAL_CLOCK, REAL_STAMP, WalletMachine
+from gateway.store.money.scripts import script
+from tests.store.money.wallet_machine import REAL_CLOCK, REAL_STAMP, WalletMachine
 
 MUTANTS = {
     "ends are trimmed while the id is fresh": ("now - keep - 2 * skew", "now - skew"),

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from gateway.errors import StoreAway, StoreError
-from gateway.store.archive import Archive, Archived, ArchiveError, encode
-from gateway.store.archiver import YOUNGEST_S, Archiver
 from gateway.store.client.client import Argument, Client
-from gateway.store.wallet import Credit, Settle, Wallet
+from gateway.store.money.archive import Archive, Archived, ArchiveError, encode
+from gateway.store.money.archiver import YOUNGEST_S, Archiver
+from gateway.store.money.wallet import Credit, Settle, Wallet
 from tests.patience import PATIENCE_S
 from tests.store.conftest import ACCOUNT, KEY, StartStore, new_rid, open_account, overdue, take, wallet_of_then
 

@@ -14,9 +14,9 @@ from typing import Final
 
 from gateway import crash
 from gateway.errors import StoreAway
-from gateway.store.archive import Archive, Archived, ArchiveError, Entry
 from gateway.store.client.client import Client
-from gateway.store.scripts import KEEP_S, KEYS, SKEW_S, keys_of, script
+from gateway.store.money.archive import Archive, Archived, ArchiveError, Entry
+from gateway.store.money.scripts import KEEP_S, KEYS, SKEW_S, keys_of, script
 
 PAGE: Final = 1000
 YOUNGEST_S: Final = KEEP_S + 2 * SKEW_S

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gateway.errors import StoreError
-from gateway.store.archive import Archive, Archived, ArchiveError, Entry
-from gateway.store.archiver import Archiver
 from gateway.store.client.client import Client, Script
-from gateway.store.journal import Settlement
-from gateway.store.scripts import KEYS
-from gateway.store.wallet import Credit, Hold, Settle, Wallet
+from gateway.store.money.archive import Archive, Archived, ArchiveError, Entry
+from gateway.store.money.archiver import Archiver
+from gateway.store.money.journal import Settlement
+from gateway.store.money.scripts import KEYS
+from gateway.store.money.wallet import Credit, Hold, Settle, Wallet
 from tests.patience import PATIENCE_S
 from tests.store.conftest import ACCOUNT, KEY, rid_at
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.store.archive import MOVES, Archived, ArchiveError, Entry
+from gateway.store.money.archive import MOVES, Archived, ArchiveError, Entry
 
 FIRST = frozenset((b"settle", b"release", b"expire", b"orphan"))
 """The lines that resolve a request. One of them comes once; after an expiry, one `late` may follow."""

@@ -12,7 +12,7 @@ import pytest
 from gateway.errors import StoreAway, StoreError
 from gateway.store.client.client import Client, Script
 from gateway.store.client.masters import Incarnation
-from gateway.store.wallet import Credit, Hold, Settle, Settled, Wallet
+from gateway.store.money.wallet import Credit, Hold, Settle, Settled, Wallet
 from tests.patience import PATIENCE_S, timed
 from tests.store.conftest import (
     ACCOUNT,
