@@ -23,14 +23,14 @@ from aiohttp.typedefs import Handler
 from aiohttp_sse import EventSourceResponse, sse_response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from gateway import reports
 from gateway.config.schema import Config, host_port
 from gateway.config.secrets import secret_of
 from gateway.errors import Refused, cannot_listen, headers_of, internal, render
 from gateway.metrics import Exporter
-from gateway.record import encode
 from gateway.request_id import new_id
-from gateway.rows import GROUPS
+from gateway.usage import queries
+from gateway.usage.database import GROUPS
+from gateway.usage.record import encode
 
 LIVE: Final = "/usage/live"
 POLL_S: Final = 0.25
@@ -136,7 +136,7 @@ class Admin:
         if not set(by) <= set(GROUPS):
             raise Refused(400, "invalid_request", f"`by` is some of {', '.join(GROUPS)}, with commas.", param="by")
         first, last = _day(request, "from"), _day(request, "to")
-        totals = await asyncio.to_thread(reports.summary, self._folder, by, since=first, until=last)
+        totals = await asyncio.to_thread(queries.summary, self._folder, by, since=first, until=last)
         return web.Response(body=msgspec.json.encode(totals), content_type="application/json")
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
@@ -144,7 +144,7 @@ class Admin:
         if len(self._followers) >= MOST_FOLLOWERS:
             raise Refused(503, "service_unavailable", "Enough follow already.", retry_after_s=TRY_AGAIN_S)
         try:
-            tail = await asyncio.to_thread(reports.Tail, self._folder, request.headers.get("Last-Event-ID", ""))
+            tail = await asyncio.to_thread(queries.Tail, self._folder, request.headers.get("Last-Event-ID", ""))
         except ValueError as error:
             raise Refused(400, "invalid_request", f"Last-Event-ID: {error}.", param="Last-Event-ID") from None
         account = request.query.get("account")

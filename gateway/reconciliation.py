@@ -14,14 +14,14 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway import reports
 from gateway.catalogue import Price
 from gateway.exchange import Outcome
-from gateway.record import Record
 from gateway.request_id import month
-from gateway.rows import files
 from gateway.store.money.audit import Audit, Resolved
 from gateway.store.store import Store
+from gateway.usage import queries
+from gateway.usage.database import files
+from gateway.usage.record import Record
 
 SETTLED_MS: Final = 10_000
 """A line of the ledger that is younger may be ahead of its record."""
@@ -65,7 +65,7 @@ class Coverage(msgspec.Struct, frozen=True):
 def logged(folder: Path, account: str) -> Logged:
     """Every closed request of an account in the files. Blocks."""
     charges, wrong = dict[str, int](), dict[str, str]()
-    for record in reports.select(folder, account=account):
+    for record in queries.select(folder, account=account):
         if record.outcome not in (None, Outcome.GATEWAY_CRASHED):
             charges[record.id] = record.charge_micros
             if record.price and record.charge_micros != (due := _due(record)):
@@ -105,7 +105,7 @@ def compare(logged: Logged, audit: Audit, on_the_way: frozenset[str], coverage: 
 def _is_lost(rid: str, line: Resolved, now_ms: int, coverage: Coverage) -> bool:
     if coverage.waiting or not coverage.alone or line.at_ms > now_ms - SETTLED_MS or month(rid) not in coverage.months:
         return False
-    return reports.find(coverage.folder, rid) is None
+    return queries.find(coverage.folder, rid) is None
 
 
 def _due(record: Record) -> int:

@@ -11,8 +11,8 @@ from typing import ClassVar, Final
 import msgspec
 
 from gateway import Exchange, Outcome, Plugin, Services
-from gateway.record import Record, Tried
 from gateway.request_id import arrival_ms, utc
+from gateway.usage.record import Record, Tried
 
 LONGEST_FOREIGN_NAME: Final = 128
 """Characters kept of what an upstream made up."""

@@ -8,8 +8,8 @@ import msgspec
 from uuid_utils import uuid7
 
 from gateway.exchange import Outcome
-from gateway.record import Record, Tried
 from gateway.request_id import arrival_ms, utc
+from gateway.usage.record import Record, Tried
 
 
 def arrival(id: str = "") -> Record:  # noqa: A002

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from gateway import sink
 from gateway.config.schema import Config
+from gateway.usage import sink
 
 if __name__ == "__main__":
     sink.main(Config(data=sys.argv[1]), sys.argv[2])

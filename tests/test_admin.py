@@ -19,8 +19,8 @@ from gateway.admin import Admin, serve, serving, token_of
 from gateway.config.schema import Config
 from gateway.errors import Misconfigured
 from gateway.metrics import Exporter
-from gateway.record import Record, decode
-from gateway.rows import Rows
+from gateway.usage.database import Rows
+from gateway.usage.record import Record, decode
 from tests.cli.processes import free_port
 from tests.patience import PATIENCE_S, soon
 from tests.records import arrival, end

@@ -16,7 +16,7 @@ LARGEST_BYTES = 12 * 1024
 
 LAYERS = (
     ("__main__", "cli", "testing", "contract", "scaffold"),
-    ("supervisor", "worker", "reload", "demo", "doctor", "sink", "care", "pulse", "admin", "bound", "tls", "explain"),
+    ("supervisor", "worker", "reload", "demo", "doctor", "care", "pulse", "admin", "bound", "tls", "explain"),
     ("server",),
     ("door", "intake", "accept"),
     ("life", "loading"),
@@ -25,12 +25,8 @@ LAYERS = (
     (
         "metrics",
         "store",
-        "reports",
+        "usage",
         "reconciliation",
-        "rows",
-        "record",
-        "clickhouse",
-        "spool",
         "plugin",
         "services",
         "catalogue",
@@ -44,7 +40,7 @@ LAYERS = (
 
 PLUGINS_MAY = {
     *("gateway", "gateway.errors", "gateway.exchange", "gateway.plugin"),
-    *("gateway.answers", "gateway.catalogue", "gateway.record", "gateway.request_id", "gateway.store"),
+    *("gateway.answers", "gateway.catalogue", "gateway.usage.record", "gateway.request_id", "gateway.store"),
 }
 """What a plugin may import: the public names, and what the shipped plugins are a thin layer over."""
 

@@ -8,10 +8,10 @@ from contextlib import aclosing, suppress
 
 from aiohttp import ClientError, ClientResponseError, ClientSession, ClientTimeout
 
-from gateway import reports
 from gateway.admin import LIVE, PING_S, token_of
 from gateway.config.schema import Config, host_port
-from gateway.record import Record, decode
+from gateway.usage import queries
+from gateway.usage.record import Record, decode
 
 POLL_S = 0.5
 
@@ -19,14 +19,14 @@ POLL_S = 0.5
 async def ended(config: Config) -> AsyncGenerator[Record]:
     """Each request from now on, when it has ended; never stops by itself. What breaks off is followed in the files."""
     folder = config.data_path / "usage"
-    place = reports.Tail(folder).cursor
+    place = queries.Tail(folder).cursor
     if config.admin is not None:
         with suppress(ClientError, TimeoutError, OSError):
             async with aclosing(_told(config, config.admin, place)) as told:
                 async for told_up_to, record in told:
                     place = told_up_to
                     yield record
-    tail = reports.Tail(folder, place)
+    tail = queries.Tail(folder, place)
     while True:
         for _, record in tail.poll():
             yield record

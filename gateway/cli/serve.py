@@ -15,7 +15,7 @@ import msgspec
 import structlog
 import typer
 
-from gateway import admin, clickhouse, demo, loading, logs, notify, sink, supervisor, worker
+from gateway import admin, demo, loading, logs, notify, supervisor, worker
 from gateway.bound import bound_of
 from gateway.cells import Cells
 from gateway.chain import warnings
@@ -28,6 +28,7 @@ from gateway.store.client.client import Client
 from gateway.store.client.durability import check_store
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.store import Store
+from gateway.usage import clickhouse, sink
 
 SINK_STOP_S = 15.0
 

@@ -9,7 +9,7 @@ import typer
 from gateway.cli.common import ConfigOption, JsonOption, print_json
 from gateway.cli.usage import find
 from gateway.exchange import Outcome
-from gateway.record import Record
+from gateway.usage.record import Record
 
 NEVER_ARRIVED: Final = (
     "never arrived: the log has no request with this id. Compare it with the x-request-id of the answer, and the address with the "

@@ -13,7 +13,6 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
-from gateway import reports
 from gateway.cli.common import (
     ConfigOption,
     JsonOption,
@@ -30,8 +29,9 @@ from gateway.cli.common import (
 from gateway.cli.follow import ended
 from gateway.config.schema import Config
 from gateway.exchange import Outcome
-from gateway.record import Record
-from gateway.rows import GROUPS, SUMS
+from gateway.usage import queries
+from gateway.usage.database import GROUPS, SUMS
+from gateway.usage.record import Record
 
 usage = typer.Typer(no_args_is_help=True, help="The usage log: whether a request arrived, how it ended, what it cost.")
 
@@ -69,7 +69,7 @@ def list_(
 
     Example: `gateway usage list --account alice --since 1h --outcome caller_gone`
     """
-    found = reports.select(_folder(config), account=account, outcome=outcome, since_ms=since, newest_first=True)
+    found = queries.select(_folder(config), account=account, outcome=outcome, since_ms=since, newest_first=True)
     _print(islice(found, limit), as_json, empty="No such request. Is `--since` far enough back?")
 
 
@@ -115,7 +115,7 @@ def summary(
     Example: `gateway usage summary --by account,model,day --from 2026-11-01 --to 2026-11-30`
     """
     groups = _groups(by)
-    totals = reports.summary(_folder(config), groups, since=first, until=last)
+    totals = queries.summary(_folder(config), groups, since=first, until=last)
     if as_json:
         for total in totals:
             print_json(total)
@@ -144,7 +144,7 @@ def export(
 
     Example: `gateway usage export --since 30d > usage.jsonl`
     """
-    for record in reports.select(_folder(config), account=account, outcome=outcome, since_ms=since):
+    for record in queries.select(_folder(config), account=account, outcome=outcome, since_ms=since):
         print_json(record)
 
 
@@ -160,7 +160,7 @@ async def _follow(settings: Config, as_json: bool) -> None:
 def find(config: Path | None, request_id: str) -> Record | None:
     """The record of a request: from the files, else from what is on its way there."""
     settings = configuration(config)
-    record = reports.find(settings.data_path / "usage", request_id)
+    record = queries.find(settings.data_path / "usage", request_id)
     return record if record is not None and record.outcome else asyncio.run(_find_anywhere(settings, request_id))
 
 

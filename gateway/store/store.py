@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from gateway.clickhouse import ClickHouse
 from gateway.config.schema import Config
 from gateway.errors import GatewayError
 from gateway.store.accounts import Accounts
@@ -17,7 +16,8 @@ from gateway.store.money.journal import Journal
 from gateway.store.money.wallet import Wallet
 from gateway.store.pepper import pepper_of
 from gateway.store.tokens import Tokens
-from gateway.store.usage import UsageLog
+from gateway.usage.clickhouse import ClickHouse
+from gateway.usage.log import UsageLog
 
 
 class Store:

@@ -24,12 +24,12 @@ from pathlib import Path
 
 import msgspec
 
-from gateway import reports
-from gateway.record import Record
-from gateway.rows import files, path_of
 from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
-from gateway.store.usage import UsageLog
+from gateway.usage import queries
+from gateway.usage.database import files, path_of
+from gateway.usage.log import UsageLog
+from gateway.usage.record import Record
 from tests.records import arrival, end, id_at
 
 MODELS = ("gpt-4o-mini", "llama-3", "words", "other")
@@ -121,19 +121,19 @@ async def rounds(folder: Path, count: int) -> UsageLog:
 
 
 def questions(folder: Path) -> None:
-    some = iter([record.id for record in islice(reports.select(folder, newest_first=True), 1000)])
-    totals = reports.summary(folder, [])[0]
+    some = iter([record.id for record in islice(queries.select(folder, newest_first=True), 1000)])
+    totals = queries.summary(folder, [])[0]
     size = sum(path_of(folder, name).stat().st_size for name in files(folder))
     tell("kept: requests", totals["requests"])
     tell("kept: bytes for each request", size / totals["requests"])
-    timed("summary --by model,day", lambda: reports.summary(folder, ["model", "day"]))
-    timed("summary --by account,model,day", lambda: reports.summary(folder, ["account", "model", "day"]))
-    timed("show ID", lambda: reports.find(folder, next(some)))
+    timed("summary --by model,day", lambda: queries.summary(folder, ["model", "day"]))
+    timed("summary --by account,model,day", lambda: queries.summary(folder, ["account", "model", "day"]))
+    timed("show ID", lambda: queries.find(folder, next(some)))
     timed("list --account A --limit 50", lambda: newest_of(folder, "account7"))
 
 
 def newest_of(folder: Path, account: str) -> list[Record]:
-    return list(islice(reports.select(folder, account=account, newest_first=True), 50))
+    return list(islice(queries.select(folder, account=account, newest_first=True), 50))
 
 
 def timed(name: str, ask: Callable[[], object]) -> None:

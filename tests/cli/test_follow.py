@@ -15,8 +15,8 @@ from gateway.admin import Admin, serving, token_of
 from gateway.cli import follow
 from gateway.config.schema import Config
 from gateway.metrics import Exporter
-from gateway.record import Record
-from gateway.rows import Rows
+from gateway.usage.database import Rows
+from gateway.usage.record import Record
 from tests.cli.processes import free_port
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.cli.trace import story
 from gateway.exchange import Outcome
-from gateway.record import Tried
-from gateway.rows import Rows
+from gateway.usage.database import Rows
+from gateway.usage.record import Tried
 from tests.cli.test_usage import rows, run
 from tests.records import arrival, end
 

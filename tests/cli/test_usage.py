@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from gateway.cli import trace, usage
 from gateway.exchange import Outcome
-from gateway.record import Record, decode
-from gateway.rows import Rows
 from gateway.store.client.client import Client
-from gateway.store.usage import UsageLog
+from gateway.usage.database import Rows
+from gateway.usage.log import UsageLog
+from gateway.usage.record import Record, decode
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end, id_at
 

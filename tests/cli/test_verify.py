@@ -16,13 +16,13 @@ from gateway import reconciliation
 from gateway.cli.commands import program
 from gateway.config.schema import Config, load
 from gateway.exchange import Outcome
-from gateway.record import Record
-from gateway.rows import Rows
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.money.archive import Archive
 from gateway.store.money.archiver import Archiver
 from gateway.store.money.journal import Settlement
 from gateway.store.store import Store
+from gateway.usage.database import Rows
+from gateway.usage.record import Record
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end, id_at
 from tests.store.conftest import wallet_of_then

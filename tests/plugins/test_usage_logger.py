@@ -12,12 +12,12 @@ from gateway import Attempt, Exchange, Outcome, Refused, Services, Usage
 from gateway.config.channel import Channel
 from gateway.config.schema import Config, Model
 from gateway.errors import StoreAway
-from gateway.record import Record, Tried, decode
 from gateway.request_id import arrival_ms, utc
 from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
-from gateway.store.usage import FIELD
 from gateway.testing import PATIENT, exchange, services, started
+from gateway.usage.log import FIELD
+from gateway.usage.record import Record, Tried, decode
 from plugins.usage_logger import UsageLogger
 
 SETTINGS = Config(

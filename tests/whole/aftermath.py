@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from gateway import Outcome
-from gateway.record import Record, decode
-from gateway.store.usage import FIELD
 from gateway.testing import Running
+from gateway.usage.log import FIELD
+from gateway.usage.record import Record, decode
 from tests.patience import PATIENCE_S, soon
 from tests.whole.scripted import Scripted
 

@@ -14,14 +14,14 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from gateway import reports
 from gateway.cli.commands import program
 from gateway.config.schema import load
-from gateway.record import Record
-from gateway.sink import Sink
 from gateway.store.accounts import Account
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.store import Store
+from gateway.usage import queries
+from gateway.usage.record import Record
+from gateway.usage.sink import Sink
 from tests.cli.processes import free_port
 from tests.patience import PATIENCE_S
 
@@ -140,7 +140,7 @@ class Books:
                 pass
             sink.rows.close_crashed(round(time.time() * 1000))
             sink.rows.close()
-            return {record.id: record for record in reports.select(store.usage.folder)}
+            return {record.id: record for record in queries.select(store.usage.folder)}
 
     async def charges(self) -> dict[str, list[int]]:
         """What each request was charged, line by line of the ledger."""

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.processes import demo_in, serving
 from tests.patience import PATIENCE_S
-from tests.test_clickhouse import PASSWORD, Server, hollow
+from tests.usage.test_clickhouse import PASSWORD, Server, hollow
 from tests.whole.test_admin_port import ask
 
 __all__ = ["hollow"]

@@ -16,11 +16,11 @@ import pytest
 
 from gateway.caller import MALFORMED
 from gateway.config.schema import ACCOUNT_ID
-from gateway.record import decode
 from gateway.store.accounts import AccountError
 from gateway.store.client.client import Client
-from gateway.store.usage import FIELD
 from gateway.testing import Running, running
+from gateway.usage.log import FIELD
+from gateway.usage.record import decode
 from tests.patience import PATIENCE_S
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.hostile_requests import GROUPS, SMUGGLED, Case

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.record import Record
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
+from gateway.usage.record import Record
 from tests.patience import soon
 from tests.whole.aftermath import charged, last_end
 from tests.whole.conftest import CHAIN, configuration

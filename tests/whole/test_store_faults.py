@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway import reports
 from gateway.care import Care
 from gateway.config.schema import StoreSettings
-from gateway.sink import Sink
 from gateway.testing import Running, running
+from gateway.usage import queries
+from gateway.usage.sink import Sink
 from tests.patience import PATIENCE_S, timed
 from tests.whole.aftermath import charged
 from tests.whole.conftest import configuration
@@ -71,7 +71,7 @@ async def assert_books(gateway: Running, answers: list[Answer], served: int) -> 
     while await sink.step():
         pass
     sink.rows.close()
-    kept = list(reports.select(gateway.store.usage.folder))
+    kept = list(queries.select(gateway.store.usage.folder))
     assert {record.id: record.status for record in kept} == {
         answer.headers["x-request-id"]: answer.status for answer in answers
     }

@@ -9,14 +9,15 @@ import asyncio
 import os
 from pathlib import Path
 
-from gateway import Outcome, reports
+from gateway import Outcome
 from gateway.config.schema import StoreSettings
 from gateway.fake_upstream import FakeUpstream
-from gateway.sink import Sink
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.testing import Running, running
+from gateway.usage import queries
+from gateway.usage.sink import Sink
 from tests.patience import PATIENCE_S
-from tests.test_rows import rolled_up, summed
+from tests.usage.test_database import rolled_up, summed
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import ask, chat
 
@@ -71,7 +72,7 @@ async def test_what_was_refused_while_the_store_was_away_is_in_the_log_afterward
                 pass
             assert (await usage.length(), usage.spool.files()) == (0, [])
     await asyncio.to_thread(store.stop)
-    rows = {row.id: row for row in reports.select(usage.folder)}
+    rows = {row.id: row for row in queries.select(usage.folder)}
     assert rows.keys() == received.keys()
     refused = [row for row in rows.values() if row.status == 503]
     assert len(refused) >= 30

@@ -14,15 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from gateway import Outcome, reports
+from gateway import Outcome
 from gateway.config.schema import Config, StoreSettings, load
 from gateway.fake_upstream import FakeUpstream
-from gateway.sink import GROUP, Sink
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.store import Store
+from gateway.usage import queries
+from gateway.usage.sink import GROUP, Sink
 from tests.cli.processes import all_ready, free_port
 from tests.patience import PATIENCE_S
-from tests.test_rows import rolled_up, summed
+from tests.usage.test_database import rolled_up, summed
 from tests.whole.conftest import configuration
 from tests.whole.raw import ask, chat
 
@@ -128,7 +129,7 @@ async def look_at_the_log(config: Config, store: EmbeddedStore, callers: Callers
         while await sink.step():
             pass
         sink.rows.close_crashed(round(time.time() * 1000))
-        rows = list(reports.select(usage.folder))
+        rows = list(queries.select(usage.folder))
         outcomes = {row.id: row.outcome for row in rows}
         assert len(outcomes) == len(rows)
         assert callers.received <= outcomes.keys()

@@ -12,11 +12,11 @@ import pytest
 
 from gateway import Outcome
 from gateway.fake_upstream import FakeUpstream
-from gateway.record import Record, decode
-from gateway.sink import Sink
 from gateway.store.client.client import Client
-from gateway.store.usage import FIELD
 from gateway.testing import Running, running
+from gateway.usage.log import FIELD
+from gateway.usage.record import Record, decode
+from gateway.usage.sink import Sink
 from tests.patience import PATIENCE_S
 from tests.whole.conftest import configuration
 from tests.whole.raw import Answer, ask, chat, get

@@ -18,15 +18,16 @@ import aiohttp
 import msgspec
 import pytest
 
-from gateway import Outcome, reports
+from gateway import Outcome
 from gateway.fake_upstream import FakeUpstream
-from gateway.record import Record, decode
-from gateway.rows import Rows
 from gateway.store.accounts import Status
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.tokens import TokenStatus
-from gateway.store.usage import FIELD
 from gateway.testing import Running, running
+from gateway.usage import queries
+from gateway.usage.database import Rows
+from gateway.usage.log import FIELD
+from gateway.usage.record import Record, decode
 from tests.cli.processes import demo_in, kill, serving, worker_of
 from tests.patience import PATIENCE_S
 from tests.whole.conftest import CHAIN, configuration
@@ -423,12 +424,12 @@ async def test_a_gateway_that_is_killed_in_the_stream(tmp_path: Path) -> None:
                 await answer.read()
         assert await served.stop() == 0
     rows = Rows(folder)
-    opened = reports.find(folder, answer.headers["x-request-id"])
+    opened = queries.find(folder, answer.headers["x-request-id"])
     assert opened is not None
     assert (opened.outcome, opened.charge_micros) == (None, 0)
     rows.close_crashed(round(time.time() * 1000))
     rows.close()
-    (record,) = reports.select(folder)
+    (record,) = queries.select(folder)
     assert record == msgspec.structs.replace(opened, outcome=Outcome.GATEWAY_CRASHED)
 
 

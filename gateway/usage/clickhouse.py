@@ -21,12 +21,12 @@ import msgspec
 import structlog
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
-from gateway import reports
 from gateway.config.schema import Config
 from gateway.errors import GatewayError, StoreAway
 from gateway.exchange import Outcome
-from gateway.record import Record
-from gateway.rows import COLUMNS, GROUPS, JSON_COLUMNS, SUMS
+from gateway.usage import queries
+from gateway.usage.database import COLUMNS, GROUPS, JSON_COLUMNS, SUMS
+from gateway.usage.record import Record
 
 TABLE: Final = "sluicegate_requests"
 VIEW: Final = "sluicegate_days"
@@ -68,7 +68,7 @@ INSERT: Final = f"INSERT INTO {TABLE} ({_NAMES}) FORMAT JSONEachRow"
 
 _ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-log = structlog.get_logger("gateway.clickhouse")
+log = structlog.get_logger("gateway.usage.clickhouse")
 
 
 class ClickHouse:
@@ -140,8 +140,8 @@ class Copier:
         if not self._prepared:
             await self._database.prepare()
             self._prepared = True
-        place = self._place.read_text() if self._place.exists() else reports.NOWHERE
-        tail = reports.Tail(self._folder, place)
+        place = self._place.read_text() if self._place.exists() else queries.NOWHERE
+        tail = queries.Tail(self._folder, place)
         ended = await asyncio.to_thread(tail.poll, BATCH)
         if ended:
             await self._database.keep([record for _, record in ended])

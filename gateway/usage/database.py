@@ -24,8 +24,8 @@ from typing import Any, Final
 import msgspec
 
 from gateway.exchange import Outcome
-from gateway.record import Record
 from gateway.request_id import first_id, month
+from gateway.usage.record import Record
 
 COLUMNS: Final = tuple(field.name for field in msgspec.structs.fields(Record))
 JSON_COLUMNS: Final = ("attempts", "price")

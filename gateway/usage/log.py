@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
-from gateway import crash, reports
-from gateway.clickhouse import ClickHouse
+from gateway import crash
 from gateway.errors import GatewayError, StoreAway
-from gateway.record import Record, decode, encode
 from gateway.request_id import arrival_ms
-from gateway.spool import Spool
 from gateway.store.client.client import Client
 from gateway.store.client.replay_buffer import Recent
+from gateway.usage import queries
+from gateway.usage.clickhouse import ClickHouse
+from gateway.usage.record import Record, decode, encode
+from gateway.usage.spool import Spool
 
 FIELD: Final = b"record"
 MOST: Final = 200_000
@@ -99,12 +100,12 @@ class UsageLog:
         is told to operators alone. Raises `StoreAway` where nothing can be said
         without the store.
         """
-        record = await asyncio.to_thread(reports.find, self.folder, id)
+        record = await asyncio.to_thread(queries.find, self.folder, id)
         if record is None or record.outcome is None:
             # The sink keeps before it takes away: what left the stream is in the files at the second look.
             waiting = await self._find_in_stream(id)
             if waiting is None or waiting.outcome is None:
-                waiting = await asyncio.to_thread(reports.find, self.folder, id) or waiting
+                waiting = await asyncio.to_thread(queries.find, self.folder, id) or waiting
             record = waiting
         if record is None and self._elsewhere is not None:
             record = await self._elsewhere.find(id)

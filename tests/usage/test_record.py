@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.record import decode, encode
+from gateway.usage.record import decode, encode
 from tests.records import arrival, end
 
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway import reports
 from gateway.exchange import Outcome
-from gateway.record import Record
 from gateway.request_id import arrival_ms
-from gateway.rows import GROUPS, SUMS, Rows, files, months_ago, path_of
+from gateway.usage import queries
+from gateway.usage.database import GROUPS, SUMS, Rows, files, months_ago, path_of
+from gateway.usage.record import Record
 from tests.records import arrival, end, id_at
 
 NEW_YEAR_MS = 1_798_761_600_000
@@ -29,13 +29,13 @@ def rows(tmp_path: Path) -> Iterator[Rows]:
 
 
 def rolled_up(folder: Path) -> list[dict[str, object]]:
-    return reports.summary(folder, GROUPS)
+    return queries.summary(folder, GROUPS)
 
 
 def summed(folder: Path) -> list[dict[str, object]]:
     """The roll-up computed again from the rows."""
     totals: dict[tuple[str, ...], list[int]] = {}
-    for row in reports.select(folder):
+    for row in queries.select(folder):
         if row.outcome is not None:
             key = (row.arrived_at[:10], row.account, row.token_id, row.model, row.channel)
             values = [1, row.outcome is Outcome.COMPLETED, row.prompt_tokens, row.completion_tokens, row.charge_micros]
@@ -46,7 +46,7 @@ def summed(folder: Path) -> list[dict[str, object]]:
 def test_an_arrival_is_a_row_that_is_under_way(rows: Rows) -> None:
     opened = arrival()
     rows.write([opened])
-    assert reports.find(rows.folder, opened.id) == opened
+    assert queries.find(rows.folder, opened.id) == opened
     assert rolled_up(rows.folder) == []
 
 
@@ -54,14 +54,14 @@ def test_an_end_closes_its_row_with_all_it_knows(rows: Rows) -> None:
     opened = arrival()
     rows.write([opened])
     rows.write([end(opened)])
-    assert list(reports.select(rows.folder)) == [end(opened)]
+    assert list(queries.select(rows.folder)) == [end(opened)]
 
 
 def test_an_end_that_comes_before_its_arrival_stays(rows: Rows) -> None:
     opened = arrival()
     rows.write([end(opened)])
     rows.write([opened])
-    assert list(reports.select(rows.folder)) == [end(opened)]
+    assert list(queries.select(rows.folder)) == [end(opened)]
 
 
 def test_what_is_written_again_changes_nothing(rows: Rows) -> None:
@@ -69,7 +69,7 @@ def test_what_is_written_again_changes_nothing(rows: Rows) -> None:
     for _ in range(3):
         rows.write([opened, end(opened)])
         rows.write([end(opened, charge_micros=999)])
-    assert list(reports.select(rows.folder)) == [end(opened)]
+    assert list(queries.select(rows.folder)) == [end(opened)]
     assert [day["charge_micros"] for day in rolled_up(rows.folder)] == [123]
 
 
@@ -77,14 +77,14 @@ def test_requests_around_midnight_on_new_year_are_in_their_own_files(rows: Rows)
     old, new = arrival(id_at(NEW_YEAR_MS - 1)), arrival(id_at(NEW_YEAR_MS))
     rows.write([old, new, end(old), end(new)])
     assert files(rows.folder) == ["2026-12", "2027-01"]
-    assert [day["day"] for day in reports.summary(rows.folder, ["day"])] == ["2026-12-31", "2027-01-01"]
+    assert [day["day"] for day in queries.summary(rows.folder, ["day"])] == ["2026-12-31", "2027-01-01"]
 
 
 def test_the_sweeper_closes_only_what_is_old_and_open(rows: Rows) -> None:
     old, ended, young = arrival(id_at(NEW_YEAR_MS)), arrival(id_at(NEW_YEAR_MS)), arrival(id_at(NEW_YEAR_MS + 5000))
     rows.write([old, ended, end(ended), young])
     assert rows.close_crashed(NEW_YEAR_MS + 5000) == 1
-    found = {row.id: row.outcome for row in reports.select(rows.folder)}
+    found = {row.id: row.outcome for row in queries.select(rows.folder)}
     assert found == {old.id: Outcome.GATEWAY_CRASHED, ended.id: Outcome.COMPLETED, young.id: None}
 
 
@@ -93,7 +93,7 @@ def test_a_true_end_that_comes_late_replaces_the_guess_of_the_sweeper(rows: Rows
     rows.write([opened])
     rows.close_crashed(arrival_ms(opened.id) + 1)
     rows.write([end(opened)])
-    assert reports.find(rows.folder, opened.id) == end(opened)
+    assert queries.find(rows.folder, opened.id) == end(opened)
     assert rolled_up(rows.folder) == summed(rows.folder)
 
 
@@ -108,9 +108,9 @@ def test_old_months_are_dropped_as_whole_files_and_may_come_again(rows: Rows) ->
     rows.write([old, new])
     assert rows.drop_before("2027-01") == ["2026-12"]
     assert sorted(path.name for path in rows.folder.glob("usage-2026*")) == []
-    assert list(reports.select(rows.folder)) == [new]
+    assert list(queries.select(rows.folder)) == [new]
     rows.write([old])
-    assert reports.find(rows.folder, old.id) == old
+    assert queries.find(rows.folder, old.id) == old
 
 
 def test_months_are_counted_back_over_the_turn_of_the_year() -> None:
@@ -128,14 +128,14 @@ def test_a_batch_that_fails_leaves_neither_a_row_nor_a_sum(rows: Rows) -> None:
     late = arrival()
     with pytest.raises(sqlite3.Error):
         rows.write([late, end(good)])
-    assert list(reports.select(rows.folder)) == [good]
+    assert list(queries.select(rows.folder)) == [good]
     assert rolled_up(rows.folder) == []
 
 
 def test_an_id_with_a_quote_in_it_is_only_data(rows: Rows) -> None:
     opened = arrival()
     rows.write([end(opened, account="a'; DROP TABLE requests; --", model='"')])
-    found = reports.find(rows.folder, opened.id)
+    found = queries.find(rows.folder, opened.id)
     assert found is not None
     assert found.account == "a'; DROP TABLE requests; --"
 
@@ -170,4 +170,4 @@ def test_whatever_is_written_in_whatever_order_the_roll_up_is_the_sum_of_the_row
                 written |= {record.id for record in step}
         rows.close()
         assert rolled_up(rows.folder) == summed(rows.folder)
-        assert {row.id for row in reports.select(rows.folder)} == written
+        assert {row.id for row in queries.select(rows.folder)} == written

@@ -17,14 +17,14 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from gateway import clickhouse, reports
-from gateway.clickhouse import VIEW, ClickHouse, Copier
 from gateway.config.schema import Config, UsageSettings
 from gateway.errors import GatewayError, StoreAway
 from gateway.exchange import Outcome
-from gateway.rows import GROUPS, Rows
 from gateway.store.client.client import Client
-from gateway.store.usage import UsageLog
+from gateway.usage import clickhouse, queries
+from gateway.usage.clickhouse import VIEW, ClickHouse, Copier
+from gateway.usage.database import GROUPS, Rows
+from gateway.usage.log import UsageLog
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end
 
@@ -125,7 +125,7 @@ async def test_the_view_there_equals_the_roll_up_here(server: Server, rows: Rows
     ]
     rows.write([*ended, end(arrival(), outcome=Outcome.REFUSED, status=401, model="", channel=""), arrival()])
     assert await drain(copier(server, rows)) == 51
-    assert await rolled_up(server) == reports.summary(rows.folder, GROUPS)
+    assert await rolled_up(server) == queries.summary(rows.folder, GROUPS)
 
 
 async def test_what_is_sent_twice_is_there_once(server: Server, rows: Rows) -> None:
@@ -133,7 +133,7 @@ async def test_what_is_sent_twice_is_there_once(server: Server, rows: Rows) -> N
     assert await drain(copier(server, rows)) == 5
     (rows.folder / "clickhouse.place").unlink()
     assert await drain(copier(server, rows)) == 5
-    assert await rolled_up(server) == reports.summary(rows.folder, GROUPS)
+    assert await rolled_up(server) == queries.summary(rows.folder, GROUPS)
 
 
 @pytest.mark.parametrize("guessed_first", [True, False])

@@ -15,23 +15,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway import reports, sink
 from gateway.config.channel import Channel, Timers
 from gateway.config.schema import Config
 from gateway.errors import StoreAway
 from gateway.exchange import Outcome
-from gateway.record import Record, encode
-from gateway.rows import files, months_ago, path_of
-from gateway.sink import GROUP, Sink
-from gateway.spool import keep
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.money.wallet import Hold, Wallet
-from gateway.store.usage import FIELD, UsageLog
+from gateway.usage import queries, sink
+from gateway.usage.database import files, months_ago, path_of
+from gateway.usage.log import FIELD, UsageLog
+from gateway.usage.record import Record, encode
+from gateway.usage.sink import GROUP, Sink
+from gateway.usage.spool import keep
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end, id_at
-from tests.test_rows import rolled_up, summed
+from tests.usage.test_database import rolled_up, summed
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ async def until(true: Callable[[], bool]) -> None:
 async def test_what_is_in_the_stream_is_moved_to_the_files(usage: UsageLog) -> None:
     ended = await served(usage, 300)
     await drain(sink_of(usage))
-    assert list(reports.select(usage.folder)) == sorted(ended, key=lambda record: record.id)
+    assert list(queries.select(usage.folder)) == sorted(ended, key=lambda record: record.id)
     assert await usage.length() == 0
     assert await pending(usage) == 0
 
@@ -79,7 +79,7 @@ async def test_more_than_a_batch_is_moved_batch_by_batch(usage: UsageLog, monkey
     monkeypatch.setattr(sink, "BATCH", 7)
     ended = await served(usage, 50)
     await drain(sink_of(usage))
-    assert len(list(reports.select(usage.folder))) == len(ended)
+    assert len(list(queries.select(usage.folder))) == len(ended)
     assert await usage.length() == 0
 
 
@@ -89,7 +89,7 @@ async def test_what_a_killed_sink_had_read_is_moved_by_the_next_one(usage: Usage
     await usage.client.call("XREADGROUP", "GROUP", GROUP, GROUP, "COUNT", 100, "STREAMS", usage.stream, ">")
     assert await pending(usage) == 10
     await drain(sink_of(usage))
-    assert list(reports.select(usage.folder)) == ended
+    assert list(queries.select(usage.folder)) == ended
     assert await pending(usage) == 0
 
 
@@ -109,7 +109,7 @@ async def test_the_spool_is_replayed_once(usage: UsageLog) -> None:
         await usage.spool.append(encode(end(opened)))
     await usage.submit_arrival(opened)
     await drain(sink_of(usage))
-    assert list(reports.select(usage.folder)) == [end(opened)]
+    assert list(queries.select(usage.folder)) == [end(opened)]
     assert rolled_up(usage.folder) == summed(usage.folder)
     assert usage.spool.files() == []
 
@@ -119,7 +119,7 @@ async def test_a_record_that_cannot_be_read_is_set_aside_and_stops_nobody(usage:
     await usage.client.call("XADD", usage.stream, "*", FIELD, b"\xff{")
     keep(usage.spool.folder, [b'{"id": "no id", "arrived_at": ""}', encode(good)])
     await drain(sink_of(usage))
-    assert list(reports.select(usage.folder)) == [good]
+    assert list(queries.select(usage.folder)) == [good]
     aside = [path.read_bytes() for path in (usage.folder / "unreadable").iterdir()]
     assert sorted(aside) == [b"\xff{\n", b'{"id": "no id", "arrived_at": ""}\n'][::-1]
 
@@ -131,7 +131,7 @@ async def test_a_stream_that_the_store_lost_is_joined_again(usage: UsageLog) -> 
     ended = await served(usage, 3)
     assert await worker.step() is False
     await drain(worker)
-    assert list(reports.select(usage.folder)) == ended
+    assert list(queries.select(usage.folder)) == ended
 
 
 async def test_files_that_cannot_be_written_leave_all_in_the_stream_until_they_can(usage: UsageLog) -> None:
@@ -147,7 +147,7 @@ async def test_files_that_cannot_be_written_leave_all_in_the_stream_until_they_c
     other.execute("DROP TRIGGER full")
     other.close()
     await drain(worker)
-    assert len(list(reports.select(usage.folder))) == 1 + len(ended)
+    assert len(list(queries.select(usage.folder))) == 1 + len(ended)
     assert (await usage.length(), await pending(usage)) == (0, 0)
 
 
@@ -160,7 +160,7 @@ async def test_a_request_that_never_ended_is_closed_once_nothing_waits(
     await asyncio.gather(*(usage.submit_arrival(record) for record in (crashed, late, young)))
     await usage.end(end(late))
     await drain(sink_of(usage, crashed_after_s=60))
-    outcomes = {row.id: row.outcome for row in reports.select(usage.folder)}
+    outcomes = {row.id: row.outcome for row in queries.select(usage.folder)}
     assert outcomes == {crashed.id: Outcome.GATEWAY_CRASHED, late.id: Outcome.COMPLETED, young.id: None}
 
 
@@ -181,14 +181,14 @@ async def test_whose_request_never_ended_is_known_where_money_was_held(
         await asyncio.sleep(0.001)
     await asyncio.sleep(0.002)
     await drain(sink_of(usage, crashed_after_s=0))
-    told = {row.id: row for row in reports.select(usage.folder)}
+    told = {row.id: row for row in queries.select(usage.folder)}
     crashed = {"outcome": Outcome.GATEWAY_CRASHED}
     assert told[of_nobody.id] == msgspec.structs.replace(of_nobody, **crashed)
     assert told[of_rich.id] == msgspec.structs.replace(of_rich, account="rich", charge_micros=charged, **crashed)
     assert rolled_up(usage.folder) == summed(usage.folder)
     await usage.end(end(of_rich, account="rich"))
     await drain(sink_of(usage, crashed_after_s=600))
-    assert reports.find(usage.folder, of_rich.id) == end(of_rich, account="rich"), "a true end that comes late wins"
+    assert queries.find(usage.folder, of_rich.id) == end(of_rich, account="rich"), "a true end that comes late wins"
 
 
 async def test_months_older_than_the_retention_are_dropped(usage: UsageLog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,11 +217,11 @@ async def test_a_terminated_sink_drains_what_is_left_and_ends_well(
 ) -> None:
     await served(usage, 1)
     process = await start(tmp_path, store_url)
-    await until(lambda: len(list(reports.select(usage.folder))) == 1)
+    await until(lambda: len(list(queries.select(usage.folder))) == 1)
     ended = await served(usage, 3000)
     process.terminate()
     assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
-    assert len(list(reports.select(usage.folder))) == 1 + len(ended)
+    assert len(list(queries.select(usage.folder))) == 1 + len(ended)
     assert (await usage.length(), await pending(usage)) == (0, 0)
 
 
@@ -235,7 +235,7 @@ async def test_a_second_sink_waits_until_the_first_has_ended(usage: UsageLog, st
     stop_first.set()
     await first
     await served(usage, 1)
-    await until(lambda: len(list(reports.select(usage.folder))) == 2)
+    await until(lambda: len(list(queries.select(usage.folder))) == 2)
     stop_second.set()
     await second
 
@@ -247,17 +247,17 @@ async def test_kills_of_the_sink_at_any_moment_lose_nothing_and_double_nothing(
     ids: set[str] = set()
     for _ in range(6):
         process = await start(tmp_path, store_url)
-        before = len(list(reports.select(usage.folder)))
+        before = len(list(queries.select(usage.folder)))
         for _ in range(6):
             ids |= {record.id for record in await served(usage, 400)}
-        await until(lambda before=before: len(list(reports.select(usage.folder))) > before)  # type: ignore[misc]
+        await until(lambda before=before: len(list(queries.select(usage.folder))) > before)  # type: ignore[misc]
         ids |= {record.id for record in await served(usage, chance.randrange(400))}
         await asyncio.sleep(chance.random() * 0.05)
         process.kill()
         await process.wait()
     await drain(sink_of(usage))
-    assert [row.id for row in reports.select(usage.folder)] == sorted(ids)
-    assert {row.outcome for row in reports.select(usage.folder)} == {Outcome.COMPLETED}
+    assert [row.id for row in queries.select(usage.folder)] == sorted(ids)
+    assert {row.outcome for row in queries.select(usage.folder)} == {Outcome.COMPLETED}
     assert rolled_up(usage.folder) == summed(usage.folder)
     assert (await usage.length(), await pending(usage)) == (0, 0)
 
@@ -285,10 +285,10 @@ async def test_while_the_store_is_frozen_all_is_spooled_and_afterwards_each_is_t
     await asyncio.gather(*(usage.end(record) for record in refusals))
     os.kill(store.pid, signal.SIGCONT)
     ended |= {record.id: record for record in [*refusals, *await served(usage, 50)]}
-    await until(lambda: len(list(reports.select(usage.folder))) == len(ended))
+    await until(lambda: len(list(queries.select(usage.folder))) == len(ended))
     stop.set()
     await running
-    assert {row.id: row for row in reports.select(usage.folder)} == ended
+    assert {row.id: row for row in queries.select(usage.folder)} == ended
     assert rolled_up(usage.folder) == summed(usage.folder)
     assert (await usage.length(), usage.spool.files()) == (0, [])
     await client.close()
@@ -302,6 +302,6 @@ async def test_the_spool_reaches_the_files_while_there_is_no_store_at_all(store:
     with pytest.raises(StoreAway):
         await usage.submit_arrival(opened)
     assert await sink_of(usage).step() is False
-    assert reports.find(usage.folder, opened.id) == opened
+    assert queries.find(usage.folder, opened.id) == opened
     assert usage.spool.files() == []
     await client.close()

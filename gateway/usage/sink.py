@@ -23,20 +23,20 @@ from typing import BinaryIO, Final
 import msgspec
 import structlog
 
-from gateway import reports
 from gateway.config.schema import Config
 from gateway.errors import GatewayError, StoreError
 from gateway.exchange import Outcome
-from gateway.record import Record, decode
 from gateway.request_id import month
-from gateway.rows import Rows, months_ago
-from gateway.spool import keep
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
 from gateway.store.money.wallet import Wallet
-from gateway.store.usage import FIELD, UsageLog
+from gateway.usage import queries
+from gateway.usage.database import Rows, months_ago
+from gateway.usage.log import FIELD, UsageLog
+from gateway.usage.record import Record, decode
+from gateway.usage.spool import keep
 
-log = structlog.get_logger("gateway.sink")
+log = structlog.get_logger("gateway.usage.sink")
 
 GROUP: Final = "sink"
 BATCH: Final = 2000
@@ -186,7 +186,7 @@ class Sink:
         if ids:
             async for account in Accounts(self.usage.client).all():
                 for id, charged in (await self._wallet.ends(account.id, ids)).items():  # noqa: A001
-                    opened = reports.find(self.usage.folder, id)
+                    opened = queries.find(self.usage.folder, id)
                     if opened is not None:
                         told = {"outcome": Outcome.GATEWAY_CRASHED, "account": account.id, "charge_micros": charged}
                         ends.append(msgspec.structs.replace(opened, **told))

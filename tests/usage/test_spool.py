@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.spool import Spool
+from gateway.usage.spool import Spool
 
 
 def lines(spool: Spool) -> list[bytes]:

@@ -14,13 +14,13 @@ import pytest
 
 from gateway.errors import StoreAway
 from gateway.exchange import Outcome
-from gateway.record import Record, decode
-from gateway.rows import Rows
-from gateway.store import usage as module
 from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.client.masters import Incarnation
-from gateway.store.usage import FIELD, UsageLog
+from gateway.usage import log as module
+from gateway.usage.database import Rows
+from gateway.usage.log import FIELD, UsageLog
+from gateway.usage.record import Record, decode
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end
 

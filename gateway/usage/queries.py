@@ -14,9 +14,9 @@ from typing import Any, Final
 import msgspec
 
 from gateway.exchange import Outcome
-from gateway.record import Record
 from gateway.request_id import first_id, month
-from gateway.rows import COLUMNS, JSON_COLUMNS, SUMS, files, path_of
+from gateway.usage.database import COLUMNS, JSON_COLUMNS, SUMS, files, path_of
+from gateway.usage.record import Record
 
 _NAMES: Final = ", ".join(f'"{name}"' for name in COLUMNS)
 _SELECT: Final = f"SELECT {_NAMES} FROM requests"  # noqa: S608 - names of ours only
