@@ -8,7 +8,7 @@ from gateway.catalogue import Catalogue
 from gateway.errors import Refused
 from gateway.exchange import Exchange, Operation, Reply
 from gateway.facts import Caller
-from gateway.store.store import Store
+from gateway.services import Store
 
 BASE_ENDS_IN_V1 = "The base address already ends in /v1: remove the repeated /v1 from the path."
 BASE_LACKS_V1 = "The base address must end in /v1: point the client at .../v1."

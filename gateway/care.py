@@ -13,7 +13,7 @@ import structlog
 
 from gateway.errors import GatewayError
 from gateway.owned import Owned
-from gateway.store.store import Store
+from gateway.services import Store
 
 EVERY_S: Final = 2.0
 SWEEP_EVERY_S: Final = 30
@@ -49,7 +49,7 @@ class Care(Owned):
 
     async def deliver(self) -> None:
         """Deliver what is in the journal, of this process and of those that ended."""
-        delivered = await self._store.journal.replay(self._store.wallet)
+        delivered = await self._store.journal.replay(self._store.wallet.deliver)
         if delivered:
             log.warning("settlements_delivered", count=delivered)
 

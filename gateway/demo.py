@@ -12,7 +12,7 @@ from gateway.catalogue import MICROS
 from gateway.config.schema import Config, Demo, host_port
 from gateway.errors import Misconfigured, Refused, cannot_listen
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.store import Store
+from gateway.services import Store
 
 OPENING: Final = "demo-opening"
 """The transaction of the first credit: given once, however often the demo starts."""

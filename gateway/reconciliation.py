@@ -17,8 +17,8 @@ import msgspec
 from gateway.catalogue import Price
 from gateway.exchange import Outcome
 from gateway.request_id import month
+from gateway.services import Store
 from gateway.store.money.audit import Audit, Resolved
-from gateway.store.store import Store
 from gateway.usage import queries
 from gateway.usage.database import files
 from gateway.usage.record import Record

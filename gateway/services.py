@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 import structlog
 
 from gateway.catalogue import Catalogue
 from gateway.config.schema import Config
+from gateway.errors import GatewayError
+from gateway.store.accounts import Accounts
+from gateway.store.channels import Channels
 from gateway.store.client.client import Client
-from gateway.store.store import Store
+from gateway.store.client.masters import Incarnation
+from gateway.store.limits import Limits
+from gateway.store.money.journal import Journal
+from gateway.store.money.wallet import Wallet
+from gateway.store.tokens import Tokens, pepper_of
+from gateway.usage.clickhouse import ClickHouse
+from gateway.usage.log import UsageLog
 
 
 class Clock(Protocol):
@@ -21,6 +32,59 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Seconds that never jump; for durations."""
+
+
+class Store:
+    """All that is shared between processes and machines.
+
+    Decisions before the upstream is called and settlements after it have connections of their own, so that a burst of
+    arrivals cannot keep a charge waiting.
+    """
+
+    def __init__(self, client: Client, settling: Client, config: Config) -> None:
+        self.client = client
+        self.settling = settling
+        self.accounts = Accounts(client)
+        self.tokens = Tokens(client, pepper_of(config.data_path))
+        self.limits = Limits(client)
+        self.channels = Channels(client)
+        self.journal = Journal(config.data_path / "journal")
+        self.wallet = Wallet(client, settling=settling, journal=self.journal)
+        elsewhere = ClickHouse(config.usage.clickhouse, timeout_s=2) if config.usage.clickhouse else None
+        self.usage = UsageLog(client, config.data_path / "usage", elsewhere=elsewhere)
+
+        self._incarnation = Incarnation(client, settling)
+
+    async def heal(self) -> tuple[int, int]:
+        """Repeat to another incarnation of the store what was acknowledged lately: so many settlements and records.
+
+        Call it at start and every few seconds. Raises `StoreAway`.
+        """
+        settlements, records = await self._incarnation.heal(self.wallet.repeat, self.usage.repeat)
+        return settlements, records
+
+    async def answers(self) -> bool:
+        """Whether the store answers just now."""
+        try:
+            await self.client.call("PING")
+        except GatewayError:
+            return False
+        return True
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, config: Config, url: str) -> AsyncIterator[Store]:
+        """The store at `url`, closed at the end. Nothing is sent before the first call."""
+        settings = config.store
+        client = Client.connect(url, timeout_s=settings.timeout, connections=settings.connections)
+        settling = Client.connect(url, timeout_s=settings.timeout, connections=2)
+        store = cls(client, settling, config)
+        try:
+            yield store
+        finally:
+            store.journal.close()
+            await client.close()
+            await settling.close()
 
 
 class Services:

@@ -26,9 +26,8 @@ from gateway.exchange import Exchange, Request
 from gateway.fake_upstream import FakeUpstream
 from gateway.plugin import Plugin
 from gateway.server import Gateway
-from gateway.services import Services
+from gateway.services import Services, Store
 from gateway.store.client.embedded import EmbeddedStore
-from gateway.store.store import Store
 from gateway.worker import opened
 
 __all__ = [

@@ -21,8 +21,7 @@ from gateway.pipe import Pipe
 from gateway.pulse import Pulse
 from gateway.reload import Reloads
 from gateway.server import Gateway
-from gateway.services import services_of
-from gateway.store.store import Store
+from gateway.services import Store, services_of
 from gateway.tls import renewing
 
 COLLECT_AFTER: Final = (20_000, 20, 50)

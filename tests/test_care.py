@@ -10,9 +10,9 @@ import pytest
 import structlog
 
 from gateway.care import SWEEP_TURN, Care
+from gateway.services import Store
 from gateway.store.client.client import Client
-from gateway.store.money.journal import Settlement
-from gateway.store.store import Store
+from gateway.store.money.results import Settlement
 from gateway.testing import services
 from tests.patience import PATIENCE_S
 from tests.store.conftest import ACCOUNT, balance_and_held, new_rid, overdue, take

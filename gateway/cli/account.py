@@ -23,9 +23,9 @@ from gateway.cli.common import (
     refuse,
     run_with_store,
 )
+from gateway.services import Store
 from gateway.store.accounts import Account, AccountError, Status, unknown
 from gateway.store.money.results import Credit, Credited
-from gateway.store.store import Store
 
 TRANSACTION: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 

@@ -10,10 +10,10 @@ import msgspec
 import typer
 
 from gateway.cli.common import ConfigOption, JsonOption, moment, print_json, refuse, run_with_store
+from gateway.services import Store
 from gateway.store.accounts import unknown
 from gateway.store.money.archive import Archive, ArchiveError
 from gateway.store.money.archiver import YOUNGEST_S, Archiver
-from gateway.store.store import Store
 
 
 class Moved(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ from rich.table import Table
 from gateway.catalogue import MICROS
 from gateway.config.schema import Config, find, load
 from gateway.errors import Misconfigured
-from gateway.store.store import Store
+from gateway.services import Store
 
 Result = TypeVar("Result")
 

@@ -24,10 +24,10 @@ from gateway.config.schema import Config, Demo, find, load
 from gateway.errors import StoreAway
 from gateway.metrics import Exporter, Metrics
 from gateway.reload import Current
+from gateway.services import Store
 from gateway.store.client.client import Client
 from gateway.store.client.durability import check_store
 from gateway.store.client.embedded import EmbeddedStore
-from gateway.store.store import Store
 from gateway.usage import clickhouse, sink
 
 SINK_STOP_S = 15.0

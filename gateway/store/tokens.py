@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.config.secrets import secret_of
 from gateway.errors import GatewayError, Refused, StoreAway
 from gateway.store.accounts import Account, Status, account_key, account_of
 from gateway.store.client.client import Client, Script
@@ -202,6 +203,15 @@ class Tokens:
         account, _, short_id = token_id.rpartition("-")
         record = b"" if kept is None else _encode(kept)
         return bool(await self._client.run(_SWAP, [_key(account)], [short_id, read, record]))
+
+
+def pepper_of(data: Path) -> bytes:
+    """The pepper from `$GATEWAY_PEPPER`, else from the file `pepper` in `data`, made on first use, mode 0600.
+
+    Gateways on several machines that share a store need the same one: give it by the environment. Whoever
+    loses it has to make all tokens anew. Raises `Misconfigured` for one that is shorter than 16 bytes.
+    """
+    return secret_of(data / "pepper", "GATEWAY_PEPPER")
 
 
 def invalid() -> TokenRefused:

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from gateway.cli.commands import program
 from gateway.config.schema import load
+from gateway.services import Store
 from gateway.store.accounts import Status
 from gateway.store.channels import Ask, Report
 from gateway.store.client.client import Client
 from gateway.store.limits import Rules
-from gateway.store.store import Store
 from tests.store.conftest import new_rid
 
 FILE = """

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from gateway.cli import account, token
 from gateway.errors import Refused
 from gateway.store.client.client import Client
-from gateway.store.pepper import pepper_of
-from gateway.store.tokens import TokenError, Tokens
+from gateway.store.tokens import TokenError, Tokens, pepper_of
 from tests.patience import PATIENCE_S
 
 app = typer.Typer()

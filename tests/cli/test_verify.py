@@ -16,11 +16,11 @@ from gateway import reconciliation
 from gateway.cli.commands import program
 from gateway.config.schema import Config, load
 from gateway.exchange import Outcome
+from gateway.services import Store
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.money.archive import Archive
 from gateway.store.money.archiver import Archiver
-from gateway.store.money.journal import Settlement
-from gateway.store.store import Store
+from gateway.store.money.results import Settlement
 from gateway.usage.database import Rows
 from gateway.usage.record import Record
 from tests.patience import PATIENCE_S
@@ -131,7 +131,7 @@ async def test_unless_the_journal_has_it(books: Books) -> None:
     report = await books.verify()
     assert (report["wrong"], report["unknown"]) == ([], 1)
     books.store.journal.close()
-    await books.store.journal.replay(books.store.wallet)
+    await books.store.journal.replay(books.store.wallet.deliver)
     assert (await books.verify())["agreed"] == 1
 
 

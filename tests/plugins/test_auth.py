@@ -15,9 +15,8 @@ from gateway.config.schema import Config, Group
 from gateway.errors import StoreAway
 from gateway.store.accounts import Status
 from gateway.store.client.client import Client
-from gateway.store.pepper import pepper_of
 from gateway.store.token_format import Seal
-from gateway.store.tokens import TokenStatus
+from gateway.store.tokens import TokenStatus, pepper_of
 from gateway.testing import PATIENT, FixedClock, exchange, services, started
 from plugins.auth import MOST_ADDRESSES, Auth, WrongTokens
 

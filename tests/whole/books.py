@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from gateway.cli.commands import program
 from gateway.config.schema import load
+from gateway.services import Store
 from gateway.store.accounts import Account
 from gateway.store.client.embedded import EmbeddedStore
-from gateway.store.store import Store
 from gateway.usage import queries
 from gateway.usage.record import Record
 from gateway.usage.sink import Sink

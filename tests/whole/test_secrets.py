@@ -14,9 +14,9 @@ from aiohttp import ClientSession
 
 from gateway.config.schema import Config, load
 from gateway.fake_upstream import FakeUpstream
+from gateway.services import Store
 from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
-from gateway.store.store import Store
 from tests.cli.processes import free_port, gateway
 from tests.patience import PATIENCE_S
 from tests.whole.conftest import CHAIN, configuration

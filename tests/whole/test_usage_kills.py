@@ -17,8 +17,8 @@ import pytest
 from gateway import Outcome
 from gateway.config.schema import Config, StoreSettings, load
 from gateway.fake_upstream import FakeUpstream
+from gateway.services import Store
 from gateway.store.client.embedded import EmbeddedStore
-from gateway.store.store import Store
 from gateway.usage import queries
 from gateway.usage.sink import GROUP, Sink
 from tests.cli.processes import all_ready, free_port

@@ -16,9 +16,9 @@ import errno
 import fcntl
 import os
 import threading
+from collections.abc import Awaitable, Callable
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import structlog
@@ -26,22 +26,13 @@ from uuid_utils import uuid7
 
 from gateway import crash
 from gateway.errors import StoreAway
+from gateway.store.money.results import Settled, Settlement
 
-if TYPE_CHECKING:
-    from gateway.store.money.wallet import Wallet
+Deliver = Callable[[Settlement], Awaitable[Settled]]
 
 _AT_ONCE = 100
 
 log = structlog.get_logger("gateway.journal")
-
-
-class Settlement(msgspec.Struct, frozen=True):
-    """How one request is to be resolved: charged `cost` micros, or released at no charge."""
-
-    account: str
-    rid: str
-    cost: int = 0
-    kind: Literal["settle", "release"] = "settle"
 
 
 _encode = msgspec.json.Encoder().encode
@@ -90,15 +81,15 @@ class Journal:
         _name(unnamed, path)  # only now: a replay that found it unlocked would take it over
         return file
 
-    async def replay(self, wallet: Wallet) -> int:
-        """Deliver what is kept here by this process and by those that ended; returns how many were resolved.
+    async def replay(self, deliver: Deliver) -> int:
+        """Call `deliver` with each settlement kept here by this process and by those that ended; return how many it resolved.
 
         Raises `StoreAway` where the store went away meanwhile, and `StoreError` for what it refuses: what is left waits
         for the next replay.
         """
         self.close()
         unwritten = list(self._unwritten)
-        left, error = await _deliver(unwritten, wallet)
+        left, error = await _deliver(unwritten, deliver)
         self._unwritten[: len(unwritten)] = left
         resolved = len(unwritten) - len(left)
         for path in sorted(self.directory.glob("*.jsonl")):
@@ -107,7 +98,7 @@ class Journal:
             with contextlib.suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 written = _settlements(file.read())
-                left, refused = await _deliver(written, wallet)
+                left, refused = await _deliver(written, deliver)
                 crash.point("journal.delivered")
                 _rewrite(path, left) if left else path.unlink()
                 resolved += len(written) - len(left)
@@ -137,12 +128,12 @@ def _settlements(text: bytes) -> list[Settlement]:
     return [_decode(line) for line in text.split(b"\n")[:-1]]
 
 
-async def _deliver(waiting: list[Settlement], wallet: Wallet) -> tuple[list[Settlement], BaseException | None]:
+async def _deliver(waiting: list[Settlement], deliver: Deliver) -> tuple[list[Settlement], BaseException | None]:
     """What is left, and why. What the store refuses does not hold up the rest."""
     left, error = list[Settlement](), None
     while waiting and not isinstance(error, StoreAway):
         batch, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
-        results = await asyncio.gather(*map(wallet.deliver, batch), return_exceptions=True)
+        results = await asyncio.gather(*map(deliver, batch), return_exceptions=True)
         for settlement, result in zip(batch, results, strict=True):
             if isinstance(result, BaseException):
                 left.append(settlement)

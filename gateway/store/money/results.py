@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 import msgspec
 
@@ -75,3 +76,12 @@ class Credited(msgspec.Struct, frozen=True):
 
     outcome: Credit
     balance: int
+
+
+class Settlement(msgspec.Struct, frozen=True):
+    """How one request is to be resolved: charged `cost` micros, or released at no charge."""
+
+    account: str
+    rid: str
+    cost: int = 0
+    kind: Literal["settle", "release"] = "settle"

@@ -27,8 +27,8 @@ from gateway.store.client.client import Argument, Client
 from gateway.store.client.replay_buffer import Recent
 from gateway.store.money.archive import Archive, Archived
 from gateway.store.money.audit import Audit, Ledger, Snapshot, broken
-from gateway.store.money.journal import Journal, Settlement
-from gateway.store.money.results import Credit, Credited, Hold, HoldReply, Settle, Settled
+from gateway.store.money.journal import Journal
+from gateway.store.money.results import Credit, Credited, Hold, HoldReply, Settle, Settled, Settlement
 from gateway.store.money.scripts import KEEP_S, SKEW_S, keys_of, script
 
 __all__ = ["Credit", "Credited", "Hold", "HoldReply", "Settle", "Settled", "Settlement", "Wallet"]

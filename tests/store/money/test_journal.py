@@ -11,7 +11,8 @@ import pytest
 
 from gateway.errors import StoreAway, StoreError
 from gateway.store.client.client import Client
-from gateway.store.money.journal import Journal, Settlement
+from gateway.store.money.journal import Journal
+from gateway.store.money.results import Settlement
 from gateway.store.money.wallet import Settle, Settled, Wallet
 from tests.patience import PATIENCE_S
 from tests.store.conftest import ACCOUNT, KEY, StartStore, balance_and_held, new_rid, open_account, take
@@ -39,13 +40,13 @@ async def test_what_the_store_could_not_take_is_charged_by_a_replay(own_store: S
         both = (*await asyncio.gather(wallet.settle(ACCOUNT, charged, 4), wallet.release(ACCOUNT, released)),)
         assert both == (Settled(Settle.KEPT, 4), Settled(Settle.KEPT, 0))
         with pytest.raises(StoreAway):
-            await journal.replay(wallet)
+            await journal.replay(wallet.deliver)
     finally:
         os.kill(store.pid, signal.SIGCONT)
-    assert await journal.replay(wallet) == 2
+    assert await journal.replay(wallet.deliver) == 2
     assert await balance_and_held(client) == (96, 0)
     assert files(journal.directory) == []
-    assert await journal.replay(wallet) == 0
+    assert await journal.replay(wallet.deliver) == 0
     assert await wallet.verify(ACCOUNT) == []
     await client.close()
 
@@ -59,9 +60,9 @@ async def test_what_the_store_refuses_is_kept(client: Client, wallet: Wallet, tm
     assert await keeping.settle(ACCOUNT, rid, 4) == Settled(Settle.KEPT, 4)
     assert journal.waiting() == [Settlement(ACCOUNT, rid, 4)]
     with pytest.raises(StoreError):
-        await journal.replay(keeping)
+        await journal.replay(keeping.deliver)
     await client.call("RENAME", "aside", KEY + "holds")
-    assert await journal.replay(keeping) == 1
+    assert await journal.replay(keeping.deliver) == 1
     assert await balance_and_held(client) == (96, 0)
     assert journal.waiting() == []
 
@@ -76,9 +77,9 @@ async def test_what_neither_store_nor_disk_takes_stays_in_memory(
     assert await away.settle(ACCOUNT, rid, 4) == Settled(Settle.KEPT, 4)
     assert journal.waiting() == [Settlement(ACCOUNT, rid, 4)]
     with pytest.raises(StoreAway):
-        await journal.replay(away)
-    assert await journal.replay(wallet) == 1
-    assert await journal.replay(wallet) == 0
+        await journal.replay(away.deliver)
+    assert await journal.replay(wallet.deliver) == 1
+    assert await journal.replay(wallet.deliver) == 0
     assert await balance_and_held(client) == (96, 0)
 
 
@@ -90,7 +91,7 @@ async def test_what_one_file_holds_back_does_not_hold_up_another(
         journal.append(settlement)
         journal.close()
     with pytest.raises(StoreError):
-        await Journal(tmp_path).replay(wallet)
+        await Journal(tmp_path).replay(wallet.deliver)
     assert await balance_and_held(client) == (97, 0)
     assert len(files(tmp_path)) == 1
 
@@ -112,7 +113,7 @@ async def test_a_cancelled_settlement_is_kept(own_store: StartStore, tmp_path: P
     finally:
         os.kill(store.pid, signal.SIGCONT)
     fresh = Client.connect(store.url, timeout_s=PATIENCE_S)
-    assert await journal.replay(Wallet(fresh)) == 1
+    assert await journal.replay(Wallet(fresh).deliver) == 1
     assert await balance_and_held(fresh) == (96, 0)
     await fresh.close()
 
@@ -120,9 +121,9 @@ async def test_a_cancelled_settlement_is_kept(own_store: StartStore, tmp_path: P
 async def test_a_file_of_a_living_process_is_left_alone(client: Client, wallet: Wallet, tmp_path: Path) -> None:
     mine, other = Journal(tmp_path), Journal(tmp_path)
     mine.append(charge(5))
-    assert await other.replay(wallet) == 0
+    assert await other.replay(wallet.deliver) == 0
     mine.close()
-    assert await other.replay(wallet) == 1
+    assert await other.replay(wallet.deliver) == 1
     assert await balance_and_held(client) == (95, 0)
 
 
@@ -133,7 +134,7 @@ async def test_a_killed_process_leaves_its_lines_to_the_next(client: Client, wal
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, str(tmp_path), new_rid())
     assert await process.wait() == -signal.SIGKILL
-    assert await Journal(tmp_path).replay(wallet) == 1
+    assert await Journal(tmp_path).replay(wallet.deliver) == 1
     assert await balance_and_held(client) == (95, 0)
 
 
@@ -143,7 +144,7 @@ async def test_half_a_last_line_was_never_acknowledged(client: Client, wallet: W
     journal.close()
     with files(tmp_path)[0].open("ab") as file:
         file.write(b'{"account":"acme","rid":"0')
-    assert await journal.replay(wallet) == 1
+    assert await journal.replay(wallet.deliver) == 1
     assert await balance_and_held(client) == (95, 0)
 
 
@@ -155,7 +156,7 @@ async def test_a_line_the_store_refuses_waits_without_holding_up_the_others(
     for settlement in (wrong, *(charge(1) for _ in range(250))):
         journal.append(settlement)
     with pytest.raises(StoreError):
-        await journal.replay(wallet)
+        await journal.replay(wallet.deliver)
     assert await client.call("HGET", KEY + "account", "balance") == b"-150"
     assert b"not-a-uuid" in files(tmp_path)[0].read_bytes()
     assert files(tmp_path)[0].read_bytes().count(b"\n") == 1

@@ -83,6 +83,6 @@ async def test_replies_never_cross(behind: Behind) -> None:
         assert (await behind.wallet.settle(ACCOUNT, rids[number], number)).charged == number
 
     await asyncio.gather(*map(settled, range(60)))
-    await behind.journal.replay(Wallet(behind.client))
+    await behind.journal.replay(Wallet(behind.client).deliver)
     assert not faults
     assert await balance_and_held(behind.client) == (100 - sum(range(60)), 0)

@@ -23,7 +23,7 @@ from gateway.errors import StoreError
 from gateway.store.client.client import Client, Script
 from gateway.store.money.archive import Archive, Archived, ArchiveError, Entry
 from gateway.store.money.archiver import Archiver
-from gateway.store.money.journal import Settlement
+from gateway.store.money.results import Settlement
 from gateway.store.money.scripts import KEYS
 from gateway.store.money.wallet import Credit, Hold, Settle, Wallet
 from tests.patience import PATIENCE_S

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import Misconfigured
-from gateway.store.pepper import pepper_of
+from gateway.store.tokens import pepper_of
 
 
 @pytest.fixture(autouse=True)
