@@ -26,7 +26,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from gateway.config.schema import Config, host_port
 from gateway.config.secrets import secret_of
 from gateway.errors import Refused, cannot_listen, headers_of, internal, render
-from gateway.metrics import Exporter
+from gateway.metrics.registry import Exporter
 from gateway.request_id import new_id
 from gateway.usage import queries
 from gateway.usage.database import GROUPS

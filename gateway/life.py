@@ -21,7 +21,7 @@ from gateway.caller import CallerSide
 from gateway.chain import Chain, Step
 from gateway.errors import GatewayError, StoreAway, as_refused
 from gateway.exchange import Exchange, Operation, Outcome, Reply
-from gateway.metrics import Metrics
+from gateway.metrics.registry import Metrics
 from gateway.pipe import Pipe
 
 log = structlog.get_logger("gateway.life")

@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 
 from gateway.errors import GatewayError
-from gateway.metrics import Metrics
+from gateway.metrics.registry import Metrics
 from gateway.owned import Owned
 from gateway.server import Gateway
 

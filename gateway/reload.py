@@ -21,7 +21,7 @@ from gateway import loading
 from gateway.chain import Chain
 from gateway.config.schema import Config, Loaded, load
 from gateway.errors import GatewayError
-from gateway.metrics import Metrics
+from gateway.metrics.registry import Metrics
 from gateway.owned import Owned
 from gateway.server import Gateway
 from gateway.services import services_of

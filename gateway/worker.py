@@ -12,11 +12,11 @@ from typing import Final
 
 from gateway import loading
 from gateway.care import Care
-from gateway.cells import Cells
 from gateway.config.schema import Loaded
 from gateway.errors import GatewayError
 from gateway.life import Life
-from gateway.metrics import Metrics
+from gateway.metrics.registry import Metrics
+from gateway.metrics.shared import Cells
 from gateway.pipe import Pipe
 from gateway.pulse import Pulse
 from gateway.reload import Reloads

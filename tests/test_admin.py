@@ -18,7 +18,7 @@ from gateway import admin
 from gateway.admin import Admin, serve, serving, token_of
 from gateway.config.schema import Config
 from gateway.errors import Misconfigured
-from gateway.metrics import Exporter
+from gateway.metrics.registry import Exporter
 from gateway.usage.database import Rows
 from gateway.usage.record import Record, decode
 from tests.cli.processes import free_port

@@ -51,7 +51,10 @@ LAYERS = (
     ("chain",),
     ("plugin",),
     ("services",),
-    ("usage", "metrics", "cells"),
+    (
+        "usage",
+        "metrics",
+    ),
     ("store",),
     ("catalogue", "facts", "exchange"),
     ("config", "chat"),

@@ -26,7 +26,7 @@ from gateway import loading
 from gateway.cli.serve import SINK_STOP_S
 from gateway.config import schema
 from gateway.config.schema import Port
-from gateway.metrics import FAMILIES
+from gateway.metrics.registry import FAMILIES
 from tests.cli.processes import Served, children, demo_in, free_port, kill, serving, worker_of
 
 ROOT = Path(__file__).parent.parent

@@ -17,12 +17,12 @@ import typer
 
 from gateway import admin, demo, loading, logs, notify, supervisor, worker
 from gateway.bound import bound_of
-from gateway.cells import Cells
 from gateway.chain import warnings
 from gateway.cli.common import ConfigOption, data_folder
 from gateway.config.schema import Config, Demo, find, load
 from gateway.errors import StoreAway
-from gateway.metrics import Exporter, Metrics
+from gateway.metrics.registry import Exporter, Metrics
+from gateway.metrics.shared import Cells
 from gateway.reload import Current
 from gateway.services import Store
 from gateway.store.client.client import Client

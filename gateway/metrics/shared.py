@@ -24,7 +24,7 @@ SIZE: Final = 1024 * 1024
 _HEAD: Final = struct.Struct("<II")
 _USED: Final = struct.Struct("<Q")
 
-log = structlog.get_logger("gateway.cells")
+log = structlog.get_logger("gateway.metrics.shared")
 
 
 class Cells:

@@ -6,7 +6,7 @@ import os
 
 from structlog.testing import capture_logs
 
-from gateway.cells import Cells, Histogram
+from gateway.metrics.shared import Cells, Histogram
 
 
 def forked(work: object) -> None:

@@ -3,7 +3,7 @@
 1. **Labels come from the configuration.** A model, a channel or a plugin is named only if the file names it; all else is
    `other`, and what never was is `none`. So callers cannot make series.
 2. **A request is counted once**, at its end, after its plugins; nothing is done for an event.
-3. **No number is lost with a worker**: a scrape adds up memory that all processes share, see `gateway.cells`.
+3. **No number is lost with a worker**: a scrape adds up memory that all processes share, see `gateway.metrics.shared`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from gateway.catalogue import Catalogue
-from gateway.cells import Cells, Histogram, Key, Numbers
 from gateway.errors import StoreAway
 from gateway.exchange import Exchange, Outcome
+from gateway.metrics.shared import Cells, Histogram, Key, Numbers
 from gateway.store.client.calls import CALLS
 
 PREFIX: Final = "sluicegate_"

@@ -8,14 +8,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.catalogue import Catalogue
-from gateway.cells import Cells
 from gateway.chat.usage import Usage
 from gateway.config.channel import Channel
 from gateway.config.schema import Config, Model
 from gateway.errors import Refused, StoreAway, StoreError
 from gateway.exchange import Attempt, Exchange, Outcome
 from gateway.fake_upstream import FakeUpstream
-from gateway.metrics import FAMILIES, Exporter, Metrics
+from gateway.metrics.registry import FAMILIES, Exporter, Metrics
+from gateway.metrics.shared import Cells
 from gateway.store.client.client import Client
 from gateway.testing import exchange, running
 from tests.whole.conftest import configuration

@@ -1,0 +1,4 @@
+"""What is counted, in memory that all processes share, and how a scrape of it is answered.
+
+Imports `store` and what lies below it.
+"""
