@@ -16,9 +16,9 @@ from typing import Any, Final
 from aiohttp import StreamReader, web
 from aiohttp.http import RawRequestMessage
 
-from gateway.caller import CallerProtocol, CallerSide
 from gateway.config.schema import Port
 from gateway.errors import Refused
+from gateway.proxy.caller import CallerProtocol, CallerSide
 from gateway.request_id import new_id
 
 READ_BUFFER: Final = 64 * 1024

@@ -13,7 +13,7 @@ from gateway.chat.request import Body, BodyRules, check
 from gateway.errors import GatewayError, Refused, as_refused
 from gateway.exchange import Exchange, Operation, Request
 from gateway.facts import Route
-from gateway.pipe import MOST_ATTEMPTS
+from gateway.proxy.failover import MOST_ATTEMPTS
 
 
 class Refusal(msgspec.Struct, frozen=True):

@@ -13,9 +13,9 @@ from typing import Final
 from aiohttp import ClientPayloadError, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from gateway.caller import CallerSide
 from gateway.config.schema import Port
 from gateway.errors import Refused, unavailable
+from gateway.proxy.caller import CallerSide
 
 SMALL: Final = 16 * 1024
 """A body up to this size is read whatever is held: a few who fill the budget do not shut out the others."""

@@ -14,7 +14,6 @@ from aiohttp import HttpVersion11, web
 
 from gateway.accept import Accepting
 from gateway.answers import HEALTH, Answers, misdirected, operation_of
-from gateway.caller import CallerSide, Written
 from gateway.chain import Chain
 from gateway.chat.request import Body, BodyRules, check
 from gateway.config.schema import Port
@@ -22,7 +21,8 @@ from gateway.door import Door, GuardedProtocol, too_large_a_head
 from gateway.errors import Refused, unavailable
 from gateway.exchange import Exchange, Operation, Reply, Request
 from gateway.intake import Budget, Intake, expects
-from gateway.life import Answer, Life
+from gateway.proxy.caller import CallerSide, Written
+from gateway.proxy.lifecycle import Answer, Life
 from gateway.services import Services
 
 

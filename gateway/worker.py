@@ -14,10 +14,10 @@ from gateway import loading
 from gateway.care import Care
 from gateway.config.schema import Loaded
 from gateway.errors import GatewayError
-from gateway.life import Life
 from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import Cells
-from gateway.pipe import Pipe
+from gateway.proxy.failover import Pipe
+from gateway.proxy.lifecycle import Life
 from gateway.pulse import Pulse
 from gateway.reload import Reloads
 from gateway.server import Gateway

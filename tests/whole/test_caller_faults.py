@@ -251,7 +251,7 @@ async def test_reads_slowly(store_url: str, client: Client, tmp_path: Path) -> N
 async def test_who_does_not_read_the_end_of_an_answer_is_dropped(
     store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.caller.UNREAD_S", 0.2)
+    monkeypatch.setattr("gateway.proxy.caller.UNREAD_S", 0.2)
     unread: list[Running] = []
 
     def is_full() -> bool:

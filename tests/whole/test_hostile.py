@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.caller import MALFORMED
 from gateway.config.schema import ACCOUNT_ID
+from gateway.proxy.caller import MALFORMED
 from gateway.store.accounts import AccountError
 from gateway.store.client.client import Client
 from gateway.testing import Running, running

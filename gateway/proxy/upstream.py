@@ -20,7 +20,7 @@ from yarl import URL
 
 from gateway.chat.request import Piece
 from gateway.config.channel import Channel
-from gateway.credentials import Credentials
+from gateway.proxy.credentials import Credentials
 
 if TYPE_CHECKING:
     from aiohttp.connector import Connection

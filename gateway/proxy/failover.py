@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.attempt import Call, CallerGone
-from gateway.caller import CallerSide
 from gateway.chain import Chain
 from gateway.chat.usage import Usage
 from gateway.errors import Refused
 from gateway.exchange import Exchange
 from gateway.facts import Route
-from gateway.stream import End, Stream
-from gateway.upstream import Upstreams
-from gateway.verdict import Verdict
+from gateway.proxy.attempt import Call, CallerGone
+from gateway.proxy.caller import CallerSide
+from gateway.proxy.failure import Verdict
+from gateway.proxy.relay import End, Stream
+from gateway.proxy.upstream import Upstreams
 
 MOST_ATTEMPTS: Final = 3
 

@@ -16,15 +16,15 @@ from functools import partial
 import structlog
 
 from gateway import crash
-from gateway.attempt import CallerGone
-from gateway.caller import CallerSide
 from gateway.chain import Chain, Step
 from gateway.errors import GatewayError, StoreAway, as_refused
 from gateway.exchange import Exchange, Operation, Outcome, Reply
 from gateway.metrics.registry import Metrics
-from gateway.pipe import Pipe
+from gateway.proxy.attempt import CallerGone
+from gateway.proxy.caller import CallerSide
+from gateway.proxy.failover import Pipe
 
-log = structlog.get_logger("gateway.life")
+log = structlog.get_logger("gateway.proxy.lifecycle")
 
 Answer = Callable[[Exchange], Awaitable[Reply]]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway import verdict
-from gateway.verdict import of_answer
+from gateway.proxy import failure
+from gateway.proxy.failure import of_answer
 
 JSON = {"Content-Type": "application/json"}
 KEYS = ("key-one", "key-two")
@@ -94,7 +94,7 @@ def test_no_credential_of_the_channel_is_passed_on() -> None:
     told = body(message="key-two, key-one, \\u006bey-one", code="key-one", param="key-two", type="key-one")
     error = of_answer(400, JSON, told.replace(b"\\\\u", b"\\u"), KEYS).error
     assert "key-" not in f"{error.message} {error.code} {error.param} {error.type}"
-    assert verdict.of_event(body(message="it was key-two"), KEYS).error.message.endswith("it was [redacted]")
+    assert failure.of_event(body(message="it was key-two"), KEYS).error.message.endswith("it was [redacted]")
 
 
 def test_a_long_message_is_cut_after_it_was_scrubbed() -> None:

@@ -14,7 +14,7 @@ import structlog
 ASIDE_S: Final = 600.0
 """How long a refused credential rests. It may have been blocked for a while only, or its budget be filled again."""
 
-log = structlog.get_logger("gateway.credentials")
+log = structlog.get_logger("gateway.proxy.credentials")
 
 
 class Credentials:

@@ -17,20 +17,21 @@ from typing import Final
 
 import structlog
 
-from gateway import crash, verdict
-from gateway.caller import CallerSide
+from gateway import crash
 from gateway.chat.events import EventStream
 from gateway.chat.request import Body
 from gateway.chat.usage import Usage
 from gateway.config.channel import Channel
 from gateway.exchange import Exchange
-from gateway.upstream import UpstreamSide
+from gateway.proxy import failure
+from gateway.proxy.caller import CallerSide
+from gateway.proxy.upstream import UpstreamSide
 
 LONGEST_PRELUDE: Final = 2 * 1024 * 1024
 """Bytes that may come before the first event is whole: more than the longest event that is waited for."""
-REDACTED: Final = verdict.REDACTED.encode()
+REDACTED: Final = failure.REDACTED.encode()
 
-log = structlog.get_logger("gateway.stream")
+log = structlog.get_logger("gateway.proxy.relay")
 
 ChunkMoment = Callable[[Exchange, bytes], None]
 

@@ -18,18 +18,19 @@ from typing import Final
 import structlog
 from aiohttp import ClientError
 
-from gateway import crash, verdict
-from gateway.caller import CallerSide
+from gateway import crash
 from gateway.chain import Chain
 from gateway.chat.request import Body, Piece
 from gateway.chat.usage import Usage
-from gateway.collect import collected, usage_of
 from gateway.errors import Refused, render, unavailable
 from gateway.exchange import Attempt, Exchange, Outcome
 from gateway.facts import Candidate, Gate
-from gateway.stream import End, Stream
-from gateway.upstream import Garbled, Upstreams, UpstreamSide
-from gateway.verdict import Verdict
+from gateway.proxy import failure
+from gateway.proxy.caller import CallerSide
+from gateway.proxy.collect import collected, usage_of
+from gateway.proxy.failure import Verdict
+from gateway.proxy.relay import End, Stream
+from gateway.proxy.upstream import Garbled, Upstreams, UpstreamSide
 
 STREAM_HEADERS: Final = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -49,7 +50,7 @@ AFTER_FIRST_BYTE: Final[dict[End, tuple[Outcome, str, str]]] = {
     End.PLUGIN: (Outcome.INTERNAL_ERROR, "internal_error", ""),
 }  # fmt: skip
 
-log = structlog.get_logger("gateway.attempt")
+log = structlog.get_logger("gateway.proxy.attempt")
 
 
 class CallerGone(Exception):
@@ -96,7 +97,7 @@ class Call:
         for fresh in (False, True):
             opened = await self._open(upstreams, fresh=fresh)
             if opened is None:
-                return verdict.unreachable()
+                return failure.unreachable()
             upstream, used = opened
             stream = Stream(
                 self.exchange,
@@ -113,14 +114,14 @@ class Call:
                 crash.point("upstream.sent")
                 return await self._answer(upstream, stream)
             except Garbled:
-                return verdict.garbled()
+                return failure.garbled()
             except ConnectionError:
                 if upstream.answered or not used:
                     break
             finally:
                 streams.discard(stream)
                 stream.close()
-        return verdict.dropped()
+        return failure.dropped()
 
     async def _open(self, upstreams: Upstreams, *, fresh: bool) -> tuple[UpstreamSide, bool] | None:
         """A connection; None where there is none to be had. The caller's leaving ends the wait."""
@@ -156,7 +157,7 @@ class Call:
         why = await stream.ended
         if upstream.status:
             attempt.status = upstream.status
-            attempt.upstream_request_id = verdict.scrubbed(upstream.headers.get("x-request-id", ""), credentials)[:128]
+            attempt.upstream_request_id = failure.scrubbed(upstream.headers.get("x-request-id", ""), credentials)[:128]
         if stream.joined:
             crash.point("stream.ended")
             attempt.usage = stream.usage()
@@ -167,18 +168,18 @@ class Call:
         if stream.failure is not None:
             raise stream.failure
         if stream.events.error is not None and stream.events.first_error:
-            return verdict.of_event(stream.events.error, credentials)
+            return failure.of_event(stream.events.error, credentials)
         match why:
             case End.OTHER:
                 return await self._other(upstream, stream)
             case End.LATE:
-                return verdict.timed_out()
+                return failure.timed_out()
             case End.BROKEN:
-                return verdict.dropped()
+                return failure.dropped()
             case End.SIZE if stream.events.started:
-                return verdict.too_large()
+                return failure.too_large()
             case _:
-                return verdict.garbled()
+                return failure.garbled()
 
     async def _other(self, upstream: UpstreamSide, stream: Stream) -> Verdict | None:
         """What came in place of a stream of events."""
@@ -187,12 +188,12 @@ class Call:
         ended = stream.again()
         if upstream.status == 200:
             expected = upstream.media_type == "application/json" and not self.body.stream
-            return await self._whole(upstream, ended) if expected else verdict.garbled()
-        text, _ = await collected(upstream, verdict.LARGEST_ERROR_BODY, self._left(), ended)
+            return await self._whole(upstream, ended) if expected else failure.garbled()
+        text, _ = await collected(upstream, failure.LARGEST_ERROR_BODY, self._left(), ended)
         if ended.done():
             return self._cut_short()
         told = b"" if upstream.encoded else text
-        found = verdict.of_answer(upstream.status, upstream.headers, told, self.candidate.channel.credentials)
+        found = failure.of_answer(upstream.status, upstream.headers, told, self.candidate.channel.credentials)
         if found.final:
             self._answered()
         return found
@@ -225,15 +226,15 @@ class Call:
         if self.caller.gone:
             return self._cut_short()
         if not complete:
-            return verdict.timed_out() if self._left() == 0 else verdict.dropped()
+            return failure.timed_out() if self._left() == 0 else failure.dropped()
         usage = usage_of(text)
         if usage is None:
-            return verdict.garbled()
+            return failure.garbled()
         self.attempt.usage = usage
         self._answered()
         exchange.first_byte = time.monotonic()
         exchange.bytes = len(text)
-        text = verdict.scrubbed(text.decode("utf-8", "replace"), channel.credentials).encode()
+        text = failure.scrubbed(text.decode("utf-8", "replace"), channel.credentials).encode()
         headers = {"Content-Type": "application/json", **exchange.response_headers}
         self.caller.promise(200, headers, text)  # it leaves once it is charged
         exchange.status, exchange.outcome = 200, Outcome.COMPLETED

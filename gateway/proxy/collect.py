@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gateway.chat.usage import Usage
-from gateway.upstream import UpstreamSide
+from gateway.proxy.upstream import UpstreamSide
 
 
 async def collected(

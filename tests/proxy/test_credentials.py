@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.credentials import ASIDE_S, Credentials
+from gateway.proxy.credentials import ASIDE_S, Credentials
 
 
 class Hand:
