@@ -11,7 +11,7 @@ import structlog
 from gateway.errors import GatewayError
 from gateway.metrics.registry import Metrics
 from gateway.owned import Owned
-from gateway.server import Gateway
+from gateway.server.gateway import Gateway
 
 EVERY_S: Final = 0.25
 LOG_EVERY: Final = 20

@@ -23,7 +23,7 @@ from gateway.config.schema import Config, Loaded, load
 from gateway.errors import GatewayError
 from gateway.metrics.registry import Metrics
 from gateway.owned import Owned
-from gateway.server import Gateway
+from gateway.server.gateway import Gateway
 from gateway.services import services_of
 
 TAKEN_UP: Final = frozenset({"channels", "models", "groups", "plugins"})

@@ -17,7 +17,6 @@ import structlog
 from aiohttp import ClientSession
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from gateway.answers import operation_of
 from gateway.catalogue import Catalogue
 from gateway.chat.request import Body, BodyRules, check
 from gateway.config import schema
@@ -25,7 +24,8 @@ from gateway.config.schema import Config, Loaded, StoreSettings
 from gateway.exchange import Exchange, Request
 from gateway.fake_upstream import FakeUpstream
 from gateway.plugin import Plugin
-from gateway.server import Gateway
+from gateway.server.gateway import Gateway
+from gateway.server.routes import operation_of
 from gateway.services import Services, Store
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.worker import opened

@@ -20,9 +20,9 @@ from gateway.proxy.failover import Pipe
 from gateway.proxy.lifecycle import Life
 from gateway.pulse import Pulse
 from gateway.reload import Reloads
-from gateway.server import Gateway
+from gateway.server.gateway import Gateway
+from gateway.server.tls import renewing
 from gateway.services import Store, services_of
-from gateway.tls import renewing
 
 COLLECT_AFTER: Final = (20_000, 20, 50)
 """Objects made before the collector looks: an exchange leaves hardly a cycle behind, and a look at thousands of open

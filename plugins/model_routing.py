@@ -8,8 +8,8 @@ from functools import partial
 from hashlib import blake2b
 
 from gateway import Caller, Candidate, Exchange, Operation, Plugin, Refused, Route, Services
-from gateway.answers import model_not_found
 from gateway.catalogue import matches
+from gateway.server.routes import model_not_found
 from gateway.store.channel_health import Health
 
 

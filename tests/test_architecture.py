@@ -24,11 +24,6 @@ LAYERS = (
         "server",
         "tools",
         "admin",
-        "accept",
-        "door",
-        "intake",
-        "answers",
-        "tls",
         "explain",
         "doctor",
         "bound",
@@ -56,7 +51,7 @@ LAYERS = (
 
 PLUGINS_MAY = {
     *("gateway", "gateway.errors", "gateway.exchange", "gateway.plugin"),
-    *("gateway.answers", "gateway.catalogue", "gateway.usage.record", "gateway.request_id", "gateway.store"),
+    *("gateway.server.routes", "gateway.catalogue", "gateway.usage.record", "gateway.request_id", "gateway.store"),
 }
 """What a plugin may import: the public names, and what the shipped plugins are a thin layer over."""
 

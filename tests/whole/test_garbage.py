@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.door import GuardedProtocol
 from gateway.fake_upstream import FakeUpstream
+from gateway.server.protocol import GuardedProtocol
 from gateway.testing import running
 from tests.whole.conftest import configuration
 from tests.whole.raw import chat, read_answer

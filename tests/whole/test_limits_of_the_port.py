@@ -13,8 +13,8 @@ import pytest
 
 from gateway.config.channel import Timers
 from gateway.config.schema import Port
-from gateway.door import KEPT_DESCRIPTORS
 from gateway.fake_upstream import FakeUpstream
+from gateway.server.protocol import KEPT_DESCRIPTORS
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import soon

@@ -14,14 +14,14 @@ import trustme
 from structlog.testing import capture_logs
 from yarl import URL
 
-from gateway import tls
 from gateway.config import schema
 from gateway.config.schema import Port, Tls
-from gateway.door import WRITE_BUFFER
 from gateway.errors import Misconfigured
+from gateway.server import tls
+from gateway.server.protocol import WRITE_BUFFER
+from gateway.server.tls import Certificate, renewing
 from gateway.store.client.client import Client
 from gateway.testing import Running
-from gateway.tls import Certificate, renewing
 from gateway.worker import opened
 from tests.cli.processes import demo_in, serving
 from tests.patience import PATIENCE_S

@@ -20,7 +20,7 @@ from gateway.errors import Misconfigured
 
 LOOK_EVERY_S: Final = 5.0
 
-log = structlog.get_logger("gateway.tls")
+log = structlog.get_logger("gateway.server.tls")
 
 
 class Certificate:

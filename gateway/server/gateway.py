@@ -12,17 +12,17 @@ from itertools import chain as chained
 
 from aiohttp import HttpVersion11, web
 
-from gateway.accept import Accepting
-from gateway.answers import HEALTH, Answers, misdirected, operation_of
 from gateway.chain import Chain
 from gateway.chat.request import Body, BodyRules, check
 from gateway.config.schema import Port
-from gateway.door import Door, GuardedProtocol, too_large_a_head
 from gateway.errors import Refused, unavailable
 from gateway.exchange import Exchange, Operation, Reply, Request
-from gateway.intake import Budget, Intake, expects
 from gateway.proxy.caller import CallerSide, Written
 from gateway.proxy.lifecycle import Answer, Life
+from gateway.server.body import Budget, Intake, expects
+from gateway.server.listener import Accepting
+from gateway.server.protocol import Door, GuardedProtocol, too_large_a_head
+from gateway.server.routes import HEALTH, Answers, misdirected, operation_of
 from gateway.services import Services
 
 

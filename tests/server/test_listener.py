@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from gateway.accept import AT_ONCE, Accepting
+from gateway.server.listener import AT_ONCE, Accepting
 from tests.patience import PATIENCE_S
 
 CROWD = 200
@@ -61,7 +61,7 @@ def test_a_crowd_is_taken_in_few_turns(run: Callable[[Coroutine[Any, Any, int]],
 
 
 async def test_who_finds_no_file_descriptor_is_taken_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.accept.FULL_S", 0.05)
+    monkeypatch.setattr("gateway.server.listener.FULL_S", 0.05)
     listener, made = socket.create_server(("127.0.0.1", 0)), list[int]()
     caller = socket.create_connection(listener.getsockname())
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
