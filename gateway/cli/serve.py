@@ -15,7 +15,8 @@ import msgspec
 import structlog
 import typer
 
-from gateway import admin, demo, loading, logs, notify, supervisor, worker
+from gateway import demo, loading, logs, notify, supervisor, worker
+from gateway.admin import app
 from gateway.bound import bound_of
 from gateway.chain import warnings
 from gateway.cli.common import ConfigOption, data_folder
@@ -142,7 +143,7 @@ def _drain_usage(config: Config, url: str) -> supervisor.Work:
 def _administer(config: Config, address: str, exporter: Exporter) -> supervisor.Work:
     def work(ready: supervisor.Ready) -> None:
         ready()
-        admin.main(config, address, exporter)
+        app.main(config, address, exporter)
 
     return work
 

@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 from aiohttp import web
 
-from gateway.admin import Admin, serving, token_of
+from gateway.admin.app import Admin, serving, token_of
 from gateway.cli import follow
 from gateway.config.schema import Config
 from gateway.metrics.registry import Exporter

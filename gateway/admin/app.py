@@ -38,7 +38,7 @@ PING_S: Final = 15.0
 MOST_FOLLOWERS: Final = 32
 TRY_AGAIN_S: Final = 10.0
 
-log = structlog.get_logger("gateway.admin")
+log = structlog.get_logger("gateway.admin.app")
 
 
 def token_of(config: Config) -> str:

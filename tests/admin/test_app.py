@@ -14,8 +14,8 @@ import pytest
 from aiohttp import ClientResponse, ClientSession, ClientTimeout
 from structlog.testing import capture_logs
 
-from gateway import admin
-from gateway.admin import Admin, serve, serving, token_of
+from gateway.admin import app
+from gateway.admin.app import Admin, serve, serving, token_of
 from gateway.config.schema import Config
 from gateway.errors import Misconfigured
 from gateway.metrics.registry import Exporter
@@ -105,7 +105,7 @@ async def test_more_than_one_batch_is_told_in_order(client: ClientSession, rows:
 async def test_a_silent_log_is_told_from_a_dead_one_by_comments(
     client: ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin, "PING_S", 0.02)
+    monkeypatch.setattr(app, "PING_S", 0.02)
     async with following(client) as answer, asyncio.timeout(PATIENCE_S):
         assert await answer.content.readuntil(b"\n\n") == b": ping\n\n"
 
@@ -118,7 +118,7 @@ async def test_a_place_that_never_was_is_refused(client: ClientSession) -> None:
 async def test_no_more_follow_than_the_port_can_serve_and_who_leaves_makes_room(
     client: ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin, "MOST_FOLLOWERS", 1)
+    monkeypatch.setattr(app, "MOST_FOLLOWERS", 1)
     async with following(client), client.get("/usage/live") as answer:
         assert (answer.status, answer.headers["Retry-After"]) == (503, "10")
     async with asyncio.timeout(PATIENCE_S):
@@ -183,7 +183,7 @@ def test_the_token_is_made_once_and_private(tmp_path: Path, monkeypatch: pytest.
 async def test_a_port_that_is_taken_is_said_once_and_served_when_it_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admin, "TRY_AGAIN_S", 0.02)
+    monkeypatch.setattr(app, "TRY_AGAIN_S", 0.02)
     stop = asyncio.Event()
     with capture_logs() as lines, socket.create_server(("127.0.0.1", free_port())) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
