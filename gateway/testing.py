@@ -24,11 +24,11 @@ from gateway.config.schema import Config, Loaded, StoreSettings
 from gateway.exchange import Exchange, Request
 from gateway.fake_upstream import FakeUpstream
 from gateway.plugin import Plugin
+from gateway.runtime.worker import opened
 from gateway.server.gateway import Gateway
 from gateway.server.routes import operation_of
 from gateway.services import Services, Store
 from gateway.store.client.embedded import EmbeddedStore
-from gateway.worker import opened
 
 __all__ = [
     "Answered",

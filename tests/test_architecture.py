@@ -19,7 +19,7 @@ LAYERS = (
     ("cli",),
     ("contract",),
     ("testing",),
-    ("runtime", "supervisor", "worker", "reload", "demo", "care", "pulse", "owned", "notify", "logs"),
+    ("runtime",),
     (
         "server",
         "tools",

@@ -6,8 +6,8 @@ import socket
 import sys
 from pathlib import Path
 
-from gateway import logs, worker
 from gateway.config.schema import load
+from gateway.runtime import logs, worker
 
 if __name__ == "__main__":
     logs.configure()

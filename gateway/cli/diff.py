@@ -12,7 +12,7 @@ import typer
 from gateway import loading
 from gateway.cli.common import ConfigOption, JsonOption, console, print_json
 from gateway.config.schema import Config, find, load
-from gateway.reload import needs_restart
+from gateway.runtime.reload import needs_restart
 
 
 class Change(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 import typer
 
-from gateway import demo, loading, logs, notify, supervisor, worker
+from gateway import loading
 from gateway.admin import app
 from gateway.bound import bound_of
 from gateway.chain import warnings
@@ -24,7 +24,8 @@ from gateway.config.schema import Config, Demo, find, load
 from gateway.errors import StoreAway
 from gateway.metrics.registry import Exporter, Metrics
 from gateway.metrics.shared import Cells
-from gateway.reload import Current
+from gateway.runtime import demo, logs, supervisor, systemd, worker
+from gateway.runtime.reload import Current
 from gateway.services import Store
 from gateway.store.client.client import Client
 from gateway.store.client.durability import check_store
@@ -62,10 +63,10 @@ def serve(
         typer.echo(str(bound))
     folder = data_folder(settings)
     count = workers or settings.workers
-    listeners = notify.inherited(count) or supervisor.listeners(settings.listen, count)
+    listeners = systemd.inherited(count) or supervisor.listeners(settings.listen, count)
     cells = {name: Cells() for name in ("parent", *(f"worker {number}" for number in range(1, count + 1)))}
     metrics = Metrics(cells["parent"])
-    service = notify.Service()
+    service = systemd.Service()
     embedded = EmbeddedStore.start(folder, adopt=False) if settings.redis == "embedded" else None
     url = embedded.url if embedded else settings.redis
     processes = supervisor.Supervisor(lambda kind: metrics.count("children_died", kind))

@@ -17,12 +17,12 @@ from yarl import URL
 from gateway.config import schema
 from gateway.config.schema import Port, Tls
 from gateway.errors import Misconfigured
+from gateway.runtime.worker import opened
 from gateway.server import tls
 from gateway.server.protocol import WRITE_BUFFER
 from gateway.server.tls import Certificate, renewing
 from gateway.store.client.client import Client
 from gateway.testing import Running
-from gateway.worker import opened
 from tests.cli.processes import demo_in, serving
 from tests.patience import PATIENCE_S
 from tests.whole.conftest import configuration

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.care import Care
 from gateway.config.schema import StoreSettings
+from gateway.runtime.maintenance import Care
 from gateway.testing import Running, running
 from gateway.usage import queries
 from gateway.usage.sink import Sink

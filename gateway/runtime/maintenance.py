@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from gateway.errors import GatewayError
-from gateway.owned import Owned
+from gateway.runtime.background import Owned
 from gateway.services import Store
 
 EVERY_S: Final = 2.0
@@ -20,7 +20,7 @@ SWEEP_EVERY_S: Final = 30
 SWEEP_TURN: Final = "gw:sweep"
 """Held for one round by whoever sweeps, so that of all workers on all machines one does."""
 
-log = structlog.get_logger("gateway.care")
+log = structlog.get_logger("gateway.runtime.maintenance")
 
 
 class Care(Owned):

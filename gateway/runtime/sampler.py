@@ -10,7 +10,7 @@ import structlog
 
 from gateway.errors import GatewayError
 from gateway.metrics.registry import Metrics
-from gateway.owned import Owned
+from gateway.runtime.background import Owned
 from gateway.server.gateway import Gateway
 
 EVERY_S: Final = 0.25
@@ -18,7 +18,7 @@ LOG_EVERY: Final = 20
 """Beats between two looks at how much of the usage log waits."""
 
 
-log = structlog.get_logger("gateway.pulse")
+log = structlog.get_logger("gateway.runtime.sampler")
 
 
 class Pulse(Owned):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from gateway.care import SWEEP_TURN, Care
+from gateway.runtime.maintenance import SWEEP_TURN, Care
 from gateway.services import Store
 from gateway.store.client.client import Client
 from gateway.store.money.results import Settlement

@@ -17,7 +17,7 @@ from gateway.errors import Misconfigured
 
 FIRST_DESCRIPTOR: Final = 3
 
-log = structlog.get_logger("gateway.notify")
+log = structlog.get_logger("gateway.runtime.systemd")
 
 
 class Service:

@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.errors import GatewayError, Misconfigured
-from gateway.supervisor import Ready, Supervisor, Work, listeners
+from gateway.runtime.supervisor import Ready, Supervisor, Work, listeners
 from tests.patience import PATIENCE_S
 
 

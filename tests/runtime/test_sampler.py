@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from gateway import pulse
 from gateway.fake_upstream import FakeUpstream
-from gateway.pulse import Pulse
+from gateway.runtime import sampler
+from gateway.runtime.sampler import Pulse
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.whole.conftest import configuration
@@ -48,7 +48,7 @@ async def test_an_open_stream_is_told_while_it_runs(store_url: str, client: Clie
 async def test_a_loop_that_was_blocked_shows(
     store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulse, "EVERY_S", 0.01)
+    monkeypatch.setattr(sampler, "EVERY_S", 0.01)
     async with running(configuration("http://127.0.0.1:1/v1"), tmp_path, store_url) as gateway, Pulse(gateway.gateway):
         while not sum(numbers(gateway, "loop_lag_seconds")):
             await asyncio.sleep(0.01)
@@ -61,7 +61,7 @@ async def test_a_loop_that_was_blocked_shows(
 async def test_what_cannot_be_measured_is_said_and_ends_nothing(
     store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulse, "EVERY_S", 0.01)
+    monkeypatch.setattr(sampler, "EVERY_S", 0.01)
     async with running(configuration("http://127.0.0.1:1/v1"), tmp_path, store_url) as gateway:
         spool = gateway.store.usage.spool
         monkeypatch.setattr(spool, "folder", None)

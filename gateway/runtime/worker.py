@@ -11,15 +11,15 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from gateway import loading
-from gateway.care import Care
 from gateway.config.schema import Loaded
 from gateway.errors import GatewayError
 from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import Cells
 from gateway.proxy.failover import Pipe
 from gateway.proxy.lifecycle import Life
-from gateway.pulse import Pulse
-from gateway.reload import Reloads
+from gateway.runtime.maintenance import Care
+from gateway.runtime.reload import Reloads
+from gateway.runtime.sampler import Pulse
 from gateway.server.gateway import Gateway
 from gateway.server.tls import renewing
 from gateway.services import Store, services_of

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from gateway import logs
+from gateway.runtime import logs
 
 
 @pytest.fixture(autouse=True)

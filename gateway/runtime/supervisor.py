@@ -25,11 +25,11 @@ from typing import Final
 import msgspec
 import structlog
 
-from gateway import logs
 from gateway.config.schema import host_port
 from gateway.errors import GatewayError, Misconfigured, cannot_listen
+from gateway.runtime import logs
 
-log = structlog.get_logger("gateway.supervisor")
+log = structlog.get_logger("gateway.runtime.supervisor")
 
 LONGEST_BACK_OFF_S: Final = 10.0
 LONGEST_WAIT_S: Final = 0.2

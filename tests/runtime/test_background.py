@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import pytest
 
-from gateway import owned
-from gateway.owned import Owned
+from gateway.runtime import background
+from gateway.runtime.background import Owned
 from tests.patience import PATIENCE_S
 
 
@@ -38,7 +38,7 @@ class Fails(Owned):
 
 @pytest.mark.parametrize("swallows", [0, 2])
 async def test_it_is_over_when_its_owner_leaves(swallows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owned, "AGAIN_AFTER_S", 0.01)
+    monkeypatch.setattr(background, "AGAIN_AFTER_S", 0.01)
     before = asyncio.all_tasks()
     async with asyncio.timeout(PATIENCE_S):
         async with Waits(swallows) as waits:

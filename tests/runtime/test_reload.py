@@ -15,7 +15,7 @@ import pytest
 from gateway import Exchange, Plugin, Reply
 from gateway.config.schema import Config
 from gateway.fake_upstream import FakeUpstream
-from gateway.reload import Reloads, needs_restart
+from gateway.runtime.reload import Reloads, needs_restart
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.cli.processes import Served, demo_in, serving
@@ -42,7 +42,7 @@ class Stamp(Plugin):
 
 
 def stamped(base_url: str, word: str) -> str:
-    step = f"  - use: tests.test_reload:Stamp\n    with: {{word: {word}}}\n"
+    step = f"  - use: tests.runtime.test_reload:Stamp\n    with: {{word: {word}}}\n"
     return configuration(base_url, chain=CHAIN + step)
 
 

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from gateway.config.schema import Port
 from gateway.errors import Misconfigured
-from gateway.notify import Service, inherited
+from gateway.runtime.systemd import Service, inherited
 from tests.cli.processes import alive, children, demo_in
 from tests.patience import PATIENCE_S
 from tests.whole.raw import ask, get

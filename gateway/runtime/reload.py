@@ -22,13 +22,13 @@ from gateway.chain import Chain
 from gateway.config.schema import Config, Loaded, load
 from gateway.errors import GatewayError
 from gateway.metrics.registry import Metrics
-from gateway.owned import Owned
+from gateway.runtime.background import Owned
 from gateway.server.gateway import Gateway
 from gateway.services import services_of
 
 TAKEN_UP: Final = frozenset({"channels", "models", "groups", "plugins"})
 
-log = structlog.get_logger("gateway.reload")
+log = structlog.get_logger("gateway.runtime.reload")
 
 
 class Reloads(Owned):
