@@ -24,11 +24,6 @@ LAYERS = (
         "server",
         "tools",
         "admin",
-        "explain",
-        "doctor",
-        "bound",
-        "scaffold",
-        "reconciliation",
     ),
     (
         "proxy",

@@ -7,12 +7,12 @@ import asyncio
 import typer
 
 from gateway import loading
-from gateway.bound import bound_of
 from gateway.chain import warnings
 from gateway.cli.common import ConfigOption, JsonOption, print_fields, print_json, store_of
 from gateway.config.schema import find, load
 from gateway.services import services_of
 from gateway.store.client.durability import check_store
+from gateway.tools.exposure import bound_of
 
 
 def register(app: typer.Typer) -> None:

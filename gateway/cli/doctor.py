@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli.common import JsonOption, TokenOption, console, print_json
-from gateway.doctor import diagnose
+from gateway.tools.doctor import diagnose
 
 SIGNS = {"well": "well", "ill": "ILL ", "note": "note"}
 

@@ -12,9 +12,9 @@ from gateway import loading
 from gateway.chat.request import BodyRules
 from gateway.cli.common import ConfigOption, JsonOption, TokenOption, console, print_json, store_of
 from gateway.config.schema import find, load
-from gateway.explain import Explanation
-from gateway.explain import explain as explained
 from gateway.services import services_of
+from gateway.tools.explain import Explanation
+from gateway.tools.explain import explain as explained
 
 
 def register(app: typer.Typer) -> None:

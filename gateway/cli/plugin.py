@@ -29,7 +29,7 @@ def new(
 
     Example: `gateway plugin new office-hours`
     """
-    from gateway.scaffold import write
+    from gateway.tools.scaffold import write
 
     try:
         folder = write(name, into)

@@ -17,7 +17,6 @@ import typer
 
 from gateway import loading
 from gateway.admin import app
-from gateway.bound import bound_of
 from gateway.chain import warnings
 from gateway.cli.common import ConfigOption, data_folder
 from gateway.config.schema import Config, Demo, find, load
@@ -30,6 +29,7 @@ from gateway.services import Store
 from gateway.store.client.client import Client
 from gateway.store.client.durability import check_store
 from gateway.store.client.embedded import EmbeddedStore
+from gateway.tools.exposure import bound_of
 from gateway.usage import clickhouse, sink
 
 SINK_STOP_S = 15.0

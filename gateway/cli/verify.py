@@ -16,10 +16,10 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from gateway.cli.common import ConfigOption, JsonOption, configuration, print_json, store_of
 from gateway.config.schema import Config
-from gateway.reconciliation import Coverage, compare, logged
 from gateway.services import Store
 from gateway.store.accounts import unknown
 from gateway.store.money.archive import Archive
+from gateway.tools.reconcile import Coverage, compare, logged
 
 
 class Finding(msgspec.Struct, frozen=True):

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gateway import reconciliation
 from gateway.cli.commands import program
 from gateway.config.schema import Config, load
 from gateway.exchange import Outcome
@@ -21,6 +20,7 @@ from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.money.archive import Archive
 from gateway.store.money.archiver import Archiver
 from gateway.store.money.results import Settlement
+from gateway.tools import reconcile
 from gateway.usage.database import Rows
 from gateway.usage.record import Record
 from tests.patience import PATIENCE_S
@@ -151,7 +151,7 @@ async def test_a_charge_without_a_record_is_named_once_the_record_cannot_be_late
     await books.store.wallet.settle("acme", lost.id, CHARGE)
     report = await books.verify()
     assert (report["wrong"], report["unknown"]) == ([], 1)
-    monkeypatch.setattr(reconciliation, "SETTLED_MS", 0)
+    monkeypatch.setattr(reconcile, "SETTLED_MS", 0)
     assert await books.wrong() == f"request {lost.id} was charged 27 micros and is not in the usage log"
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from gateway import loading
-from gateway.bound import Bound, bound_of, most_prompt_tokens
 from gateway.chat.request import BodyRules, check
 from gateway.config.schema import load
+from gateway.tools.exposure import Bound, bound_of, most_prompt_tokens
 
 FILE = """
 data: {folder}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config import schema
-from gateway.scaffold import write
+from gateway.tools.scaffold import write
 
 
 def test_the_test_of_a_new_package_passes_at_once_and_the_linter_is_content(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from gateway.doctor import Finding, diagnose
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.accounts import Status
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
+from gateway.tools.doctor import Finding, diagnose
 from tests.cli.processes import free_port
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.scripted import HEAD, Scripted
