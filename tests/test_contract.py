@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.contract import broken, check, lives
+from gateway.contract import broken, check, scenarios
 from gateway.errors import Misconfigured
 from gateway.store.client.client import Client
 from tests.faulty import LeavesAThread
@@ -81,7 +81,7 @@ async def test_what_is_taken_is_named() -> None:
 
 
 async def test_a_moment_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lives, "LONGEST_S", 0.01)
+    monkeypatch.setattr(scenarios, "LONGEST_S", 0.01)
     (found,) = broken(await check("tests.faulty:Hangs"))
     assert found.startswith("request: `on_end` did not end within 0.01 s (the answer came whole)")
 

@@ -12,14 +12,14 @@ import msgspec
 
 from gateway.config.decode import convert
 from gateway.config.document import Document
-from gateway.contract.above import above
 from gateway.contract.cost import MOST_CALLS
 from gateway.contract.declared import defined
 from gateway.contract.endings import EARLY, MISDIRECTED, MODELS, WHOLE
 from gateway.contract.finding import Finding
-from gateway.contract.held import in_memory
-from gateway.contract.lives import Lived, Stage
-from gateway.contract.shown import Log, shown
+from gateway.contract.leaks import Log, shown
+from gateway.contract.providers import above
+from gateway.contract.scenarios import Lived, Stage
+from gateway.contract.snapshot import in_memory
 from gateway.errors import GatewayError
 from gateway.plugin import Plugin
 from gateway.services import Services

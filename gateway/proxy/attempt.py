@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 from aiohttp import ClientError
 
-from gateway import crash
+from gateway import crash_points
 from gateway.chain import Chain
 from gateway.chat.request import Body, Piece
 from gateway.chat.usage import Usage
@@ -77,7 +77,7 @@ class Call:
     async def run(self, upstreams: Upstreams, streams: set[Stream]) -> Verdict | None:
         """Call, with each of the channel's credentials until one is not refused. Raises `CallerGone`."""
         self.exchange.attempts.append(self.attempt)
-        crash.point("upstream.before")
+        crash_points.point("upstream.before")
         self.exchange.channel = self.candidate.name
         target = upstreams.target(self.candidate.channel)
         body = self.body.upstream(self.candidate.model, ask_usage=self.candidate.channel.ask_usage)
@@ -106,12 +106,12 @@ class Call:
                 self.caller,
                 upstream,
                 self._begin,
-                self.chain.on_chunk + crash.on_event,
+                self.chain.on_chunk + crash_points.on_event,
             )
             streams.add(stream)
             try:
                 upstream.send(message)
-                crash.point("upstream.sent")
+                crash_points.point("upstream.sent")
                 return await self._answer(upstream, stream)
             except Garbled:
                 return failure.garbled()
@@ -159,7 +159,7 @@ class Call:
             attempt.status = upstream.status
             attempt.upstream_request_id = failure.scrubbed(upstream.headers.get("x-request-id", ""), credentials)[:128]
         if stream.joined:
-            crash.point("stream.ended")
+            crash_points.point("stream.ended")
             attempt.usage = stream.usage()
             await self._close(stream, why)
             return None

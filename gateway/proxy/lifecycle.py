@@ -15,7 +15,7 @@ from functools import partial
 
 import structlog
 
-from gateway import crash
+from gateway import crash_points
 from gateway.chain import Chain, Step
 from gateway.errors import GatewayError, StoreAway, as_refused
 from gateway.exchange import Exchange, Operation, Outcome, Reply
@@ -56,7 +56,7 @@ class Life:
             await told
         if exchange.outcome is Outcome.COMPLETED:
             caller.finish()
-            crash.point("answer.finished")
+            crash_points.point("answer.finished")
 
     async def settled(self) -> None:
         """Wait until every `on_end` that has begun is through."""

@@ -17,7 +17,7 @@ from typing import Final
 
 import structlog
 
-from gateway import crash
+from gateway import crash_points
 from gateway.chat.events import EventStream
 from gateway.chat.request import Body
 from gateway.chat.usage import Usage
@@ -137,7 +137,7 @@ class Stream:
     def _on_head(self) -> None:
         upstream = self._upstream
         if upstream.failure is None:
-            crash.point("upstream.answered")
+            crash_points.point("upstream.answered")
             if self._body.stream and upstream.status == 200 and upstream.media_type == "text/event-stream":
                 self._last_at = self._loop.time()
                 upstream.flow_to(self._on_data, self._on_end)
@@ -196,7 +196,7 @@ class Stream:
         exchange.bytes += len(first)
         exchange.events = events.events
         self._tell(first)
-        crash.point("stream.begun")
+        crash_points.point("stream.begun")
 
     def _tell(self, whole: bytes) -> None:
         try:

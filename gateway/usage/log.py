@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
-from gateway import crash
+from gateway import crash_points
 from gateway.errors import GatewayError, StoreAway
 from gateway.request_id import arrival_ms
 from gateway.store.client.client import Client
@@ -68,7 +68,7 @@ class UsageLog:
         line = encode(record)
         kept: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         self._send(line).add_done_callback(partial(self._arrived, line, kept))
-        crash.point("arrival.sent")
+        crash_points.point("arrival.sent")
         return kept
 
     async def end(self, record: Record) -> None:
@@ -76,14 +76,14 @@ class UsageLog:
         it.
         """
         line = encode(record)
-        crash.point("record.before")
+        crash_points.point("record.before")
         try:
             await self._send(line)
         except GatewayError:
             await self._spool(line)
         else:
             self._recent.add(line)
-        crash.point("record.after")
+        crash_points.point("record.after")
 
     async def repeat(self) -> int:
         """Keep again what ended lately, in a store that may have forgotten it; returns how many. Raises `StoreAway`."""

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli.commands import program
-from gateway.crash import EXIT_CODE
+from gateway.crash_points import EXIT_CODE
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
 from tests.patience import PATIENCE_S

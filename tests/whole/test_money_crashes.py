@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.crash import EXIT_CODE, LABELS
+from gateway.crash_points import EXIT_CODE, LABELS
 from gateway.exchange import Outcome
 from gateway.fake_upstream import FakeUpstream
 from tests.patience import PATIENCE_S

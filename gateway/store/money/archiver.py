@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from gateway import crash
+from gateway import crash_points
 from gateway.errors import StoreAway
 from gateway.store.client.client import Client
 from gateway.store.money.archive import Archive, Archived, ArchiveError, Entry
@@ -46,7 +46,7 @@ class Archiver:
             await asyncio.to_thread(file.prove, archived)
             while page := await self._lines(account, f"({archived.last}", before_ms):
                 await asyncio.to_thread(file.hold, page)
-                crash.point("archive.written")
+                crash_points.point("archive.written")
                 archived = await self.trim(account, archived, len(page), page[-1][0])
                 moved += len(page)
         return moved

@@ -24,7 +24,7 @@ import msgspec
 import structlog
 from uuid_utils import uuid7
 
-from gateway import crash
+from gateway import crash_points
 from gateway.errors import StoreAway
 from gateway.store.money.results import Settled, Settlement
 
@@ -99,7 +99,7 @@ class Journal:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 written = _settlements(file.read())
                 left, refused = await _deliver(written, deliver)
-                crash.point("journal.delivered")
+                crash_points.point("journal.delivered")
                 _rewrite(path, left) if left else path.unlink()
                 resolved += len(written) - len(left)
                 error = refused or error

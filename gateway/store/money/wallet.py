@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from gateway import crash
+from gateway import crash_points
 from gateway.errors import StoreAway, StoreError
 from gateway.store.client.client import Argument, Client
 from gateway.store.client.replay_buffer import Recent
@@ -83,10 +83,10 @@ class Wallet:
         timeout; after `StoreAway` the hold may have been taken all the same: release it.
         """
         terms = (amount, min(floor, amount), lease_ms, fingerprint, max_holds, *self._window)
-        crash.point("hold.before")
+        crash_points.point("hold.before")
         attempt = partial(self._call, "hold", self._client, account, rid, *terms)
         _, word, balance, held, credit_line, *over = await _repeated(attempt, self._client.timeout_s)
-        crash.point("hold.after")
+        crash_points.point("hold.after")
         return HoldReply(Hold(word.decode()), balance, held, credit_line, tuple(_pairs(over)))
 
     async def settle(self, account: str, rid: str, cost: int) -> Settled:
@@ -122,9 +122,9 @@ class Wallet:
     async def deliver(self, settlement: Settlement) -> Settled:
         """One attempt at a settlement."""
         terms = (settlement.kind, settlement.cost, *self._window)
-        crash.point("settle.before")
+        crash_points.point("settle.before")
         _, word, charged = await self._call("settle", self._settling, settlement.account, settlement.rid, *terms)
-        crash.point("settle.after")
+        crash_points.point("settle.after")
         self._recent.add(_line((settlement.account, settlement.rid, settlement.cost, settlement.kind)))
         return Settled(Settle(word.decode()), charged)
 
@@ -134,7 +134,7 @@ class Wallet:
         recent = list({settlement.rid: settlement for settlement in remembered}.values())
         for start in range(0, len(recent), _PAGE):
             await asyncio.gather(*map(self.deliver, recent[start : start + _PAGE]))
-            crash.point("settlements.repeated")
+            crash_points.point("settlements.repeated")
         return len(recent)
 
     async def verify(self, account: str) -> list[str]:
@@ -181,7 +181,7 @@ class Wallet:
             if self._journal is None:
                 raise
             await asyncio.to_thread(self._journal.keep, settlement)
-            crash.point("journal.kept")
+            crash_points.point("journal.kept")
             return Settled(Settle.KEPT, settlement.cost)
 
     async def _sweep(self, account: str, limit: int = 100) -> tuple[int, list[tuple[str, int]]]:

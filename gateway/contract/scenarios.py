@@ -17,8 +17,8 @@ import msgspec
 from gateway.chat.usage import Usage
 from gateway.contract.cost import Cost
 from gateway.contract.endings import CHUNKS, Ending
-from gateway.contract.held import Held, in_memory, in_store
-from gateway.contract.loses import LosesReplies
+from gateway.contract.lost_replies import LosesReplies
+from gateway.contract.snapshot import Held, in_memory, in_store
 from gateway.errors import GatewayError, Refused, as_refused
 from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply
 from gateway.plugin import Plugin
