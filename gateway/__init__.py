@@ -1,26 +1,61 @@
-"""The names a plugin author may import. Nothing else is public."""
+"""The public names: what a plugin may import. Everything else may change without notice.
 
+Plugins import from here and from `gateway.testing` alone; the shipped ones do, too.
+"""
+
+from gateway.catalogue import MICROS, Catalogue, Price, matches
 from gateway.chat.usage import Usage
-from gateway.errors import Refused
+from gateway.errors import Refused, StoreAway, StoreError, model_not_found
 from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply, Request
-from gateway.facts import Caller, Candidate, Limits, Route
+from gateway.facts import AccountLimits, Caller, Candidate, CircuitBreaker, Route
 from gateway.plugin import Plugin
+from gateway.request_id import arrival_ms, utc
 from gateway.services import Clock, Services
+from gateway.store.accounts import AccountStatus
+from gateway.store.channel_health import ChannelHealth
+from gateway.store.limits import Limited, Taken
+from gateway.store.money.results import Hold
+from gateway.store.tokens import Authenticated, TokenRefused, invalid_token
+from gateway.usage.record import AttemptRecord, Record
+
+Limits = AccountLimits
+"""The earlier name of `AccountLimits`."""
 
 __all__ = [
+    "MICROS",
+    "AccountLimits",
+    "AccountStatus",
     "Attempt",
+    "AttemptRecord",
+    "Authenticated",
     "Caller",
     "Candidate",
+    "Catalogue",
+    "ChannelHealth",
+    "CircuitBreaker",
     "Clock",
     "Exchange",
+    "Hold",
+    "Limited",
     "Limits",
     "Operation",
     "Outcome",
     "Plugin",
+    "Price",
+    "Record",
     "Refused",
     "Reply",
     "Request",
     "Route",
     "Services",
+    "StoreAway",
+    "StoreError",
+    "Taken",
+    "TokenRefused",
     "Usage",
+    "arrival_ms",
+    "invalid_token",
+    "matches",
+    "model_not_found",
+    "utc",
 ]

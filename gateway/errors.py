@@ -97,6 +97,16 @@ def unavailable(retry_after_s: float = 1) -> Refused:
     )
 
 
+def model_not_found() -> Refused:
+    """Return the one answer for a model that does not exist and for one that this caller may not use."""
+    return Refused(
+        404,
+        "model_not_found",
+        "There is no such model, or it is not available to this account. GET /v1/models lists those that are.",
+        param="model",
+    )
+
+
 def internal() -> Refused:
     """The 500 for a bug of ours; its message is only the request id, which `render` fills in."""
     return Refused(500, "internal_error", "")

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
 from gateway.config.channel import Channel
 
+LARGEST_RATE: Final = 100_000_000
+"""The largest limit. Above it the numbers of the limits' script, which are doubles, would no longer be exact."""
 
-class Limits(msgspec.Struct, frozen=True):
-    """Limits of one account that differ from the configured ones; None where they do not."""
+
+class AccountLimits(msgspec.Struct, frozen=True):
+    """What an account may take, each from 1 to `LARGEST_RATE`.
+
+    None means no such limit; in a `Caller` it means the configured one. The tokens and requests of a whole minute may be
+    taken at once and become available again evenly. Raises `ValueError` for other numbers.
+    """
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrent: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= LARGEST_RATE:
+                raise ValueError(f"{name} must be from 1 to {LARGEST_RATE}; leave it out for no limit")
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -29,7 +43,7 @@ class Caller(msgspec.Struct, frozen=True):
     group: str
     account_models: tuple[str, ...] | None = None
     token_models: tuple[str, ...] | None = None
-    limits: Limits = Limits()
+    limits: AccountLimits = AccountLimits()
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -40,7 +54,7 @@ class Candidate(msgspec.Struct, frozen=True):
     model: str
 
 
-class Gate:
+class CircuitBreaker:
     """Says which candidate may be called at the moment, and is told what became of it. This one lets all be called.
 
     For one request: `admit`, then `answered` or `failed` as often as there is something to tell, then `left`, once. Only
@@ -72,4 +86,4 @@ class Route(msgspec.Struct, frozen=True):
     """The candidates in the order in which they are tried. Provided by `model-routing`, required by the core."""
 
     candidates: tuple[Candidate, ...]
-    gate: Gate = Gate()
+    breaker: CircuitBreaker = CircuitBreaker()

@@ -15,8 +15,8 @@ from gateway.errors import GatewayError
 from gateway.store.accounts import Accounts
 from gateway.store.channels import Channels
 from gateway.store.client.client import Client
-from gateway.store.client.masters import Incarnation
-from gateway.store.limits import Limits
+from gateway.store.client.masters import Masters
+from gateway.store.limits import RateLimiter
 from gateway.store.money.journal import Journal
 from gateway.store.money.wallet import Wallet
 from gateway.store.tokens import Tokens, pepper_of
@@ -46,21 +46,21 @@ class Store:
         self.settling = settling
         self.accounts = Accounts(client)
         self.tokens = Tokens(client, pepper_of(config.data_path))
-        self.limits = Limits(client)
+        self.limits = RateLimiter(client)
         self.channels = Channels(client)
         self.journal = Journal(config.data_path / "journal")
         self.wallet = Wallet(client, settling=settling, journal=self.journal)
         elsewhere = ClickHouse(config.usage.clickhouse, timeout_s=2) if config.usage.clickhouse else None
         self.usage = UsageLog(client, config.data_path / "usage", elsewhere=elsewhere)
 
-        self._incarnation = Incarnation(client, settling)
+        self._masters = Masters(client, settling)
 
-    async def heal(self) -> tuple[int, int]:
+    async def replay_after_failover(self) -> tuple[int, int]:
         """Repeat to another incarnation of the store what was acknowledged lately: so many settlements and records.
 
         Call it at start and every few seconds. Raises `StoreAway`.
         """
-        settlements, records = await self._incarnation.heal(self.wallet.repeat, self.usage.repeat)
+        settlements, records = await self._masters.replay_after_failover(self.wallet.repeat, self.usage.repeat)
         return settlements, records
 
     async def answers(self) -> bool:

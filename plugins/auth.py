@@ -13,9 +13,18 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from multidict import MultiMapping
 
-from gateway import Caller, Clock, Exchange, Plugin, Refused, Services
-from gateway.store.accounts import Status
-from gateway.store.tokens import Known, TokenRefused, invalid
+from gateway import (
+    AccountStatus,
+    Authenticated,
+    Caller,
+    Clock,
+    Exchange,
+    Plugin,
+    Refused,
+    Services,
+    TokenRefused,
+    invalid_token,
+)
 
 LONGEST_CREDENTIAL = 512
 MOST_ADDRESSES = 10_000
@@ -50,8 +59,8 @@ class Auth(Plugin):
         token, account = known.token, known.account
         _name(exchange, token.id)
         exchange.group = account.group
-        exchange[Known] = known
-        if account.status is not Status.ACTIVE:
+        exchange[Authenticated] = known
+        if account.status is not AccountStatus.ACTIVE:
             raise Refused(
                 403, "account_inactive", f"The account is {account.status}. Ask the operator of this service."
             )
@@ -83,7 +92,7 @@ class Auth(Plugin):
         return f"token {exchange.token_id} of the active account {exchange.account}, group {exchange.group}"
 
     async def on_end(self, exchange: Exchange) -> None:
-        known = exchange.get(Known)
+        known = exchange.get(Authenticated)
         if known is not None:
             await self._tokens.touch(known)
 
@@ -127,7 +136,7 @@ def _credential(headers: Mapping[str, str]) -> str:
     scheme, _, credential = values[0].partition(" ")
     sound = len(values) == 1 and len(values[0]) <= LONGEST_CREDENTIAL and values[0].isascii()
     if not sound or scheme.lower() != "bearer":
-        raise invalid()
+        raise invalid_token()
     return credential.strip(" ")
 
 

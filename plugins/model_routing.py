@@ -7,10 +7,19 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import blake2b
 
-from gateway import Caller, Candidate, Exchange, Operation, Plugin, Refused, Route, Services
-from gateway.catalogue import matches
-from gateway.server.routes import model_not_found
-from gateway.store.channel_health import Health
+from gateway import (
+    Caller,
+    Candidate,
+    ChannelHealth,
+    Exchange,
+    Operation,
+    Plugin,
+    Refused,
+    Route,
+    Services,
+    matches,
+    model_not_found,
+)
 
 
 class ModelRouting(Plugin):
@@ -28,7 +37,7 @@ class ModelRouting(Plugin):
     async def start(self, services: Services) -> None:
         """Take the catalogue, and begin to learn how its channels are."""
         self.catalogue = services.catalogue
-        self.health = Health(services.store.channels, services.catalogue.channels)
+        self.health = ChannelHealth(services.store.channels, services.catalogue.channels)
         await self.health.start()
 
     async def stop(self) -> None:

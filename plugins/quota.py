@@ -11,11 +11,19 @@ from typing import Literal
 
 import msgspec
 
-from gateway import Caller, Exchange, Operation, Plugin, Refused, Services
-from gateway.catalogue import MICROS, Price
-from gateway.errors import StoreAway
-from gateway.store.accounts import Status
-from gateway.store.money.wallet import Hold
+from gateway import (
+    MICROS,
+    AccountStatus,
+    Caller,
+    Exchange,
+    Hold,
+    Operation,
+    Plugin,
+    Price,
+    Refused,
+    Services,
+    StoreAway,
+)
 
 
 class Held(msgspec.Struct):
@@ -77,7 +85,7 @@ class Quota(Plugin):
             max_holds=self.max_holds,
         )
         if reply.expired:
-            requests = [rid for rid, _ in reply.expired]
+            requests = [request_id for request_id, _ in reply.expired]
             self.log.warning("holds_expired", account=account, requests=requests)
         if reply.outcome is not Hold.HELD:
             held.stands = False
@@ -91,7 +99,7 @@ class Quota(Plugin):
         price, full = priced
         amount = self._amount(full)
         account = await self.accounts.get(exchange[Caller].account)
-        if account is None or account.status is not Status.ACTIVE:
+        if account is None or account.status is not AccountStatus.ACTIVE:
             raise _refusal(Hold.INACTIVE)
         available = account.balance_micros - account.held_micros + account.credit_line_micros
         exchange.price = {**price.record(), "hold_micros": amount, "most_micros": full, "available_micros": available}

@@ -16,9 +16,19 @@ from functools import partial
 
 import msgspec
 
-from gateway import Caller, Exchange, Operation, Plugin, Refused, Services
-from gateway.errors import StoreAway, StoreError
-from gateway.store.limits import Limited, Rules, Taken
+from gateway import (
+    AccountLimits,
+    Caller,
+    Exchange,
+    Limited,
+    Operation,
+    Plugin,
+    Refused,
+    Services,
+    StoreAway,
+    StoreError,
+    Taken,
+)
 
 LEASE_MARGIN_S = 60
 REPEAT_AFTER_S = 1.0
@@ -30,7 +40,7 @@ class Owed(msgspec.Struct, frozen=True):
     """What is to be given back for one exchange, and the tokens that count in the end."""
 
     account: str
-    rid: str
+    request_id: str
     tokens: int
 
 
@@ -47,7 +57,7 @@ class RateLimit(Plugin):
     """Chat completions at once; `null` for no limit."""
 
     def __post_init__(self) -> None:
-        Rules(self.requests_per_minute, self.tokens_per_minute, self.concurrent)
+        AccountLimits(self.requests_per_minute, self.tokens_per_minute, self.concurrent)
 
     async def start(self, services: Services) -> None:
         """Learn how long a request may last, and begin to pay what could not be given back at once."""
@@ -114,15 +124,17 @@ class RateLimit(Plugin):
         # Nobody waits for it: it leaves with the next plugin's call, in one round trip for both.
         self._give_back(owed).add_done_callback(partial(self._given_back, owed))
 
-    def _rules(self, caller: Caller, operation: Operation) -> Rules:
+    def _rules(self, caller: Caller, operation: Operation) -> AccountLimits:
         own = caller.limits
         requests = own.requests_per_minute or self.requests_per_minute
         if operation is not Operation.CHAT:
-            return Rules(requests)
-        return Rules(requests, own.tokens_per_minute or self.tokens_per_minute, own.concurrent or self.concurrent)
+            return AccountLimits(requests)
+        return AccountLimits(
+            requests, own.tokens_per_minute or self.tokens_per_minute, own.concurrent or self.concurrent
+        )
 
     def _give_back(self, owed: Owed) -> asyncio.Future[object]:
-        return self._limits.give_back(owed.account, owed.rid, scope=self._scope, tokens=owed.tokens)
+        return self._limits.give_back(owed.account, owed.request_id, scope=self._scope, tokens=owed.tokens)
 
     def _given_back(self, owed: Owed, answer: asyncio.Future[object]) -> None:
         error = answer.exception()
@@ -148,10 +160,10 @@ class RateLimit(Plugin):
             self._owed.popleft()
 
     def _not_given_back(self, owed: Owed, error: BaseException) -> None:
-        self._log.error("limit_not_given_back", request_id=owed.rid, reason=str(error))
+        self._log.error("limit_not_given_back", request_id=owed.request_id, reason=str(error))
 
 
-async def _tokens(exchange: Exchange, rules: Rules) -> int:
+async def _tokens(exchange: Exchange, rules: AccountLimits) -> int:
     """What the request counts before its true count is known."""
     if rules.tokens_per_minute is None:
         return 0
@@ -169,7 +181,7 @@ def _tell(headers: dict[str, str], answer: Taken | Limited) -> None:
             headers[f"x-ratelimit-reset-{name}"] = f"{rate.reset_ms}ms"
 
 
-def _refusal(limited: Limited, rules: Rules, tokens: int) -> Refused:
+def _refusal(limited: Limited, rules: AccountLimits, tokens: int) -> Refused:
     wait_ms = limited.retry_after_ms
     if wait_ms is None:
         return Refused(

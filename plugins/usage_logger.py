@@ -10,9 +10,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from gateway import Exchange, Outcome, Plugin, Services
-from gateway.request_id import arrival_ms, utc
-from gateway.usage.record import Record, Tried
+from gateway import AttemptRecord, Exchange, Outcome, Plugin, Record, Services, arrival_ms, utc
 
 LONGEST_FOREIGN_NAME: Final = 128
 """Characters kept of what an upstream made up."""
@@ -77,7 +75,7 @@ def _closed(opened: Record, exchange: Exchange, model: str) -> Record:
         model=model,
         channel=exchange.channel,
         upstream_request_id=last.upstream_request_id[:LONGEST_FOREIGN_NAME] if last else "",
-        attempts=[Tried(attempt.channel, attempt.status, attempt.error) for attempt in exchange.attempts],
+        attempts=[AttemptRecord(attempt.channel, attempt.status, attempt.error) for attempt in exchange.attempts],
         status=exchange.status,
         outcome=exchange.outcome or Outcome.INTERNAL_ERROR,
         error_code=exchange.error.code[:LONGEST_FOREIGN_NAME] if exchange.error else "",

@@ -9,7 +9,7 @@ from uuid_utils import uuid7
 
 from gateway.exchange import Outcome
 from gateway.request_id import arrival_ms, utc
-from gateway.usage.record import Record, Tried
+from gateway.usage.record import AttemptRecord, Record
 
 
 def arrival(id: str = "") -> Record:  # noqa: A002
@@ -26,7 +26,7 @@ def end(of: Record, **changes: Any) -> Record:
         "group": "default",
         "model": "gpt-4o-mini",
         "channel": "openai",
-        "attempts": [Tried("openai", 200)],
+        "attempts": [AttemptRecord("openai", 200)],
         "status": 200,
         "outcome": Outcome.COMPLETED,
         "prompt_tokens": 11,

@@ -29,7 +29,7 @@ MOST_BRACKETS: Final = 100_000
 FEW_BYTES: Final = 64 * 1024
 
 Value = TypeVar("Value")
-Piece = bytes | memoryview
+BodyPart = bytes | memoryview
 
 
 class BodyRules(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ class Body(msgspec.Struct, frozen=True):
         """Likely input tokens: a token for every four bytes of the messages, rounded up."""
         return -(-len(memoryview(self.top["messages"])) // 4)
 
-    def upstream(self, model: str, *, ask_usage: bool) -> list[Piece]:
+    def upstream(self, model: str, *, ask_usage: bool) -> list[BodyPart]:
         """The body to send, in order: `model` is the name there, `ask_usage` has a stream tell its usage at the end.
 
         What is large is a view of the body as it came, so that a body is in memory once.
@@ -103,8 +103,8 @@ _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 
-def _pieces(top: dict[str, object]) -> list[Piece]:
-    pieces: list[Piece] = []
+def _pieces(top: dict[str, object]) -> list[BodyPart]:
+    pieces: list[BodyPart] = []
     small = bytearray(b"{")
     for name, value in top.items():
         small += _encode(name) + b":"

@@ -24,7 +24,7 @@ from gateway.cli.common import (
     run_with_store,
 )
 from gateway.services import Store
-from gateway.store.accounts import Account, AccountError, Status, unknown
+from gateway.store.accounts import Account, AccountError, AccountStatus, unknown
 from gateway.store.money.results import Credit, Credited
 
 TRANSACTION: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -211,12 +211,16 @@ def set_(
 
     async def work(store: Store) -> Account:
         limits = (await _existing(store, account_id)).limits
+        try:
+            limits = msgspec.structs.replace(limits, **changed)
+        except ValueError as error:
+            raise AccountError(str(error)) from None
         return await store.accounts.change(
             account_id,
             group=group,
             credit_line=credit_line,
             models=None if models is None else [name.strip() for name in models.split(",") if name.strip()],
-            limits=msgspec.structs.replace(limits, **changed) if changed else None,
+            limits=limits if changed else None,
         )
 
     _print(run_with_store(config, work), as_json)
@@ -228,7 +232,7 @@ def suspend(account_id: IdArgument, config: ConfigOption = None, as_json: JsonOp
 
     Example: `gateway account suspend alice`
     """
-    _set_status(config, account_id, Status.SUSPENDED, as_json)
+    _set_status(config, account_id, AccountStatus.SUSPENDED, as_json)
 
 
 @account.command()
@@ -237,7 +241,7 @@ def resume(account_id: IdArgument, config: ConfigOption = None, as_json: JsonOpt
 
     Example: `gateway account resume alice`
     """
-    _set_status(config, account_id, Status.ACTIVE, as_json)
+    _set_status(config, account_id, AccountStatus.ACTIVE, as_json)
 
 
 @account.command()
@@ -252,13 +256,13 @@ def close(
     if not yes:
         text = f"Close `{account_id}`, balance {amount(found.balance_micros)}, for good?"
         typer.confirm(text, abort=True, err=True)
-    _set_status(config, account_id, Status.CLOSED, as_json)
+    _set_status(config, account_id, AccountStatus.CLOSED, as_json)
 
 
 account.command()(archive)
 
 
-def _set_status(config: Path | None, account_id: str, status: Status, as_json: bool) -> None:
+def _set_status(config: Path | None, account_id: str, status: AccountStatus, as_json: bool) -> None:
     _print(run_with_store(config, lambda store: store.accounts.set_status(account_id, status)), as_json)
 
 

@@ -12,7 +12,7 @@ from gateway.cli.common import ConfigOption, JsonOption, print_fields, print_jso
 from gateway.config.schema import find, load
 from gateway.services import services_of
 from gateway.store.client.durability import check_store
-from gateway.tools.exposure import bound_of
+from gateway.tools.exposure import exposure_of
 
 
 def register(app: typer.Typer) -> None:
@@ -43,7 +43,7 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         "chain": [step.name for step in chain.steps],
         "models": list(loaded.config.models),
         "channels": list(loaded.config.channels),
-        "bound": None if (bound := bound_of(loaded.config, chain)) is None else str(bound),
+        "bound": None if (bound := exposure_of(loaded.config, chain)) is None else str(bound),
         "warnings": notes,
     }
     if as_json:

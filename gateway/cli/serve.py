@@ -22,14 +22,14 @@ from gateway.cli.common import ConfigOption, data_folder
 from gateway.config.schema import Config, Demo, find, load
 from gateway.errors import StoreAway
 from gateway.metrics.registry import Exporter, Metrics
-from gateway.metrics.shared import Cells
+from gateway.metrics.shared import SharedNumbers
 from gateway.runtime import demo, logs, supervisor, systemd, worker
 from gateway.runtime.reload import Current
 from gateway.services import Store
 from gateway.store.client.client import Client
 from gateway.store.client.durability import check_store
 from gateway.store.client.embedded import EmbeddedStore
-from gateway.tools.exposure import bound_of
+from gateway.tools.exposure import exposure_of
 from gateway.usage import clickhouse, sink
 
 SINK_STOP_S = 15.0
@@ -59,14 +59,14 @@ def serve(
     chain = loading.build(loaded)
     for warning in warnings(chain.steps):
         typer.echo(f"warning: {warning}", err=True)
-    if (bound := bound_of(settings, chain)) is not None:
+    if (bound := exposure_of(settings, chain)) is not None:
         typer.echo(str(bound))
     folder = data_folder(settings)
     count = workers or settings.workers
     listeners = systemd.inherited(count) or supervisor.listeners(settings.listen, count)
-    cells = {name: Cells() for name in ("parent", *(f"worker {number}" for number in range(1, count + 1)))}
-    metrics = Metrics(cells["parent"])
-    service = systemd.Service()
+    shared = {name: SharedNumbers() for name in ("parent", *(f"worker {number}" for number in range(1, count + 1)))}
+    metrics = Metrics(shared["parent"])
+    service = systemd.ServiceManager()
     embedded = EmbeddedStore.start(folder, adopt=False) if settings.redis == "embedded" else None
     url = embedded.url if embedded else settings.redis
     processes = supervisor.Supervisor(lambda kind: metrics.count("children_died", kind))
@@ -86,12 +86,12 @@ def serve(
         if settings.demo is not None:
             processes.add("demo upstream", demo.upstream(settings.demo))
         if settings.admin is not None:
-            processes.add("admin", _administer(settings, settings.admin, Exporter(cells)))
+            processes.add("admin", _administer(settings, settings.admin, Exporter(shared)))
         if settings.usage.clickhouse:
             processes.add("clickhouse", _copy(settings))
         processes.add("sink", _drain_usage(settings, url))
         for index in range(len(listeners)):
-            processes.add("worker", _work(current, url, listeners, index, cells[f"worker {index + 1}"]), index + 1)
+            processes.add("worker", _work(current, url, listeners, index, shared[f"worker {index + 1}"]), index + 1)
         processes.heed()
         names = ", ".join(step.name for step in chain.steps)
         typer.echo(
@@ -157,11 +157,13 @@ def _copy(config: Config) -> supervisor.Work:
     return work
 
 
-def _work(current: Current, url: str, listeners: list[socket.socket], index: int, cells: Cells) -> supervisor.Work:
+def _work(
+    current: Current, url: str, listeners: list[socket.socket], index: int, shared: SharedNumbers
+) -> supervisor.Work:
     def work(ready: supervisor.Ready) -> None:
         for other in listeners[:index] + listeners[index + 1 :]:
             other.close()
-        worker.run(current.loaded, url, listeners[index], ready, current.generation, cells)
+        worker.run(current.loaded, url, listeners[index], ready, current.generation, shared)
 
     return work
 

@@ -22,7 +22,7 @@ from gateway.store.money.archive import Archive
 from gateway.tools.reconcile import Coverage, compare, logged
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Problem(msgspec.Struct, frozen=True):
     """Something about one account, in words that name the request."""
 
     account: str
@@ -40,9 +40,9 @@ class Report(msgspec.Struct):
     unread: int = 0
     agreed: int = 0
     unknown: int = 0
-    expired: list[Finding] = []
-    stale: list[Finding] = []
-    wrong: list[Finding] = []
+    expired: list[Problem] = []
+    stale: list[Problem] = []
+    wrong: list[Problem] = []
     notes: list[str] = []
 
 
@@ -92,7 +92,7 @@ async def _verified(settings: Config, only: str | None, folder: Path | None) -> 
 
 async def _verify(store: Store, account: str, archive: Archive | None, coverage: Coverage, report: Report) -> None:
     records = await asyncio.to_thread(logged, coverage.folder, account)
-    on_the_way = frozenset(settlement.rid for settlement in store.journal.waiting())
+    on_the_way = frozenset(settlement.request_id for settlement in store.journal.waiting())
     audit = await store.wallet.audit(account, archive)
     compared = await asyncio.to_thread(compare, records, audit, on_the_way, coverage)
     report.accounts += 1
@@ -100,11 +100,13 @@ async def _verify(store: Store, account: str, archive: Archive | None, coverage:
     report.unread += audit.unread.lines
     report.agreed += compared.agreed
     report.unknown += compared.unknown
-    report.wrong += [Finding(account, text) for text in audit.wrong + compared.wrong]
+    report.wrong += [Problem(account, text) for text in audit.wrong + compared.wrong]
     report.expired += [
-        Finding(account, f"request {rid} was charged {charged} micros") for rid, charged in audit.expired
+        Problem(account, f"request {request_id} was charged {charged} micros") for request_id, charged in audit.expired
     ]
-    report.stale += [Finding(account, f"request {rid} cost {cost} micros") for rid, cost in audit.stale.items()]
+    report.stale += [
+        Problem(account, f"request {request_id} cost {cost} micros") for request_id, cost in audit.stale.items()
+    ]
 
 
 def _notes(coverage: Coverage) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from gateway.errors import StoreAway
 
 
-class LosesReplies:
+class LostReplies:
     """Waits for a coroutine that is given `StoreAway` in place of all that it waits for, from the `loses`-th time on."""
 
     def __init__(self, work: Awaitable[Any], loses: int | None) -> None:

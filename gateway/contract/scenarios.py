@@ -17,7 +17,7 @@ import msgspec
 from gateway.chat.usage import Usage
 from gateway.contract.cost import Cost
 from gateway.contract.endings import CHUNKS, Ending
-from gateway.contract.lost_replies import LosesReplies
+from gateway.contract.lost_replies import LostReplies
 from gateway.contract.snapshot import Held, in_memory, in_store
 from gateway.errors import GatewayError, Refused, as_refused
 from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply
@@ -29,7 +29,7 @@ LONGEST_S: Final = 5
 """A moment that takes longer is one that hangs."""
 
 
-class Lived(msgspec.Struct):
+class ScenarioResult(msgspec.Struct):
     """What was seen of one life."""
 
     ending: Ending
@@ -54,7 +54,7 @@ class Lived(msgspec.Struct):
         return {name for name in names if self.before.get(name, 0) != self.after.get(name, 0)}
 
 
-class Stage:
+class ScenarioRunner:
     """A started plugin below those that provide what it requires. `headers` are those of every request."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Stage:
         self.cost = Cost()
         """What `on_chunk` cost so far."""
 
-    async def live(self, ending: Ending) -> Lived:
+    async def live(self, ending: Ending) -> ScenarioResult:
         """One life. Nothing that the plugin does wrong is raised."""
         asked = exchange(
             b"" if ending.method == "GET" else None, method=ending.method, path=ending.path, headers=self._headers
@@ -77,7 +77,7 @@ class Stage:
         above = [plugin for plugin in self.above if plugin.sees_misdirected or not misdirected]
         for plugin in above:
             await plugin.on_request(asked)
-        lived = Lived(ending, await self._held(asked))
+        lived = ScenarioResult(ending, await self._held(asked))
         reply = await self._request(asked, lived)
         lived.during = await self._held(asked)
         if lived.refused is None and reply is None and not lived.problems:
@@ -113,8 +113,8 @@ class Stage:
             f"`explain` does not set {name}" for name in missing
         ]
 
-    async def _request(self, asked: Exchange, lived: Lived) -> Reply | None:
-        moment = LosesReplies(self.plugin.on_request(asked), lived.ending.loses)
+    async def _request(self, asked: Exchange, lived: ScenarioResult) -> Reply | None:
+        moment = LostReplies(self.plugin.on_request(asked), lived.ending.loses)
         reply: Reply | None = None
         try:
             async with asyncio.timeout(LONGEST_S):
@@ -134,7 +134,7 @@ class Stage:
         lived.waits = moment.waits
         return reply
 
-    def _answer(self, asked: Exchange, lived: Lived) -> None:
+    def _answer(self, asked: Exchange, lived: ScenarioResult) -> None:
         """What the upstream and the caller do."""
         ending = lived.ending
         asked.outcome, asked.status = ending.outcome, 200

@@ -18,7 +18,7 @@ from gateway.contract.endings import EARLY, MISDIRECTED, MODELS, WHOLE
 from gateway.contract.finding import Finding
 from gateway.contract.leaks import Log, shown
 from gateway.contract.providers import above
-from gateway.contract.scenarios import Lived, Stage
+from gateway.contract.scenarios import ScenarioResult, ScenarioRunner
 from gateway.contract.snapshot import in_memory
 from gateway.errors import GatewayError
 from gateway.plugin import Plugin
@@ -53,7 +53,7 @@ class Trial:
                 await self._start(each)
         except (ValueError, GatewayError) as error:
             return [Finding("start", False, f"does not start: {error}")]
-        stage = Stage(plugin, providers, self.given.redis, self.headers)
+        stage = ScenarioRunner(plugin, providers, self.given.redis, self.headers)
         whole = await stage.live(WHOLE)
         findings = [Finding("start", True, "starts with these settings"), self._served(whole)]
         if not findings[1].passed:
@@ -66,7 +66,7 @@ class Trial:
         findings.append(await _ended(tasks, threads))
         return [*findings, Finding.of("secrets", shown(plugin, self.log.lines, self.headers), "none in `repr` or log")]
 
-    def _served(self, whole: Lived) -> Finding:
+    def _served(self, whole: ScenarioResult) -> Finding:
         problems = list(whole.problems)
         if whole.refused is not None:
             problems.append(
@@ -76,7 +76,7 @@ class Trial:
         problems += [f"`on_request` did not set {fact}, which it provides" for fact in whole.missing]
         return Finding.of("request", problems, "lets one through, and sets what it provides")
 
-    async def _lives(self, stage: Stage, whole: Lived) -> list[Finding]:
+    async def _lives(self, stage: ScenarioRunner, whole: ScenarioResult) -> list[Finding]:
         kinds = [*EARLY, MODELS, *([MISDIRECTED] if self.kind.sees_misdirected else [])]
         kinds += [msgspec.structs.replace(EARLY[0], loses=wait) for wait in range(min(whole.waits, MOST_WAITS))]
         lived = [await stage.live(ending) for ending in kinds]
@@ -97,9 +97,9 @@ class Trial:
             else Finding("chunks", True, "does not look"),
         ]
 
-    async def _growth(self, stage: Stage) -> list[str]:
+    async def _growth(self, stage: ScenarioRunner) -> list[str]:
         """What an exchange leaves behind in memory, however it ends."""
-        crowd = Stage(stage.plugin, stage.above, self.given.redis, self.headers, store=False)
+        crowd = ScenarioRunner(stage.plugin, stage.above, self.given.redis, self.headers, store=False)
         before = in_memory(stage.plugin)
         for index in range(CROWD):
             await crowd.live((WHOLE, *EARLY)[index % (1 + len(EARLY))])
@@ -110,14 +110,14 @@ class Trial:
             if name.startswith(("the size", "free places")) and abs(after[name] - before.get(name, 0)) >= CROWD
         ]
 
-    async def _reload(self, stage: Stage) -> Finding:
+    async def _reload(self, stage: ScenarioRunner) -> Finding:
         """A new instance starts beside the old one, the old one stops, the new one serves on."""
         new = self._made()
         problems: list[str] = []
         try:
             await self._start(new)
             await stage.plugin.stop()
-            problems += (await Stage(new, stage.above, self.given.redis, self.headers).live(WHOLE)).problems
+            problems += (await ScenarioRunner(new, stage.above, self.given.redis, self.headers).live(WHOLE)).problems
             await new.stop()
         except Exception as error:
             problems.append(f"a second instance beside the first one: {type(error).__name__}: {error}")
@@ -143,13 +143,13 @@ async def _ended(tasks: set[asyncio.Task[Any]], threads: set[threading.Thread]) 
     return Finding.of("stop", problems, "no task and no thread is left")
 
 
-def _names(life: Lived) -> str:
+def _names(life: ScenarioResult) -> str:
     if life.ending.loses is not None:
         return f"the replies from wait {life.ending.loses + 1} of `on_request` on were lost"
     return life.ending.name
 
 
-def _counted(lived: list[Lived]) -> str:
+def _counted(lived: list[ScenarioResult]) -> str:
     lost = sum(life.ending.loses is not None for life in lived)
     refused = sum(life.refused is not None and life.ending.loses is None for life in lived)
     text = f"{len(lived)} other lives, {lost} with lost replies"

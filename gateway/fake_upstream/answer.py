@@ -52,7 +52,7 @@ class Ask(msgspec.Struct):
         return f'You said "{said}", and this answer comes one word at a time.'
 
 
-class Call:
+class Completion:
     """One request for a completion. `words` is the answer; `pace_s` passes before each event."""
 
     def __init__(self, request: web.Request, ask: Ask, *, pace_s: float, words: str | None) -> None:

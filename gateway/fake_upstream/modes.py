@@ -17,10 +17,10 @@ from typing import NoReturn
 from aiohttp import web
 from aiohttp_sse import EventSourceResponse, sse_response
 
-from gateway.fake_upstream.answer import DONE, Call, error, refusal
+from gateway.fake_upstream.answer import DONE, Completion, error, refusal
 
-Answer = Callable[[Call], Awaitable[web.StreamResponse]]
-Play = Callable[[Call, EventSourceResponse], Awaitable[None]]
+Answer = Callable[[Completion], Awaitable[web.StreamResponse]]
+Play = Callable[[Completion, EventSourceResponse], Awaitable[None]]
 
 MODES: dict[str, str] = {}
 """Each mode by name, in one sentence."""
@@ -54,7 +54,7 @@ def streaming(name: str, *, separator: str = "\n") -> Callable[[Play], Play]:
 
     def register(play: Play) -> Play:
         @mode(name, play.__doc__ or "")
-        async def answer(call: Call) -> web.StreamResponse:
+        async def answer(call: Completion) -> web.StreamResponse:
             if not call.ask.stream:
                 return web.json_response(call.whole())
             opened = sse_response(call.request, sep=separator, ping_interval=math.inf, allow_all_methods=True)
@@ -74,49 +74,49 @@ async def forever() -> NoReturn:
 
 
 @streaming("words")
-async def words(call: Call, stream: EventSourceResponse) -> None:
+async def words(call: Completion, stream: EventSourceResponse) -> None:
     """Streams words at a human pace, as a good upstream does."""
     await call.play(stream, call.text() + call.ending())
 
 
 @streaming("crlf", separator="\r\n")
-async def crlf(call: Call, stream: EventSourceResponse) -> None:
+async def crlf(call: Completion, stream: EventSourceResponse) -> None:
     """Ends its lines with CRLF; otherwise good."""
     await words(call, stream)
 
 
 @streaming("no-usage")
-async def no_usage(call: Call, stream: EventSourceResponse) -> None:
+async def no_usage(call: Completion, stream: EventSourceResponse) -> None:
     """Never tells the usage, asked or not."""
     await call.play(stream, [*call.text(), call.finish(), DONE])
 
 
 @streaming("usage-beside-finish")
-async def usage_beside_finish(call: Call, stream: EventSourceResponse) -> None:
+async def usage_beside_finish(call: Completion, stream: EventSourceResponse) -> None:
     """Tells the usage in the chunk of the finish reason, asked or not."""
     await call.play(stream, [*call.text(), call.finish(usage=call.usage()), DONE])
 
 
 @streaming("two-usages")
-async def two_usages(call: Call, stream: EventSourceResponse) -> None:
+async def two_usages(call: Completion, stream: EventSourceResponse) -> None:
     """Tells a smaller usage beside the finish reason and then the true one, asked or not."""
     await call.play(stream, [*call.text(), call.finish(usage=call.usage(1)), call.usage_chunk(), DONE])
 
 
 @streaming("no-done")
-async def no_done(call: Call, stream: EventSourceResponse) -> None:
+async def no_done(call: Completion, stream: EventSourceResponse) -> None:
     """Ends properly after the finish reason, without [DONE]."""
     await call.play(stream, [*call.text(), *call.ending()[:-1]])
 
 
 @streaming("truncate")
-async def truncate(call: Call, stream: EventSourceResponse) -> None:
+async def truncate(call: Completion, stream: EventSourceResponse) -> None:
     """Ends properly in the middle of the answer."""
     await call.play(stream, call.half())
 
 
 @streaming("cut")
-async def cut(call: Call, stream: EventSourceResponse) -> None:
+async def cut(call: Completion, stream: EventSourceResponse) -> None:
     """Resets the connection in the middle of an event."""
     await call.play(stream, call.half())
     await stream.write(b'data: {"id":"chatcmpl-')
@@ -129,14 +129,14 @@ async def cut(call: Call, stream: EventSourceResponse) -> None:
 
 
 @streaming("stall")
-async def stall(call: Call, stream: EventSourceResponse) -> None:
+async def stall(call: Completion, stream: EventSourceResponse) -> None:
     """Falls silent in the middle of the answer."""
     await call.play(stream, call.half())
     await forever()
 
 
 @streaming("drip")
-async def drip(call: Call, stream: EventSourceResponse) -> None:
+async def drip(call: Completion, stream: EventSourceResponse) -> None:
     """Sends comments for ever, and never an event."""
     while True:
         await asyncio.sleep(call.pace_s)
@@ -144,37 +144,37 @@ async def drip(call: Call, stream: EventSourceResponse) -> None:
 
 
 @streaming("endless")
-async def endless(call: Call, stream: EventSourceResponse) -> None:
+async def endless(call: Completion, stream: EventSourceResponse) -> None:
     """Sends words for ever, past every ceiling."""
     await call.play(stream, itertools.chain(call.text(), itertools.repeat(call.content(" more"))))
 
 
 @streaming("huge")
-async def huge(call: Call, stream: EventSourceResponse) -> None:
+async def huge(call: Completion, stream: EventSourceResponse) -> None:
     """Sends its text in one event of two megabytes."""
     call.words = ["x" * HUGE_BYTES]
     await words(call, stream)
 
 
 @streaming("empty")
-async def empty(call: Call, stream: EventSourceResponse) -> None:
+async def empty(call: Completion, stream: EventSourceResponse) -> None:
     """Answers with an event stream that ends properly without an event."""
 
 
 @streaming("error-event")
-async def error_event(call: Call, stream: EventSourceResponse) -> None:
+async def error_event(call: Completion, stream: EventSourceResponse) -> None:
     """Sends an error in the middle of the answer and ends properly."""
     await call.play(stream, [*call.half(), FAILURE])
 
 
 @streaming("first-error")
-async def first_error(call: Call, stream: EventSourceResponse) -> None:
+async def first_error(call: Completion, stream: EventSourceResponse) -> None:
     """Answers 200 with an event stream whose only event is an error."""
     await call.play(stream, [FAILURE])
 
 
 @streaming("echo-key")
-async def echo_key(call: Call, stream: EventSourceResponse) -> None:
+async def echo_key(call: Completion, stream: EventSourceResponse) -> None:
     """Puts the credential that it was called with into its text."""
     credential = call.request.headers.get("Authorization", "").removeprefix("Bearer ")
     call.words = ["The", "key", "was", credential]
@@ -182,32 +182,32 @@ async def echo_key(call: Call, stream: EventSourceResponse) -> None:
 
 
 @mode("silent")
-async def silent(call: Call) -> web.StreamResponse:
+async def silent(call: Completion) -> web.StreamResponse:
     """Accepts the request and says nothing."""
     await forever()
 
 
 @mode("slow-first")
-async def slow_first(call: Call) -> web.StreamResponse:
+async def slow_first(call: Completion) -> web.StreamResponse:
     """Waits for fifty times the pace before its status line; then good."""
     await asyncio.sleep(call.pace_s * SLOW_FIRST_PACES)
     return await ANSWERS["words"](call)
 
 
 @mode("html")
-async def html(call: Call) -> web.StreamResponse:
+async def html(call: Completion) -> web.StreamResponse:
     """Answers 200 with a page for people."""
     return web.Response(text="<!doctype html><title>Please sign in</title>", content_type="text/html")
 
 
 @mode("json")
-async def json(call: Call) -> web.StreamResponse:
+async def json(call: Completion) -> web.StreamResponse:
     """Answers 200 with the whole answer as JSON, although a stream was asked for."""
     return web.json_response(call.whole())
 
 
 @mode("gzip")
-async def gzipped(call: Call) -> web.StreamResponse:
+async def gzipped(call: Completion) -> web.StreamResponse:
     """Compresses the stream, although nobody allowed it."""
     events = "".join(f"data: {event}\n\n" for event in call.text() + call.ending())
     return web.Response(
@@ -218,7 +218,7 @@ async def gzipped(call: Call) -> web.StreamResponse:
 
 
 @mode("redirect")
-async def redirect(call: Call) -> web.StreamResponse:
+async def redirect(call: Completion) -> web.StreamResponse:
     """Answers 307 with another address on the same host."""
     raise web.HTTPTemporaryRedirect("/v1/elsewhere")
 
@@ -229,7 +229,7 @@ def _refusing(status: int, code: str, message: str) -> None:
     body = error(code, message, type=kind, param="model" if status == 404 else None)
 
     @mode(str(status), f"Refuses with {status} and a JSON error: {message}")
-    async def refuse(call: Call) -> web.StreamResponse:
+    async def refuse(call: Completion) -> web.StreamResponse:
         return refusal(status, body, headers)
 
 

@@ -12,7 +12,7 @@ from aiohttp.typedefs import Handler
 from multidict import CIMultiDictProxy
 from yarl import URL
 
-from gateway.fake_upstream.answer import Ask, Call, error, refusal
+from gateway.fake_upstream.answer import Ask, Completion, error, refusal
 from gateway.fake_upstream.modes import ANSWERS, REFUSALS
 
 MODEL = "fake-model"
@@ -126,7 +126,7 @@ class FakeUpstream:
             ask = msgspec.json.decode(await request.read(), type=Ask)
         except msgspec.DecodeError as wrong:
             return refusal(400, error("invalid_request", str(wrong)))
-        call = Call(request, ask, pace_s=self.pace_s, words=self._words)
+        call = Completion(request, ask, pace_s=self.pace_s, words=self._words)
         return await ANSWERS[self.mode](call)
 
 

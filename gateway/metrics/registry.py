@@ -26,7 +26,7 @@ from prometheus_client.utils import floatToGoString
 from gateway.catalogue import Catalogue
 from gateway.errors import StoreAway
 from gateway.exchange import Exchange, Outcome
-from gateway.metrics.shared import Cells, Histogram, Key, Numbers
+from gateway.metrics.shared import Histogram, Key, Numbers, SharedNumbers
 from gateway.store.client.calls import CALLS
 
 PREFIX: Final = "sluicegate_"
@@ -86,9 +86,9 @@ FAMILIES: Final[dict[str, Family]] = {
 class Metrics:
     """What one process counts. `catalogue` holds the names that may be labels, and changes with a reload."""
 
-    def __init__(self, cells: Cells, catalogue: Catalogue | None = None) -> None:
+    def __init__(self, shared: SharedNumbers, catalogue: Catalogue | None = None) -> None:
         self.catalogue = catalogue
-        self.cells = cells
+        self.shared = shared
         self._codes: set[str] = set()
         self._series: dict[Place, Series] = {}
         self.loop_lag = self.histogram("loop_lag_seconds")
@@ -146,7 +146,7 @@ class Metrics:
         return Histogram(self._at(name, *labels), FAMILIES[name].bounds)
 
     def _at(self, name: str, *labels: str) -> Numbers:
-        return self.cells.at((name, *labels), FAMILIES[name].width)
+        return self.shared.at((name, *labels), FAMILIES[name].width)
 
     def _refused(self, code: str, plugin: str) -> None:
         if code not in self._codes:
@@ -173,8 +173,8 @@ class Metrics:
 class Exporter(Collector):
     """What a scrape is told of all processes, each with the name that it has there."""
 
-    def __init__(self, cells: Mapping[str, Cells]) -> None:
-        self._cells = cells
+    def __init__(self, shared: Mapping[str, SharedNumbers]) -> None:
+        self._shared = shared
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -185,8 +185,8 @@ class Exporter(Collector):
     def collect(self) -> Iterator[Metric]:
         """One family after the other, with what all processes counted."""
         found: dict[str, dict[Key, list[list[float]]]] = {name: defaultdict(list) for name in FAMILIES}
-        for process, cells in self._cells.items():
-            for (name, *labels), numbers in cells:
+        for process, shared in self._shared.items():
+            for (name, *labels), numbers in shared:
                 told = labels if FAMILIES[name].merge else [process]
                 found[name][tuple(told)].append(numbers)
         for name, family in FAMILIES.items():

@@ -27,7 +27,7 @@ _USED: Final = struct.Struct("<Q")
 log = structlog.get_logger("gateway.metrics.shared")
 
 
-class Cells:
+class SharedNumbers:
     """Numbers by key. To be made before the fork of those who share them."""
 
     def __init__(self, size: int = SIZE) -> None:

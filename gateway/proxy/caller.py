@@ -30,7 +30,7 @@ _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\
 _JSON: Final = "application/json; charset=utf-8"
 
 
-class CallerSide:
+class CallerConnection:
     """One exchange's hold on the caller's connection."""
 
     __slots__ = (
@@ -168,7 +168,7 @@ class CallerProtocol(web.RequestHandler):
 
     __slots__ = ("side",)
 
-    side: CallerSide | None
+    side: CallerConnection | None
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -200,7 +200,7 @@ class CallerProtocol(web.RequestHandler):
         """Answer what is not HTTP, in the one error shape; nothing of what came is repeated."""
         if (self.side is not None and self.side.started) or self.transport is None:
             raise ConnectionError("the answer has begun")
-        side = CallerSide(self, self.transport, http_1_1=True, keep_alive=False)
+        side = CallerConnection(self, self.transport, http_1_1=True, keep_alive=False)
         status = 431 if isinstance(exc, LineTooLong) else status
         error = Refused(status, "invalid_request", MALFORMED) if status < 500 else internal()
         request_id = new_id()
@@ -211,7 +211,7 @@ class CallerProtocol(web.RequestHandler):
 class Written(web.StreamResponse):
     """What aiohttp is handed for an answer that is on the socket already."""
 
-    def __init__(self, side: CallerSide) -> None:
+    def __init__(self, side: CallerConnection) -> None:
         super().__init__()
         self._side = side
 

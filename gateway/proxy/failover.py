@@ -13,34 +13,35 @@ from gateway.chat.usage import Usage
 from gateway.errors import Refused
 from gateway.exchange import Exchange
 from gateway.facts import Route
-from gateway.proxy.attempt import Call, CallerGone
-from gateway.proxy.caller import CallerSide
-from gateway.proxy.failure import Verdict
-from gateway.proxy.relay import End, Stream
-from gateway.proxy.upstream import Upstreams
+from gateway.proxy.attempt import CallerGone, UpstreamCall
+from gateway.proxy.caller import CallerConnection
+from gateway.proxy.end_reason import EndReason
+from gateway.proxy.failure import UpstreamFailure
+from gateway.proxy.pool import UpstreamPool
+from gateway.proxy.relay import Relay
 
 MOST_ATTEMPTS: Final = 3
 
 
-class Pipe:
+class Failover:
     """Takes an exchange that the chain let through to an upstream, and its answer to the caller."""
 
     def __init__(self) -> None:
-        self._upstreams = Upstreams()
-        self.streams: set[Stream] = set()
+        self._pool = UpstreamPool()
+        self.relays: set[Relay] = set()
         """The calls of upstreams that are under way."""
 
-    async def run(self, exchange: Exchange, chain: Chain, caller: CallerSide) -> None:
+    async def run(self, exchange: Exchange, chain: Chain, caller: CallerConnection) -> None:
         """Serve the exchange whole. Raises `Refused` when no candidate answered, `CallerGone` when nobody waits any more."""
         body = await exchange.body()
         route = exchange[Route]
         untried = list(route.candidates)
-        last: Verdict | None = None
+        last: UpstreamFailure | None = None
         while untried and len(exchange.attempts) < MOST_ATTEMPTS:
             if caller.gone:
                 raise CallerGone
             try:
-                candidate = await route.gate.admit(untried, exchange.id)
+                candidate = await route.breaker.admit(untried, exchange.id)
             except Refused:
                 if last is None:
                     raise
@@ -48,8 +49,8 @@ class Pipe:
             rest = untried[untried.index(candidate) + 1 :]
             untried = [other for other in rest if other.name != candidate.name]
             try:
-                last = await Call(exchange, chain, caller, body, candidate, route.gate).run(
-                    self._upstreams, self.streams
+                last = await UpstreamCall(exchange, chain, caller, body, candidate, route.breaker).run(
+                    self._pool, self.relays
                 )
                 if last is None:
                     return
@@ -59,16 +60,16 @@ class Pipe:
                     attempt.usage = Usage(body.prompt_tokens_estimate, 0, "estimated")
                 if last.final:
                     break
-                route.gate.failed(candidate, exchange.id, last.error.code, last.cool_s)
+                route.breaker.failed(candidate, exchange.id, last.error.code, last.cool_s)
             finally:
-                route.gate.left(candidate, exchange.id)
+                route.breaker.left(candidate, exchange.id)
         raise last.error if last is not None else Refused(404, "model_not_found", "Nothing serves this model.")
 
     def stop_streams(self) -> None:
-        """End what still streams, with the error event."""
-        for stream in list(self.streams):
-            stream.end(End.STOPPING)
+        """End what still relays, with the error event."""
+        for stream in list(self.relays):
+            stream.end(EndReason.STOPPING)
 
     async def close(self) -> None:
         """Close the idle connections to the upstreams."""
-        await self._upstreams.close()
+        await self._pool.close()

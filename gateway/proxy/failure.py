@@ -20,7 +20,7 @@ CREDENTIAL_FAULT: Final = frozenset({401, 402, 403})
 REDACTED: Final = "[redacted]"
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class UpstreamFailure(msgspec.Struct, frozen=True):
     """`error` is what the caller is told if no other candidate answers; `final`: do not ask another.
 
     `cool_s`: the upstream does not want to be asked again for so long. `refuses_us`: it is our credential that is wrong.
@@ -33,10 +33,10 @@ class Verdict(msgspec.Struct, frozen=True):
     refuses_us: bool = False
 
 
-def of_answer(status: int, headers: Mapping[str, str], body: bytes, credentials: Sequence[str]) -> Verdict:
+def of_answer(status: int, headers: Mapping[str, str], body: bytes, credentials: Sequence[str]) -> UpstreamFailure:
     """The verdict on an answer that is not the stream that was asked for."""
     if status in CREDENTIAL_FAULT:
-        return Verdict(
+        return UpstreamFailure(
             Refused(
                 502,
                 "upstream_auth_failed",
@@ -47,7 +47,7 @@ def of_answer(status: int, headers: Mapping[str, str], body: bytes, credentials:
             refuses_us=True,
         )
     if status in CALLERS_FAULT and (passed_on := _passed_on(status, headers, body, credentials)) is not None:
-        return Verdict(passed_on, final=True)
+        return UpstreamFailure(passed_on, final=True)
     wait_s = _retry_after(headers)
     if status == 429:
         error = Refused(
@@ -56,16 +56,16 @@ def of_answer(status: int, headers: Mapping[str, str], body: bytes, credentials:
             "The upstream is limiting requests for this model. Wait, then retry with backoff, or choose another model.",
             retry_after_s=wait_s or 1,
         )
-        return Verdict(error, cool_s=wait_s or 0)
+        return UpstreamFailure(error, cool_s=wait_s or 0)
     text = "The upstream failed to answer. Retry later or choose another model."
-    return Verdict(failed(text), cool_s=(wait_s or 0) if status == OVERLOADED else wait_s)
+    return UpstreamFailure(failed(text), cool_s=(wait_s or 0) if status == OVERLOADED else wait_s)
 
 
-def of_event(error: bytes, credentials: Sequence[str]) -> Verdict:
+def of_event(error: bytes, credentials: Sequence[str]) -> UpstreamFailure:
     """The verdict on a stream whose first event is an error: an error before the first byte."""
     detail = _detail(error, credentials)
     message = detail.get("message") or "no reason given"
-    return Verdict(failed(f"The upstream answered with an error: {message}"))
+    return UpstreamFailure(failed(f"The upstream answered with an error: {message}"))
 
 
 def failed(message: str, code: str = "upstream_error") -> Refused:
@@ -73,34 +73,36 @@ def failed(message: str, code: str = "upstream_error") -> Refused:
     return Refused(502, code, message)
 
 
-def unreachable() -> Verdict:
+def unreachable() -> UpstreamFailure:
     """No connection to the channel."""
     text = "The upstream cannot be reached. Retry later or choose another model."
-    return Verdict(failed(text, "upstream_unreachable"))
+    return UpstreamFailure(failed(text, "upstream_unreachable"))
 
 
-def dropped() -> Verdict:
+def dropped() -> UpstreamFailure:
     """The connection ended after the request was sent and before anything was answered."""
     text = "The upstream closed the connection without an answer. Retry later or choose another model."
     error = failed(text)
     error.should_retry = False
-    return Verdict(error, maybe_billed=True)
+    return UpstreamFailure(error, maybe_billed=True)
 
 
-def garbled() -> Verdict:
+def invalid_response() -> UpstreamFailure:
     """An answer that is not HTTP/1.1 or not an event stream."""
-    return Verdict(failed("The upstream's answer is not an event stream. Tell the operator, or choose another model."))
+    return UpstreamFailure(
+        failed("The upstream's answer is not an event stream. Tell the operator, or choose another model.")
+    )
 
 
-def too_large() -> Verdict:
+def too_large() -> UpstreamFailure:
     """An answer whose first read was beyond the channel's `max_response_bytes`."""
-    return Verdict(failed("The answer is larger than this gateway allows. Ask for less."), maybe_billed=True)
+    return UpstreamFailure(failed("The answer is larger than this gateway allows. Ask for less."), maybe_billed=True)
 
 
-def timed_out() -> Verdict:
+def timed_out() -> UpstreamFailure:
     """Nothing came within the channel's `first_byte`; the upstream may have begun to work, so a retry may cost twice."""
     text = "The upstream took too long to begin its answer. Retry later or choose another model."
-    return Verdict(Refused(504, "upstream_timeout", text, should_retry=False), maybe_billed=True)
+    return UpstreamFailure(Refused(504, "upstream_timeout", text, should_retry=False), maybe_billed=True)
 
 
 def scrubbed(text: str, credentials: Sequence[str]) -> str:

@@ -21,26 +21,26 @@ from gateway.errors import GatewayError, StoreAway, as_refused
 from gateway.exchange import Exchange, Operation, Outcome, Reply
 from gateway.metrics.registry import Metrics
 from gateway.proxy.attempt import CallerGone
-from gateway.proxy.caller import CallerSide
-from gateway.proxy.failover import Pipe
+from gateway.proxy.caller import CallerConnection
+from gateway.proxy.failover import Failover
 
 log = structlog.get_logger("gateway.proxy.lifecycle")
 
 Answer = Callable[[Exchange], Awaitable[Reply]]
 
 
-class Life:
+class ExchangeRunner:
     """Runs exchanges and knows which are under way."""
 
-    def __init__(self, pipe: Pipe, metrics: Metrics) -> None:
-        self.pipe = pipe
+    def __init__(self, failover: Failover, metrics: Metrics) -> None:
+        self.failover = failover
         self.metrics = metrics
         self._ends: set[asyncio.Task[None]] = set()
         self.open = 0
         """Exchanges under way."""
         self._idle = asyncio.Event()
 
-    async def run(self, exchange: Exchange, chain: Chain, caller: CallerSide, answer: Answer) -> None:
+    async def run(self, exchange: Exchange, chain: Chain, caller: CallerConnection, answer: Answer) -> None:
         """Serve one exchange. Never raises but when cancelled; the plugins' `on_end` has run when it returns."""
         entered: list[Step] = []
         self.open += 1
@@ -83,13 +83,13 @@ class Life:
             self._idle.set()
 
     async def _serve(
-        self, exchange: Exchange, chain: Chain, caller: CallerSide, answer: Answer, entered: list[Step]
+        self, exchange: Exchange, chain: Chain, caller: CallerConnection, answer: Answer, entered: list[Step]
     ) -> None:
         try:
             reply = await chain.request(exchange, entered)
             await exchange.settle_pending()
             if reply is None and exchange.request.operation is Operation.CHAT:
-                await self.pipe.run(exchange, chain, caller)
+                await self.failover.run(exchange, chain, caller)
                 return
             if reply is None:
                 reply = await answer(exchange)
@@ -107,7 +107,7 @@ class Life:
                 _refuse(exchange, caller, error)
 
 
-def _reply(exchange: Exchange, caller: CallerSide, reply: Reply) -> None:
+def _reply(exchange: Exchange, caller: CallerConnection, reply: Reply) -> None:
     exchange.status = reply.status
     exchange.outcome = Outcome.COMPLETED if reply.status < 400 else Outcome.REFUSED
     exchange.bytes = len(reply.body)
@@ -115,7 +115,7 @@ def _reply(exchange: Exchange, caller: CallerSide, reply: Reply) -> None:
     caller.reply(reply.status, headers, reply.body)
 
 
-def _refuse(exchange: Exchange, caller: CallerSide, error: Exception) -> None:
+def _refuse(exchange: Exchange, caller: CallerConnection, error: Exception) -> None:
     refusal = as_refused(error)
     if not isinstance(error, GatewayError):
         log.error("internal_error", request_id=exchange.id, exc_info=error)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from enum import Enum
 from typing import Final
 
 import structlog
@@ -24,8 +23,9 @@ from gateway.chat.usage import Usage
 from gateway.config.channel import Channel
 from gateway.exchange import Exchange
 from gateway.proxy import failure
-from gateway.proxy.caller import CallerSide
-from gateway.proxy.upstream import UpstreamSide
+from gateway.proxy.caller import CallerConnection
+from gateway.proxy.end_reason import EndReason
+from gateway.proxy.upstream import UpstreamConnection
 
 LONGEST_PRELUDE: Final = 2 * 1024 * 1024
 """Bytes that may come before the first event is whole: more than the longest event that is waited for."""
@@ -36,24 +36,7 @@ log = structlog.get_logger("gateway.proxy.relay")
 ChunkMoment = Callable[[Exchange, bytes], None]
 
 
-class End(Enum):
-    """Why a stream ended."""
-
-    OTHER = "the answer is no stream of events, or there is none"
-    REFUSED = "the first event is an error"
-    LATE = "no event came in time"
-    UPSTREAM = "the upstream ended its answer"
-    BROKEN = "the upstream's connection broke"
-    IDLE = "the upstream fell silent"
-    TOTAL = "the answer took too long"
-    SIZE = "the answer grew too large"
-    CALLER = "the caller left"
-    STALLED = "the caller stopped reading"
-    STOPPING = "the gateway is stopping"
-    PLUGIN = "a plugin failed while it looked"
-
-
-class Stream:
+class Relay:
     """One answer on its way from an upstream to the caller, until `ended`.
 
     Up to the first event it only collects, so that an error there is still an error before the first byte. With that event it
@@ -65,8 +48,8 @@ class Stream:
         exchange: Exchange,
         body: Body,
         channel: Channel,
-        caller: CallerSide,
-        upstream: UpstreamSide,
+        caller: CallerConnection,
+        upstream: UpstreamConnection,
         begin: Callable[[], dict[str, str]],
         moments: tuple[ChunkMoment, ...],
     ) -> None:
@@ -95,7 +78,7 @@ class Stream:
         self.failure: Exception | None = None
         """What `begin` raised."""
         self.events = EventStream(drop_usage=channel.ask_usage and not body.asked_usage)
-        self.ended: asyncio.Future[End] = self._loop.create_future()
+        self.ended: asyncio.Future[EndReason] = self._loop.create_future()
         caller.on_gone = self._caller_gone
         upstream.on_head = self._on_head
 
@@ -103,12 +86,12 @@ class Stream:
         """End the stream where no event has come by then."""
         self._watch_at(self._loop.time() + seconds)
 
-    def again(self) -> asyncio.Future[End]:
+    def again(self) -> asyncio.Future[EndReason]:
         """What ends the wait for an answer that is no stream, in place of `ended`: somebody else takes it whole."""
         self.ended = self._loop.create_future()
         return self.ended
 
-    def end(self, why: End) -> None:
+    def end(self, why: EndReason) -> None:
         """End the stream, once."""
         if not self.ended.done():
             self.ended.set_result(why)
@@ -145,14 +128,14 @@ class Stream:
         upstream.pause()
         if self._watch is not None:
             self._watch.cancel()
-        self.end(End.OTHER)
+        self.end(EndReason.OTHER)
 
     def _on_data(self, data: bytes) -> None:
         events = self.events
         whole = events.feed(data)
         self._received += len(data)
         if self._received > self.channel.max_response_bytes:
-            self.end(End.SIZE)
+            self.end(EndReason.SIZE)
             return
         if self._secrets:
             whole = self._scrubbed(whole)
@@ -176,16 +159,16 @@ class Stream:
         events, exchange = self.events, self._exchange
         if self.ended.done() or not events.started:
             if self._received > LONGEST_PRELUDE:
-                self.end(End.SIZE)
+                self.end(EndReason.SIZE)
             return
         if events.error is not None and events.first_error:
-            self.end(End.REFUSED)
+            self.end(EndReason.REFUSED)
             return
         try:
             headers = self._begin()
         except Exception as error:
             self.failure = error
-            self.end(End.PLUGIN)
+            self.end(EndReason.PLUGIN)
             return
         first, self._held = b"".join(self._held), []
         self.joined = True
@@ -204,7 +187,7 @@ class Stream:
                 moment(self._exchange, whole)
         except Exception:
             log.exception("plugin_failed", moment="on_chunk", request_id=self._exchange.id)
-            self.end(End.PLUGIN)
+            self.end(EndReason.PLUGIN)
 
     def rest(self) -> bytes:
         """What was held back of an answer that has ended cleanly."""
@@ -226,7 +209,7 @@ class Stream:
         return whole
 
     def _on_end(self, clean: bool) -> None:
-        self.end(End.UPSTREAM if clean else End.BROKEN)
+        self.end(EndReason.UPSTREAM if clean else EndReason.BROKEN)
 
     @property
     def _total_at(self) -> float:
@@ -248,18 +231,18 @@ class Stream:
         if self._write_stall is not None:
             idle_at = now + self.channel.timers.idle  # it is the caller who is slow
         if not self.joined:
-            self.end(End.LATE)
+            self.end(EndReason.LATE)
         elif now >= self._total_at:
-            self.end(End.TOTAL)
+            self.end(EndReason.TOTAL)
         elif now >= idle_at:
-            self.end(End.IDLE)
+            self.end(EndReason.IDLE)
         else:
             self._watch_at(max(now + 0.001, min(idle_at, self._total_at)))
 
     def _caller_full(self, full: bool) -> None:
         if full:
             self._upstream.pause()
-            self._write_stall = self._loop.call_later(self.channel.timers.write_stall, self.end, End.STALLED)
+            self._write_stall = self._loop.call_later(self.channel.timers.write_stall, self.end, EndReason.STALLED)
         else:
             self._upstream.resume()
             self._go_on()
@@ -268,13 +251,13 @@ class Stream:
         self._exchange.caller_gone = True
         self.left_early = not (self.events.done or self.events.finished)
         if not self.joined or self.channel.on_caller_gone == "cancel":
-            self.end(End.CALLER)
+            self.end(EndReason.CALLER)
         elif not self._draining:
             self._draining = True
             self._caller.on_flow = None
             self._go_on()
             self._upstream.resume()
-            self._drained = self._loop.call_later(self.channel.drain_limit, self.end, End.CALLER)
+            self._drained = self._loop.call_later(self.channel.drain_limit, self.end, EndReason.CALLER)
 
     def _go_on(self) -> None:
         """The caller's buffer holds nothing up any more."""

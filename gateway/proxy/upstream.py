@@ -7,20 +7,14 @@ protocol over llhttp, so that what one read of the socket brought reaches the ca
 from __future__ import annotations
 
 import asyncio
-import ssl
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, Final
 
 import httptools
-from aiohttp import ClientRequest, ClientTimeout, TCPConnector, encode_basic_auth
 from multidict import CIMultiDict
-from yarl import URL
 
-from gateway.chat.request import Piece
-from gateway.config.channel import Channel
-from gateway.proxy.credentials import Credentials
+from gateway.chat.request import BodyPart
 
 if TYPE_CHECKING:
     from aiohttp.connector import Connection
@@ -33,11 +27,11 @@ bounds what a stream holds, and what reading costs.
 """
 
 
-class Garbled(Exception):
+class InvalidResponse(Exception):
     """The upstream does not speak HTTP/1.1, or not as asked."""
 
 
-class UpstreamSide(asyncio.BufferedProtocol):
+class UpstreamConnection(asyncio.BufferedProtocol):
     """The answer to one call.
 
     `on_head` is told once: status and headers are in, or there is a `failure`. From `flow_to` on, each read's body bytes go to
@@ -92,7 +86,7 @@ class UpstreamSide(asyncio.BufferedProtocol):
         self.answered = False
         self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
-        self.failure: Garbled | ConnectionError | None = None
+        self.failure: InvalidResponse | ConnectionError | None = None
         self.on_head: Callable[[], None] | None = None
         _hand(transport, self)
 
@@ -106,7 +100,7 @@ class UpstreamSide(asyncio.BufferedProtocol):
         """What the body is; nothing for one that is encoded."""
         return "" if self.encoded else self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
-    def send(self, message: Sequence[Piece]) -> None:
+    def send(self, message: Sequence[BodyPart]) -> None:
         """The whole request, in one write."""
         self._transport.writelines(message)
 
@@ -152,12 +146,12 @@ class UpstreamSide(asyncio.BufferedProtocol):
         self.answered = True
         try:
             self._parser.feed_data(_BUFFER[:nbytes])
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade, Garbled):
-            self._fail(Garbled("the answer is not HTTP/1.1"))
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade, InvalidResponse):
+            self._fail(InvalidResponse("the answer is not HTTP/1.1"))
         if not self._headed:
             self._head_bytes += nbytes
             if self._head_bytes > LONGEST_HEAD:
-                self._fail(Garbled("the head of the answer is too long"))
+                self._fail(InvalidResponse("the head of the answer is too long"))
         on_data, pieces = self._on_data, self._pieces
         if self._ended is None and on_data is not None and len(pieces) == 1:
             on_data(pieces.pop())
@@ -181,7 +175,7 @@ class UpstreamSide(asyncio.BufferedProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._named_bytes += len(name) + len(value)
         if self._named_bytes > LONGEST_HEAD:
-            raise Garbled("the head of the answer is too long")
+            raise InvalidResponse("the head of the answer is too long")
         if 100 <= self._parser.get_status_code() < 200 or self._ended is not None:
             return
         self.headers.add(name.decode("latin-1"), value.decode("latin-1"))
@@ -193,7 +187,7 @@ class UpstreamSide(asyncio.BufferedProtocol):
             return
         if status < 200:
             if status == 101:
-                raise Garbled("switching protocols was not asked for")
+                raise InvalidResponse("switching protocols was not asked for")
             return
         self.status = status
         self._framed = "Content-Length" in self.headers or "Transfer-Encoding" in self.headers or status in (204, 304)
@@ -217,7 +211,7 @@ class UpstreamSide(asyncio.BufferedProtocol):
             on_end, self._on_end = self._on_end, None
             on_end(self._ended)
 
-    def _fail(self, error: Garbled | ConnectionError) -> None:
+    def _fail(self, error: InvalidResponse | ConnectionError) -> None:
         self._ended = False
         if not self._headed:
             self.failure = error
@@ -236,76 +230,29 @@ def _hand(transport: asyncio.Transport, protocol: asyncio.BaseProtocol) -> None:
     transport.resume_reading()
 
 
-class Upstreams:
-    """The connections to all channels, and the prebuilt heads of their requests."""
+async def collected(
+    upstream: UpstreamConnection, most: int, within_s: float, or_until: asyncio.Future[Any]
+) -> tuple[bytes, bool]:
+    """The body up to `most` bytes, beyond which nothing is read, and whether it came whole.
 
-    def __init__(self) -> None:
-        self._connector = TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=4)
-        self._targets: dict[Channel, Target] = {}
-        self._used: WeakSet[object] = WeakSet()
-
-    def target(self, channel: Channel) -> Target:
-        """Where a channel's requests go; made once for each channel."""
-        target = self._targets.get(channel)
-        if target is None:
-            target = self._targets[channel] = Target(channel)
-        return target
-
-    async def open(self, target: Target, *, fresh: bool) -> tuple[UpstreamSide, bool]:
-        """A connection to the target, and whether it was used before, which a `fresh` one was not.
-
-        Raises aiohttp's client errors and `OSError`.
-        """
-        while True:
-            connection = await self._connector.connect(target.request, [], target.timeout)
-            protocol = connection.protocol
-            used = protocol in self._used
-            if used and (fresh or connection.transport is None or connection.transport.is_closing()):
-                connection.close()
-                continue
-            if not used:
-                self._used.add(protocol)
-            return UpstreamSide(connection), used
-
-    async def close(self) -> None:
-        """Close all idle connections."""
-        await self._connector.close()
-
-
-class Target:
-    """One channel's address and credentials, and the head that every request to it begins with.
-
-    `proxy` is used where the channel names one, and the environment's never. A channel with a `ca_file` trusts what that
-    file says and nothing else.
+    What is there after `within_s`, or when `or_until` is done, is all.
     """
+    pieces: list[bytes] = []
+    done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    size = 0
 
-    def __init__(self, channel: Channel) -> None:
-        url = URL(channel.base_url.rstrip("/") + "/chat/completions")
-        proxy = URL(channel.proxy) if channel.proxy else None
-        login = encode_basic_auth(proxy.user, proxy.password or "") if proxy is not None and proxy.user else ""
-        self.channel = channel
-        self.credentials = Credentials(channel.credentials)
-        port = "" if url.is_default_port() else f":{url.port}"
-        host = f"[{url.host}]" if url.host and ":" in url.host else url.host
-        self.request = ClientRequest(
-            "POST",
-            url,
-            loop=asyncio.get_running_loop(),
-            ssl=ssl.create_default_context(cafile=channel.ca_file) if channel.ca_file else True,
-            proxy=proxy.with_user(None) if proxy is not None else None,
-            proxy_headers={"Host": f"{host}{port}", "Proxy-Authorization": login} if login else None,
-        )
-        self.timeout = ClientTimeout(total=None, connect=channel.timers.connect)
-        # Only a tunnel, which is for https, hides the request from the proxy.
-        forwarded = proxy is not None and url.scheme == "http"
-        proxy_login = f"Proxy-Authorization: {login}\r\n" if forwarded and login else ""
-        self._head = (
-            f"POST {url if forwarded else url.raw_path_qs} HTTP/1.1\r\nHost: {host}{port}\r\n{proxy_login}"
-            "Content-Type: application/json\r\nAccept-Encoding: identity\r\nUser-Agent: sluicegate\r\n"
-        ).encode("latin-1")
+    def on_data(data: bytes) -> None:
+        nonlocal size
+        pieces.append(data)
+        size += len(data)
+        if size > most:
+            upstream.pause()
+            on_end(False)
 
-    def message(self, body: Sequence[Piece], *, credential: str, accept: str, trace: str) -> list[Piece]:
-        """The whole request. `trace` is header lines that were checked, each with its line end."""
-        authorization = f"Authorization: Bearer {credential}\r\n" if credential else ""
-        lines = f"{authorization}Accept: {accept}\r\n{trace}Content-Length: {sum(map(len, body))}\r\n\r\n"
-        return [b"".join((self._head, lines.encode("latin-1"), body[0])), *body[1:]]
+    def on_end(clean: bool) -> None:
+        if not done.done():
+            done.set_result(clean)
+
+    upstream.flow_to(on_data, on_end)
+    await asyncio.wait((done, or_until), timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    return b"".join(pieces)[:most], done.done() and done.result()

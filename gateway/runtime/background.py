@@ -10,7 +10,7 @@ from typing import Final, Self
 AGAIN_AFTER_S: Final = 0.5
 
 
-class Owned(ABC):
+class BackgroundTask(ABC):
     """Derive from it and say in `_run` what the task does; leaving raises what it raised."""
 
     _task: asyncio.Task[None] | None = None

@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from gateway.errors import GatewayError
-from gateway.runtime.background import Owned
+from gateway.runtime.background import BackgroundTask
 from gateway.services import Store
 
 EVERY_S: Final = 2.0
@@ -23,7 +23,7 @@ SWEEP_TURN: Final = "gw:sweep"
 log = structlog.get_logger("gateway.runtime.maintenance")
 
 
-class Care(Owned):
+class Maintenance(BackgroundTask):
     """The task of one worker."""
 
     def __init__(self, store: Store) -> None:
@@ -41,7 +41,7 @@ class Care(Owned):
 
     async def repeat(self) -> None:
         """Repeat what a store which took over may have forgotten."""
-        settlements, records = await self._store.heal()
+        settlements, records = await self._store.replay_after_failover()
         if settlements:
             log.warning("settlements_repeated", count=settlements, reason="another incarnation of the store answers")
         if records:
@@ -62,7 +62,7 @@ class Care(Owned):
         """End every hold whose lease is over."""
         async for account in self._store.accounts.all():
             while account.holds and (over := await self._store.wallet.sweep(account.id)):
-                log.warning("holds_expired", account=account.id, requests=[rid for rid, _ in over])
+                log.warning("holds_expired", account=account.id, requests=[request_id for request_id, _ in over])
 
     async def _run(self) -> None:
         while True:

@@ -22,7 +22,7 @@ from gateway.chain import Chain
 from gateway.config.schema import Config, Loaded, load
 from gateway.errors import GatewayError
 from gateway.metrics.registry import Metrics
-from gateway.runtime.background import Owned
+from gateway.runtime.background import BackgroundTask
 from gateway.server.gateway import Gateway
 from gateway.services import services_of
 
@@ -31,7 +31,7 @@ TAKEN_UP: Final = frozenset({"channels", "models", "groups", "plugins"})
 log = structlog.get_logger("gateway.runtime.reload")
 
 
-class Reloads(Owned):
+class Reloader(BackgroundTask):
     """The task of one worker that takes up new configurations."""
 
     def __init__(self, gateway: Gateway, path: Path) -> None:
@@ -58,10 +58,10 @@ class Reloads(Owned):
             await chain.start(services)
         except GatewayError as error:
             log.error("reload_refused", reason=str(error), generation=self._gateway.chain.generation)
-            self._gateway.life.metrics.set("last_reload_success", 0)
+            self._gateway.runner.metrics.set("last_reload_success", 0)
             return False
         old = self._gateway.swap(chain, services)
-        self._gateway.life.metrics.set("last_reload_success", 1)
+        self._gateway.runner.metrics.set("last_reload_success", 1)
         task = asyncio.get_running_loop().create_task(_retire(old))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)

@@ -10,7 +10,7 @@ import structlog
 
 from gateway.errors import GatewayError
 from gateway.metrics.registry import Metrics
-from gateway.runtime.background import Owned
+from gateway.runtime.background import BackgroundTask
 from gateway.server.gateway import Gateway
 
 EVERY_S: Final = 0.25
@@ -21,12 +21,12 @@ LOG_EVERY: Final = 20
 log = structlog.get_logger("gateway.runtime.sampler")
 
 
-class Pulse(Owned):
+class Sampler(BackgroundTask):
     """The task of one worker."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._metrics: Metrics = gateway.life.metrics
+        self._metrics: Metrics = gateway.runner.metrics
 
     async def __aexit__(self, *left: object) -> None:
         await super().__aexit__(*left)
@@ -34,9 +34,9 @@ class Pulse(Owned):
 
     def beat(self) -> None:
         """Tell what is under way."""
-        life = self._gateway.life
-        self._metrics.set("open_requests", life.open)
-        self._metrics.set("open_streams", len(life.pipe.streams))
+        runner = self._gateway.runner
+        self._metrics.set("open_requests", runner.open)
+        self._metrics.set("open_streams", len(runner.failover.relays))
         self._metrics.set("config_generation", self._gateway.chain.generation)
 
     async def look_at_log(self) -> None:

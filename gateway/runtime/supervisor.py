@@ -44,7 +44,7 @@ Work = Callable[[Ready], None]
 """What a child does; it calls its argument once it is ready."""
 
 
-class Child(msgspec.Struct):
+class ChildProcess(msgspec.Struct):
     """A process that is kept alive. `failures` in a row make the next start wait longer."""
 
     kind: str
@@ -66,12 +66,12 @@ class Supervisor:
 
     def __init__(self, died: Callable[[str], None] = lambda kind: None) -> None:
         self._died = died
-        self.children: list[Child] = []
+        self.children: list[ChildProcess] = []
         self._stopping = False
 
     def add(self, kind: str, work: Work, number: int = 0) -> None:
         """Start a child and wait until it is ready. Raises the `GatewayError` that ended it instead."""
-        child = Child(kind, work, number)
+        child = ChildProcess(kind, work, number)
         self.children.append(child)
         reason = self._start(child)
         if reason is not None:
@@ -110,7 +110,7 @@ class Supervisor:
             for child in alive:
                 _wait(child, deadline)
 
-    def _start(self, child: Child) -> str | None:
+    def _start(self, child: ChildProcess) -> str | None:
         """None once the child is ready; else the reason that it gave, which may be empty."""
         reading, writing = os.pipe()
         sys.stdout.flush()
@@ -176,7 +176,7 @@ def listeners(address: str, count: int) -> list[socket.socket]:
     return sockets
 
 
-def _become(child: Child, parent: int, writing: int) -> None:
+def _become(child: ChildProcess, parent: int, writing: int) -> None:
     """The rest of the child's life; never returns."""
     code = 1
     told = False
@@ -217,7 +217,7 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _wait(child: Child, deadline: float) -> None:
+def _wait(child: ChildProcess, deadline: float) -> None:
     while os.waitpid(child.pid, os.WNOHANG)[0] == 0:
         if time.monotonic() > deadline:
             log.error("child_killed", child=child.name)

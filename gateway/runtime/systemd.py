@@ -20,7 +20,7 @@ FIRST_DESCRIPTOR: Final = 3
 log = structlog.get_logger("gateway.runtime.systemd")
 
 
-class Service:
+class ServiceManager:
     """The manager's side. The variables are taken away, so that no child speaks in our name."""
 
     def __init__(self, environment: MutableMapping[str, str] = os.environ) -> None:

@@ -14,12 +14,12 @@ from gateway import loading
 from gateway.config.schema import Loaded
 from gateway.errors import GatewayError
 from gateway.metrics.registry import Metrics
-from gateway.metrics.shared import Cells
-from gateway.proxy.failover import Pipe
-from gateway.proxy.lifecycle import Life
-from gateway.runtime.maintenance import Care
-from gateway.runtime.reload import Reloads
-from gateway.runtime.sampler import Pulse
+from gateway.metrics.shared import SharedNumbers
+from gateway.proxy.failover import Failover
+from gateway.proxy.lifecycle import ExchangeRunner
+from gateway.runtime.maintenance import Maintenance
+from gateway.runtime.reload import Reloader
+from gateway.runtime.sampler import Sampler
 from gateway.server.gateway import Gateway
 from gateway.server.tls import renewing
 from gateway.services import Store, services_of
@@ -30,24 +30,26 @@ streams holds up all of them."""
 
 
 @asynccontextmanager
-async def opened(loaded: Loaded, url: str, generation: int = 1, cells: Cells | None = None) -> AsyncIterator[Gateway]:
+async def opened(
+    loaded: Loaded, url: str, generation: int = 1, shared: SharedNumbers | None = None
+) -> AsyncIterator[Gateway]:
     """A gateway that is ready to listen; drained and stopped at the end. Raises `Misconfigured` when a plugin refuses to start."""
     async with Store.open(loaded.config, url) as store:
         chain = loading.build(loaded, generation=generation)
         services = services_of(loaded.config, store)
         await chain.start(services)
-        pipe = Pipe()
-        metrics = Metrics(cells or Cells(), services.catalogue)
+        failover = Failover()
+        metrics = Metrics(shared or SharedNumbers(), services.catalogue)
         metrics.count_store_calls()
-        gateway = Gateway(loaded.config.port, chain, services, Life(pipe, metrics))
+        gateway = Gateway(loaded.config.port, chain, services, ExchangeRunner(failover, metrics))
         try:
             yield gateway
         finally:
             await gateway.drain()
             with suppress(GatewayError):  # what one that is replaced has acknowledged since the last look
-                await store.heal()
+                await store.replay_after_failover()
             await gateway.chain.stop()
-            await pipe.close()
+            await failover.close()
 
 
 async def serve(
@@ -56,7 +58,7 @@ async def serve(
     listener: socket.socket,
     listening: Callable[[], None],
     generation: int = 1,
-    cells: Cells | None = None,
+    shared: SharedNumbers | None = None,
 ) -> None:
     """Serve on `listener` until SIGTERM, and take up the file anew on SIGHUP. `listening` is called once requests are accepted."""
     stop = asyncio.Event()
@@ -64,10 +66,10 @@ async def serve(
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     async with (
         renewing(loaded.config.tls) as tls,
-        opened(loaded, url, generation, cells) as gateway,
-        Care(gateway.services.store),
-        Pulse(gateway),
-        Reloads(gateway, loaded.document.path) as reloads,
+        opened(loaded, url, generation, shared) as gateway,
+        Maintenance(gateway.services.store),
+        Sampler(gateway),
+        Reloader(gateway, loaded.document.path) as reloads,
     ):
         loop.add_signal_handler(signal.SIGHUP, reloads.ask)
         await gateway.listen(listener, tls)
@@ -83,10 +85,10 @@ def run(
     listener: socket.socket,
     listening: Callable[[], None],
     generation: int = 1,
-    cells: Cells | None = None,
+    shared: SharedNumbers | None = None,
 ) -> None:
     """`serve` on the fastest event loop there is."""
-    serving = serve(loaded, url, listener, listening, generation, cells)
+    serving = serve(loaded, url, listener, listening, generation, shared)
     try:
         import uvloop
     except ImportError:

@@ -15,23 +15,23 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.config.schema import Port
 from gateway.errors import Refused, unavailable
-from gateway.proxy.caller import CallerSide
+from gateway.proxy.caller import CallerConnection
 
 SMALL: Final = 16 * 1024
 """A body up to this size is read whatever is held: a few who fill the budget do not shut out the others."""
 
 
-class Intake:
+class BodyReader:
     """The body of one request, from its head until its exchange is over."""
 
     __slots__ = ("_budget", "_held", "_port")
 
-    def __init__(self, port: Port, budget: Budget) -> None:
+    def __init__(self, port: Port, budget: BodyBudget) -> None:
         self._port = port
         self._budget = budget
         self._held = 0
 
-    async def read(self, request: web.BaseRequest, caller: CallerSide) -> bytes | bytearray:
+    async def read(self, request: web.BaseRequest, caller: CallerConnection) -> bytes | bytearray:
         """The whole body. Raises `Refused`; `ConnectionError` if the caller left."""
         try:
             _check_head(request, self._port.max_body)
@@ -80,7 +80,7 @@ class Intake:
         self._budget.held += more
 
 
-class Budget:
+class BodyBudget:
     """Bytes of all the bodies that a worker holds."""
 
     __slots__ = ("held",)

@@ -17,61 +17,61 @@ from gateway.chat.request import Body, BodyRules, check
 from gateway.config.schema import Port
 from gateway.errors import Refused, unavailable
 from gateway.exchange import Exchange, Operation, Reply, Request
-from gateway.proxy.caller import CallerSide, Written
-from gateway.proxy.lifecycle import Answer, Life
-from gateway.server.body import Budget, Intake, expects
-from gateway.server.listener import Accepting
+from gateway.proxy.caller import CallerConnection, Written
+from gateway.proxy.lifecycle import Answer, ExchangeRunner
+from gateway.server.body import BodyBudget, BodyReader, expects
+from gateway.server.listener import Listener
 from gateway.server.protocol import Door, GuardedProtocol, too_large_a_head
-from gateway.server.routes import HEALTH, Answers, misdirected, operation_of
+from gateway.server.routes import HEALTH, LocalRoutes, misdirected, operation_of
 from gateway.services import Services
 
 
 class Gateway:
     """One worker's public port."""
 
-    def __init__(self, port: Port, chain: Chain, services: Services, life: Life) -> None:
+    def __init__(self, port: Port, chain: Chain, services: Services, runner: ExchangeRunner) -> None:
         self.port = port
         self.chain = chain
         self.services = services
-        self.life = life
-        self.answers = Answers(services.catalogue, services.store)
+        self.runner = runner
+        self.answers = LocalRoutes(services.catalogue, services.store)
         self.draining = False
-        self.budget = Budget()
+        self.budget = BodyBudget()
         self._rules = BodyRules(allow_non_streaming=port.allow_non_streaming)
-        self._runner: web.ServerRunner | None = None
-        self._accepting: Accepting | None = None
+        self._web_runner: web.ServerRunner | None = None
+        self._accepting: Listener | None = None
 
     async def listen(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Begin to accept on a bound socket."""
         door = Door(self._handle, self.port)
-        self._runner = web.ServerRunner(door)
-        await self._runner.setup()
-        self._accepting = Accepting(listener, door, tls, self.port.handshake_timeout)
+        self._web_runner = web.ServerRunner(door)
+        await self._web_runner.setup()
+        self._accepting = Listener(listener, door, tls, self.port.handshake_timeout)
 
     def swap(self, chain: Chain, services: Services) -> Chain:
         """Serve new exchanges with another chain; returns the one before, whose exchanges may still be under way."""
         old, self.chain = self.chain, chain
         self.services = services
-        self.answers = Answers(services.catalogue, services.store)
-        self.life.metrics.catalogue = services.catalogue
+        self.answers = LocalRoutes(services.catalogue, services.store)
+        self.runner.metrics.catalogue = services.catalogue
         return old
 
     async def drain(self) -> None:
         """Stop accepting, let open exchanges finish within `port.drain` seconds, end the rest with the error event."""
         self.draining = True
-        if self._runner is None or self._accepting is None:
+        if self._web_runner is None or self._accepting is None:
             return
         self._accepting.stop()
-        await self.life.idle(self.port.drain)
-        self.life.pipe.stop_streams()
-        await self._runner.cleanup()
-        await self.life.settled()
+        await self.runner.idle(self.port.drain)
+        self.runner.failover.stop_streams()
+        await self._web_runner.cleanup()
+        await self.runner.settled()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         protocol, transport = request.protocol, request.transport
         if transport is None or not isinstance(protocol, GuardedProtocol):
             raise ConnectionResetError
-        caller = CallerSide(
+        caller = CallerConnection(
             protocol,
             transport,
             http_1_1=request.version >= HttpVersion11,
@@ -95,17 +95,17 @@ class Gateway:
             operation,
             argument,
         )
-        intake = Intake(self.port, self.budget)
-        exchange = Exchange(head, lambda: self._body(request, caller, intake), generation=self.chain.generation)
+        reader = BodyReader(self.port, self.budget)
+        exchange = Exchange(head, lambda: self._body(request, caller, reader), generation=self.chain.generation)
         exchange.response_headers["x-request-id"] = exchange.id
         if operation is Operation.MISDIRECTED and not path.startswith("/v1"):
             error = refusal or misdirected(request.method, path)
             caller.refuse(error, exchange.id, exchange.response_headers)
             return Written(caller)
         try:
-            await self.life.run(exchange, self.chain, caller, _refusing(refusal) if refusal else self.answers)
+            await self.runner.run(exchange, self.chain, caller, _refusing(refusal) if refusal else self.answers)
         finally:
-            intake.release()
+            reader.release()
         return Written(caller)
 
     def _refusal(self, request: web.BaseRequest, *, crowded: bool) -> Refused | None:
@@ -117,21 +117,21 @@ class Gateway:
             return Refused(
                 400, "invalid_request", "Send the body with Content-Length, or with the one coding `chunked`."
             )
-        if self.draining or crowded or self.life.open >= self.port.max_open:
+        if self.draining or crowded or self.runner.open >= self.port.max_open:
             return unavailable()
         return None
 
-    async def _health(self, caller: CallerSide, path: str) -> None:
+    async def _health(self, caller: CallerConnection, path: str) -> None:
         ready = not self.draining and (path == "/healthz" or await self.services.store.answers())
         headers = {"Content-Type": "text/plain"}
         if path == "/readyz":
             headers["x-config-generation"] = str(self.chain.generation)
         caller.reply(200 if ready else 503, headers, b"ok\n" if ready else b"degraded\n")
 
-    async def _body(self, request: web.BaseRequest, caller: CallerSide, intake: Intake) -> Body:
+    async def _body(self, request: web.BaseRequest, caller: CallerConnection, reader: BodyReader) -> Body:
         """Read the whole body within the limits, and check it. Raises `Refused`; `ConnectionError` if the caller left."""
         try:
-            raw = await intake.read(request, caller)
+            raw = await reader.read(request, caller)
         except Refused:
             caller.close_after()
             raise

@@ -20,7 +20,7 @@ FULL_S: Final = 1.0
 """How long nobody is taken where the process can have no more file descriptors."""
 
 
-class Accepting:
+class Listener:
     """Serves each connection of a bound socket with a protocol of its own, until `stop`."""
 
     def __init__(

@@ -18,7 +18,7 @@ from aiohttp.http import RawRequestMessage
 
 from gateway.config.schema import Port
 from gateway.errors import Refused
-from gateway.proxy.caller import CallerProtocol, CallerSide
+from gateway.proxy.caller import CallerConnection, CallerProtocol
 from gateway.request_id import new_id
 
 READ_BUFFER: Final = 64 * 1024
@@ -136,7 +136,7 @@ class GuardedProtocol(CallerProtocol):
         if transport is None or busy:
             return
         self._disarm()
-        side = CallerSide(self, transport, http_1_1=True, keep_alive=False)
+        side = CallerConnection(self, transport, http_1_1=True, keep_alive=False)
         request_id = new_id()
         side.refuse(error, request_id, {"x-request-id": request_id})
         if transport.can_write_eof():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gateway.catalogue import Catalogue
-from gateway.errors import Refused
+from gateway.errors import Refused, model_not_found
 from gateway.exchange import Exchange, Operation, Reply
 from gateway.facts import Caller
 from gateway.services import Store
@@ -15,7 +15,7 @@ BASE_LACKS_V1 = "The base address must end in /v1: point the client at .../v1."
 KNOWN_PATHS = "Known here: POST /v1/chat/completions, GET /v1/models, GET /v1/account, GET /v1/requests/{id}."
 
 
-class Answers:
+class LocalRoutes:
     """The operations that need no upstream."""
 
     def __init__(self, catalogue: Catalogue, store: Store) -> None:
@@ -107,16 +107,6 @@ OPERATIONS = {
 }
 HEALTH = ("/healthz", "/readyz")
 METHODS = {"/v1/chat/completions": "POST", "/v1/models": "GET", "/v1/account": "GET"}
-
-
-def model_not_found() -> Refused:
-    """One answer for a model that does not exist and for one that this caller may not use."""
-    return Refused(
-        404,
-        "model_not_found",
-        "There is no such model, or it is not available to this account. GET /v1/models lists those that are.",
-        param="model",
-    )
 
 
 def _caller(exchange: Exchange) -> Caller:

@@ -16,9 +16,8 @@ import msgspec
 
 from gateway.config.schema import ACCOUNT_ID
 from gateway.errors import GatewayError
-from gateway.facts import Limits
+from gateway.facts import AccountLimits
 from gateway.store.client.client import Client, Script
-from gateway.store.limits import Rules
 
 LARGEST_AMOUNT: Final = 2**53 - 1
 """Micros. Beyond it a script's numbers, which are doubles, are no longer exact."""
@@ -31,7 +30,7 @@ class AccountError(GatewayError):
     """What was asked of an account cannot be done; the message says why and what to do."""
 
 
-class Status(StrEnum):
+class AccountStatus(StrEnum):
     """Only an active account is served. A suspended one can be resumed, a closed one cannot."""
 
     ACTIVE = "active"
@@ -43,14 +42,14 @@ class Account(msgspec.Struct, frozen=True):
     """An account as it was when it was read. `models` narrows what the group allows; empty: it does not."""
 
     id: str
-    status: Status
+    status: AccountStatus
     group: str
     balance_micros: int
     held_micros: int
     holds: int
     credit_line_micros: int
     models: tuple[str, ...]
-    limits: Limits
+    limits: AccountLimits
 
 
 class Accounts:
@@ -63,7 +62,7 @@ class Accounts:
         """A new active account with an empty wallet. Raises `AccountError` for an id that is bad or taken."""
         if not ACCOUNT_ID.fullmatch(account_id):
             raise AccountError(f"{account_id!r} is not an account id: use 3 to 32 of a-z and 0-9")
-        account = Account(account_id, Status.ACTIVE, group, 0, 0, 0, _amount(credit_line), (), Limits())
+        account = Account(account_id, AccountStatus.ACTIVE, group, 0, 0, 0, _amount(credit_line), (), AccountLimits())
         await self._write("new", account_id, _fields(account))
         return account
 
@@ -94,7 +93,7 @@ class Accounts:
         group: str | None = None,
         credit_line: int | None = None,
         models: Sequence[str] | None = None,
-        limits: Limits | None = None,
+        limits: AccountLimits | None = None,
     ) -> Account:
         """Set what is given, leave the rest.
 
@@ -108,10 +107,10 @@ class Accounts:
         if models is not None:
             fields["models"] = ",".join(models)
         if limits is not None:
-            fields["limits"] = msgspec.json.encode(_checked(limits))
+            fields["limits"] = msgspec.json.encode(limits)
         return await self._changed(account_id, fields)
 
-    async def set_status(self, account_id: str, status: Status) -> Account:
+    async def set_status(self, account_id: str, status: AccountStatus) -> Account:
         """Suspend, resume or close. Raises `AccountError` where the account is unknown or closed."""
         return await self._changed(account_id, {"status": status.value})
 
@@ -151,7 +150,7 @@ def account_of(account_id: str, fields: Mapping[bytes, bytes]) -> Account | None
     models = fields[b"models"].decode()
     return Account(
         account_id,
-        Status(fields[b"status"].decode()),
+        AccountStatus(fields[b"status"].decode()),
         fields[b"group"].decode(),
         int(fields[b"balance"]),
         int(fields[b"held"]),
@@ -162,7 +161,7 @@ def account_of(account_id: str, fields: Mapping[bytes, bytes]) -> Account | None
     )
 
 
-_limits = msgspec.json.Decoder(Limits).decode
+_limits = msgspec.json.Decoder(AccountLimits).decode
 
 
 def _fields(account: Account) -> dict[str, str | int | bytes]:
@@ -182,14 +181,6 @@ def _amount(credit_line: int) -> int:
     if not 0 <= credit_line <= LARGEST_AMOUNT:
         raise AccountError("a credit line is an amount of zero or more")
     return credit_line
-
-
-def _checked(limits: Limits) -> Limits:
-    try:
-        Rules(**msgspec.structs.asdict(limits))
-    except ValueError as error:
-        raise AccountError(str(error)) from None
-    return limits
 
 
 def unknown(account_id: str) -> AccountError:

@@ -18,8 +18,8 @@ import structlog
 
 from gateway.config.channel import Channel
 from gateway.errors import GatewayError, Refused, StoreAway
-from gateway.facts import Candidate, Gate
-from gateway.store.channels import Ask, Channels, Condition, Known, Report
+from gateway.facts import Candidate, CircuitBreaker
+from gateway.store.channels import Ask, Channels, ChannelStatus, Condition, Report
 
 EVERY_S: Final = 0.5
 TOGETHER_S: Final = 0.005
@@ -34,7 +34,7 @@ class Local(msgspec.Struct):
     """One channel as this worker knows it."""
 
     ask: Ask
-    known: Known = Known(Condition.HEALTHY, 0)
+    known: ChannelStatus = ChannelStatus(Condition.HEALTHY, 0)
     known_at: float = 0.0
     report: Report = msgspec.field(default_factory=Report)
     probe: str = ""
@@ -54,7 +54,7 @@ class Local(msgspec.Struct):
         return bool(limited) or self.known.condition is not Condition.HEALTHY
 
 
-class Health(Gate):
+class ChannelHealth(CircuitBreaker):
     """Lets calls through to channels that serve and have room; owned by whoever starts and stops it."""
 
     def __init__(self, store: Channels, channels: Mapping[str, Channel]) -> None:

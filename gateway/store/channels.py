@@ -79,7 +79,7 @@ class Admitted(msgspec.Struct, frozen=True):
     wait_ms: int
 
 
-class Known(msgspec.Struct, frozen=True):
+class ChannelStatus(msgspec.Struct, frozen=True):
     """A channel's condition, and for how many ms it still cools."""
 
     condition: Condition
@@ -116,7 +116,7 @@ class Channels:
         """What `admit` would answer now. Takes no place. Raises `StoreAway`."""
         return await self._ask("look", "", asked)
 
-    async def sync(self, worker: str, reports: Mapping[str, Report]) -> dict[str, Known]:
+    async def sync(self, worker: str, reports: Mapping[str, Report]) -> dict[str, ChannelStatus]:
         """Tell what a worker saw, and learn how the channels are. Raises `StoreAway`; nothing was told then, or all."""
         rules = self.cooling
         text = _encode(list(reports.values()))
@@ -131,7 +131,7 @@ class Channels:
         ]
         seen = await self._client.run(_SCRIPT, _keys(list(reports)), arguments)
         return {
-            name: Known(_CONDITIONS[condition], int(cool_ms))
+            name: ChannelStatus(_CONDITIONS[condition], int(cool_ms))
             for name, (condition, cool_ms) in zip(reports, seen, strict=True)
         }
 

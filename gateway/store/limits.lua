@@ -2,10 +2,10 @@
 -- A rate is a leaky bucket in whole numbers, which is GCRA with a burst of one minute: each unit taken adds MINUTE,
 -- each microsecond takes `limit` away, and the bucket holds limit * MINUTE. Nothing is rounded below 2^53.
 --
--- KEYS  requests' bucket, tokens' bucket, slots (rid -> expiry in ms), what this rid took
--- ARGV  'take', rid, tokens, lease in ms, requests a minute, tokens a minute, concurrent (0: no such limit)
+-- KEYS  requests' bucket, tokens' bucket, slots (request_id -> expiry in ms), what this request_id took
+-- ARGV  'take', request_id, tokens, lease in ms, requests a minute, tokens a minute, concurrent (0: no such limit)
 --       'look', and the same: answers what a take would, and takes nothing
---       'give_back', rid, tokens
+--       'give_back', request_id, tokens
 -- A take answers who refuses ('' for nobody), for how many ms, and how full the buckets are.
 local MINUTE = 60000000
 local LARGEST = 9007199254740991
@@ -14,7 +14,7 @@ local RENEW_MS = 30000 -- the slots' expiry is renewed about as often
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local rid, tokens = ARGV[2], ARGV[3] + 0
+local request_id, tokens = ARGV[2], ARGV[3] + 0
 local requests_kept, tokens_kept, taken = unpack(redis.call('MGET', KEYS[1], KEYS[2], KEYS[4]))
 
 local function level(kept, limit)
@@ -36,7 +36,7 @@ local function fill(bucket, amount, limit)
 end
 
 if ARGV[1] == 'give_back' then
-  redis.call('ZREM', KEYS[3], rid)
+  redis.call('ZREM', KEYS[3], request_id)
   if taken and taken ~= GIVEN_BACK then
     local estimate, limit = taken:match('^(%d+) (%d+)$')
     limit = limit + 0
@@ -77,7 +77,7 @@ end
 if ARGV[1] == 'look' then return { '', 0, requests_level, tokens_level } end
 if slots then
   if crowded then redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now_ms) end
-  redis.call('ZADD', KEYS[3], now_ms + lease_ms, rid)
+  redis.call('ZADD', KEYS[3], now_ms + lease_ms, request_id)
   if slots == 0 or redis.call('PTTL', KEYS[3]) < lease_ms then
     redis.call('PEXPIRE', KEYS[3], lease_ms + RENEW_MS)
   end

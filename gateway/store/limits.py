@@ -13,32 +13,13 @@ from typing import Final, Literal
 
 import msgspec
 
+from gateway.facts import LARGEST_RATE, AccountLimits
 from gateway.store.client.client import Client, Script
-
-LARGEST_RATE: Final = 100_000_000
-"""A minute. Above it the script's whole numbers, which are doubles, would no longer be exact."""
 
 _MINUTE_US: Final = 60_000_000
 _LIMITS: Final = Script.load(Path(__file__).with_name("limits.lua"))
 
 Kind = Literal["requests", "tokens", "concurrent"]
-
-
-class Rules(msgspec.Struct, frozen=True):
-    """What an account may take, each from 1 to `LARGEST_RATE`; None for no such limit.
-
-    A minute's whole budget may be taken at once and flows back evenly. Raises `ValueError` for other numbers.
-    """
-
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    concurrent: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= LARGEST_RATE:
-                raise ValueError(f"{name} must be from 1 to {LARGEST_RATE}; leave it out for no limit")
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -69,51 +50,53 @@ class Limited(msgspec.Struct, frozen=True):
     tokens: Rate | None = None
 
 
-class Limits:
+class RateLimiter:
     """The limits of one store. `scope` keeps apart what differs in its rules: the name of a plugin."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     async def take(
-        self, account: str, rid: str, *, scope: str, rules: Rules, tokens: int, lease_ms: int
+        self, account: str, request_id: str, *, scope: str, rules: AccountLimits, tokens: int, lease_ms: int
     ) -> Taken | Limited:
         """Take one request, `tokens`, and a slot that is free again after `lease_ms` at the latest.
 
         Raises `StoreAway`. Whether something was taken is then unknown; `give_back` is right in either case.
         """
-        return await self._ask("take", account, rid, scope, rules, tokens, lease_ms)
+        return await self._ask("take", account, request_id, scope, rules, tokens, lease_ms)
 
-    async def look(self, account: str, rid: str, *, scope: str, rules: Rules, tokens: int) -> Taken | Limited:
+    async def look(
+        self, account: str, request_id: str, *, scope: str, rules: AccountLimits, tokens: int
+    ) -> Taken | Limited:
         """What `take` would answer now, with what is left before it. Takes nothing. Raises `StoreAway`."""
-        return await self._ask("look", account, rid, scope, rules, tokens, 0)
+        return await self._ask("look", account, request_id, scope, rules, tokens, 0)
 
-    def give_back(self, account: str, rid: str, *, scope: str, tokens: int) -> asyncio.Future[object]:
+    def give_back(self, account: str, request_id: str, *, scope: str, tokens: int) -> asyncio.Future[object]:
         """Free the slot, and count `tokens` in place of those that were taken. Safe to repeat.
 
         A correction upwards may leave less than nothing; the account then waits until that has flowed back.
         It is sent with the other calls of this tick; the future tells of `StoreAway`.
         """
         counted = min(tokens, LARGEST_RATE)
-        return self._client.run(_LIMITS, _keys(account, scope, rid), ["give_back", rid, counted])
+        return self._client.run(_LIMITS, _keys(account, scope, request_id), ["give_back", request_id, counted])
 
     async def _ask(
-        self, what: str, account: str, rid: str, scope: str, rules: Rules, tokens: int, lease_ms: int
+        self, what: str, account: str, request_id: str, scope: str, rules: AccountLimits, tokens: int, lease_ms: int
     ) -> Taken | Limited:
         if rules.tokens_per_minute is not None and tokens > rules.tokens_per_minute:
             return Limited("tokens", None)
         limits = (rules.requests_per_minute or 0, rules.tokens_per_minute or 0, rules.concurrent or 0)
         kind, wait_ms, requests_level, tokens_level = await self._client.run(
-            _LIMITS, _keys(account, scope, rid), [what, rid, tokens, lease_ms, *limits]
+            _LIMITS, _keys(account, scope, request_id), [what, request_id, tokens, lease_ms, *limits]
         )
         requests = _rate(rules.requests_per_minute, requests_level)
         rate = _rate(rules.tokens_per_minute, tokens_level)
         return Limited(kind.decode(), wait_ms, requests, rate) if kind else Taken(requests, rate)
 
 
-def _keys(account: str, scope: str, rid: str) -> list[str]:
+def _keys(account: str, scope: str, request_id: str) -> list[str]:
     prefix = f"gw:{{{account}}}:limits:{scope}"
-    return [f"{prefix}:requests", f"{prefix}:tokens", f"{prefix}:slots", f"{prefix}:taken:{rid}"]
+    return [f"{prefix}:requests", f"{prefix}:tokens", f"{prefix}:slots", f"{prefix}:taken:{request_id}"]
 
 
 def _rate(limit: int | None, level: int) -> Rate | None:

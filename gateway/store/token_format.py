@@ -19,7 +19,7 @@ _BASE36: Final = _BASE62[:36]
 _PLACES: Final = tuple(62**place for place in range(6))
 
 
-class Seal:
+class TokenCodec:
     """Makes and judges the texts of tokens."""
 
     def __init__(self, pepper: bytes) -> None:

@@ -21,9 +21,9 @@ import msgspec
 
 from gateway.config.secrets import secret_of
 from gateway.errors import GatewayError, Refused, StoreAway
-from gateway.store.accounts import Account, Status, account_key, account_of
+from gateway.store.accounts import Account, AccountStatus, account_key, account_of
 from gateway.store.client.client import Client, Script
-from gateway.store.token_format import Seal
+from gateway.store.token_format import TokenCodec
 
 HOUR_S: Final = 3600
 
@@ -68,7 +68,7 @@ class Created(Token, frozen=True, kw_only=True):
         return f"<Created {self.id}>"
 
 
-class Known(msgspec.Struct, frozen=True):
+class Authenticated(msgspec.Struct, frozen=True):
     """A token that is right, what the store keeps of it, and its account, whatever the account's status."""
 
     token: Token
@@ -76,7 +76,7 @@ class Known(msgspec.Struct, frozen=True):
     record: bytes
 
     def __repr__(self) -> str:
-        return f"<Known {self.token.id}>"
+        return f"<Authenticated {self.token.id}>"
 
 
 class TokenRefused(Refused):
@@ -101,34 +101,34 @@ class Tokens:
 
     def __init__(self, client: Client, pepper: bytes) -> None:
         self._client = client
-        self._seal = Seal(pepper)
+        self._codec = TokenCodec(pepper)
 
-    async def authenticate(self, text: str) -> Known:
+    async def authenticate(self, text: str) -> Authenticated:
         """Whose token this is: in one round trip, or in none for what never was a token.
 
         Raises `TokenRefused` (401): `token_invalid`, `token_disabled` or `token_expired`.
         """
-        named = self._seal.read(text)
+        named = self._codec.read(text)
         if named is None:
-            raise invalid()
+            raise invalid_token()
         account_id, short_id = named
         asked = self._client.submit("HGET", _key(account_id), short_id)
         fields = await self._client.submit("HGETALL", account_key(account_id))
         record = await asked
-        digest = self._seal.digest(text)
+        digest = self._codec.digest(text)
         kept = _decode(record) if record else None
         right = hmac.compare_digest(kept.digest if kept else bytes(len(digest)), digest)
         account = account_of(account_id, fields)
         if kept is None or account is None or not right:
-            raise invalid()
+            raise invalid_token()
         token = kept.token
         if token.status is TokenStatus.DISABLED:
             raise TokenRefused("token_disabled", "The token is disabled. Have it enabled, or use another.", token)
         if token.expires_at is not None and token.expires_at <= time.time():
             raise TokenRefused("token_expired", "The token has expired. Ask for a new one.", token)
-        return Known(token, account, record)
+        return Authenticated(token, account, record)
 
-    async def touch(self, known: Known) -> None:
+    async def touch(self, known: Authenticated) -> None:
         """Note that the token was used, at most once an hour. Where the store is away, it is not noted."""
         hour = int(time.time()) // HOUR_S * HOUR_S
         if known.token.last_used != hour:
@@ -150,11 +150,11 @@ class Tokens:
         Raises `TokenError` for an account that is unknown or closed, and for an address that is no network.
         """
         status = await self._client.call("HGET", account_key(account), "status")
-        if status is None or status.decode() == Status.CLOSED:
+        if status is None or status.decode() == AccountStatus.CLOSED:
             raise TokenError(f"there is no open account `{account}`: `gateway account list` shows all")
         networks = tuple(_network(address) for address in addresses)
         while True:
-            short_id, text = self._seal.make(account)
+            short_id, text = self._codec.make(account)
             token = Token(
                 id=f"{account}-{short_id}",
                 name=name,
@@ -163,7 +163,7 @@ class Tokens:
                 models=tuple(models),
                 addresses=networks,
             )
-            if await self._swap(token.id, b"", _Kept(self._seal.digest(text), token)):
+            if await self._swap(token.id, b"", _Kept(self._codec.digest(text), token)):
                 return Created(**msgspec.structs.asdict(token), token=text)
 
     async def all_of(self, account: str) -> list[Token]:
@@ -214,7 +214,7 @@ def pepper_of(data: Path) -> bytes:
     return secret_of(data / "pepper", "GATEWAY_PEPPER")
 
 
-def invalid() -> TokenRefused:
+def invalid_token() -> TokenRefused:
     """The one answer to every token that is unknown, wrong or malformed."""
     return TokenRefused(
         "token_invalid", "The token is not valid. Check that all of it was copied, or ask for a new one."

@@ -32,7 +32,7 @@ REMEDIES: Final = {
 }
 
 
-class Finding(msgspec.Struct, frozen=True):
+class Diagnosis(msgspec.Struct, frozen=True):
     """One thing that was looked at. `remedy` says what to do where it is not well."""
 
     subject: str
@@ -41,7 +41,7 @@ class Finding(msgspec.Struct, frozen=True):
     remedy: str = ""
 
 
-async def diagnose(base_url: str, token: str, model: str) -> AsyncIterator[Finding]:
+async def diagnose(base_url: str, token: str, model: str) -> AsyncIterator[Diagnosis]:
     """Findings one by one; it ends with the first that is `ill`, since what comes after it cannot be told."""
     url = URL(base_url)
     address = _address(url)
@@ -61,7 +61,7 @@ async def diagnose(base_url: str, token: str, model: str) -> AsyncIterator[Findi
                 return
 
 
-def _address(url: URL) -> Finding:
+def _address(url: URL) -> Diagnosis:
     path = url.path.rstrip("/")
     if url.scheme not in ("http", "https") or not url.host:
         return _ill("address", f"`{url}` is not an http address", "Give the whole base address, as in https://host/v1.")
@@ -71,17 +71,17 @@ def _address(url: URL) -> Finding:
         return _ill("address", "the path names an operation", "Remove /chat/completions: clients add it themselves.")
     if not path.endswith("/v1"):
         return _ill("address", "the path does not end in /v1", "Add /v1 to the base address.")
-    return Finding("address", "well", f"{url} ends in /v1")
+    return Diagnosis("address", "well", f"{url} ends in /v1")
 
 
-def _proxy(url: URL) -> Finding | None:
+def _proxy(url: URL) -> Diagnosis | None:
     if url.scheme not in getproxies() or proxy_bypass(url.host or ""):
         return None
     text = f"the environment sends {url.scheme} requests through a proxy"
-    return Finding("proxy", "note", text, f"If nothing arrives, add {url.host} to NO_PROXY.")
+    return Diagnosis("proxy", "note", text, f"If nothing arrives, add {url.host} to NO_PROXY.")
 
 
-async def _network(session: ClientSession, url: URL, token: str, model: str) -> Finding:
+async def _network(session: ClientSession, url: URL, token: str, model: str) -> Diagnosis:
     async with session.get(url.origin() / "healthz") as response:
         answer = (await response.content.read(100)).strip()
     if answer == b"degraded":
@@ -91,17 +91,17 @@ async def _network(session: ClientSession, url: URL, token: str, model: str) -> 
     if answer != b"ok":
         text = f"something else answers at {url.host}:{url.port} (status {response.status})"
         return _ill("network", text, "Check the address, and whether a proxy or another service stands there.")
-    return Finding("network", "well", f"the gateway answers at {url.host}:{url.port}")
+    return Diagnosis("network", "well", f"the gateway answers at {url.host}:{url.port}")
 
 
-async def _token(session: ClientSession, url: URL, token: str, model: str) -> Finding:
+async def _token(session: ClientSession, url: URL, token: str, model: str) -> Diagnosis:
     async with session.get(url / "models", headers=_bearer(token)) as response:
         if response.status != 200:
             return _failed("token", response.status, await _error(response))
-    return Finding("token", "well", "the token is accepted, its account is active")
+    return Diagnosis("token", "well", "the token is accepted, its account is active")
 
 
-async def _model(session: ClientSession, url: URL, token: str, model: str) -> Finding:
+async def _model(session: ClientSession, url: URL, token: str, model: str) -> Diagnosis:
     async with session.get(url / "models", headers=_bearer(token)) as response:
         if response.status != 200:
             return _failed("model", response.status, await _error(response))
@@ -111,10 +111,10 @@ async def _model(session: ClientSession, url: URL, token: str, model: str) -> Fi
             f"Use one of: {', '.join(names[:20])}." if names else "No model is open to this account: ask the operator."
         )
         return _ill("model", f"there is no model `{model}` for this account", known)
-    return Finding("model", "well", f"{model} may be used")
+    return Diagnosis("model", "well", f"{model} may be used")
 
 
-async def _request(session: ClientSession, url: URL, token: str, model: str) -> Finding:
+async def _request(session: ClientSession, url: URL, token: str, model: str) -> Diagnosis:
     body = {"model": model, "stream": True, "max_tokens": 16, "messages": [{"role": "user", "content": "Say hello"}]}
     began = time.monotonic()
     arrivals: list[float] = []
@@ -136,23 +136,23 @@ async def _request(session: ClientSession, url: URL, token: str, model: str) -> 
     )
     if arrivals[-1] - arrivals[0] < BUFFERED_S:
         remedy = "If answers should come piece by piece, look for a buffering proxy."
-        return Finding("request", "note", f"{told}; all of it came at once", remedy)
-    return Finding("request", "well", told)
+        return Diagnosis("request", "note", f"{told}; all of it came at once", remedy)
+    return Diagnosis("request", "well", told)
 
 
-def _broken(text: bytes, request_id: str) -> Finding:
+def _broken(text: bytes, request_id: str) -> Diagnosis:
     events = [line for line in text.split(b"\n") if line.startswith(b'data: {"error"')]
     reason = json.loads(events[-1][6:])["error"]["message"] if events else "the connection was cut"
     return _ill("request", f"the answer broke off: {reason} (request {request_id})", REMEDIES[502])
 
 
-def _failed(subject: str, status: int, error: dict[str, Any]) -> Finding:
+def _failed(subject: str, status: int, error: dict[str, Any]) -> Diagnosis:
     told, code = error.get("message", "no reason given"), error.get("code", "no code")
     text = f"{status} {code}: {told} (request {error.get('request_id', 'unknown')})"
     return _ill(subject, text, REMEDIES.get(status, "Quote the request id to the operator."))
 
 
-def _unreachable(url: URL, error: Exception) -> Finding:
+def _unreachable(url: URL, error: Exception) -> Diagnosis:
     reason = f"said nothing for {PATIENCE_S} s" if isinstance(error, TimeoutError) else f"cannot be reached: {error}"
     remedy = "Check the address, and that no proxy or firewall blocks it. Nothing arrived at the service."
     return _ill("network", f"{url.host}:{url.port} {reason}", remedy)
@@ -171,5 +171,5 @@ def _bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def _ill(subject: str, text: str, remedy: str) -> Finding:
-    return Finding(subject, "ill", text, remedy)
+def _ill(subject: str, text: str, remedy: str) -> Diagnosis:
+    return Diagnosis(subject, "ill", text, remedy)

@@ -25,7 +25,7 @@ class Refusal(msgspec.Struct, frozen=True):
     message: str
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Decision(msgspec.Struct, frozen=True):
     """What one plugin says. `unknown`: it does not explain itself, or what it needs is not there."""
 
     plugin: str
@@ -49,7 +49,7 @@ class Explanation(msgspec.Struct):
     """
 
     served: bool | None = None
-    plugins: list[Verdict] = []
+    plugins: list[Decision] = []
     channels: list[Turn] = []
     price: dict[str, Any] = {}
     refusal: Refusal | None = None
@@ -74,7 +74,7 @@ async def explain(
                 raise
             refused = as_refused(error)
             message = refused.message or f"the plugin fails with {type(error).__name__}: {error}"
-            told.plugins.append(Verdict(step.name, "refuses", f"{refused.status} {refused.code}: {message}"))
+            told.plugins.append(Decision(step.name, "refuses", f"{refused.status} {refused.code}: {message}"))
             told.refusal = told.refusal or Refusal(step.name, refused.status, refused.code, message)
     told.price = exchange.price
     if (route := exchange.get(Route)) is not None:
@@ -87,20 +87,20 @@ async def explain(
     return told
 
 
-async def _asked(step: Step, exchange: Exchange) -> Verdict:
+async def _asked(step: Step, exchange: Exchange) -> Decision:
     if missing := [fact.__name__ for fact in step.plugin.requires if fact not in exchange]:
-        return Verdict(step.name, "unknown", f"needs {', '.join(missing)}, which nothing above it provided")
+        return Decision(step.name, "unknown", f"needs {', '.join(missing)}, which nothing above it provided")
     if not step.defines("on_request"):
-        return Verdict(step.name, "passes", "has no part in the decision")
+        return Decision(step.name, "passes", "has no part in the decision")
     try:
         text = await step.plugin.explain(exchange)
     except Exception as error:
         if step.on_error == "refuse" or isinstance(error, GatewayError):
             raise
-        return Verdict(step.name, "passes", f"fails with {type(error).__name__}, which is ignored")
+        return Decision(step.name, "passes", f"fails with {type(error).__name__}, which is ignored")
     if text is None:
-        return Verdict(step.name, "unknown", "does not explain itself: it has no `explain`")
-    return Verdict(step.name, "passes", text)
+        return Decision(step.name, "unknown", "does not explain itself: it has no `explain`")
+    return Decision(step.name, "passes", text)
 
 
 async def _turns(route: Route) -> list[Turn]:
@@ -108,7 +108,7 @@ async def _turns(route: Route) -> list[Turn]:
     turns: list[Turn] = []
     free: set[str] = set()
     for candidate in route.candidates:
-        why_not = await route.gate.why_not(candidate)
+        why_not = await route.breaker.why_not(candidate)
         if not why_not and (candidate.name in free or len(free) == MOST_ATTEMPTS):
             why_not = "stands above already" if candidate.name in free else f"{MOST_ATTEMPTS} others come before it"
         verdict: Literal["first", "spare", "left out"] = "left out" if why_not else "spare" if free else "first"

@@ -27,7 +27,7 @@ class Holding(Protocol):
     max_holds: int
 
 
-class Bound(msgspec.Struct, frozen=True):
+class Exposure(msgspec.Struct, frozen=True):
     """What holds for every account, in micros.
 
     `largest_cost`: what one request may be charged, of the dearest model for the dearest group. `overdraft`: how far
@@ -49,7 +49,7 @@ class Bound(msgspec.Struct, frozen=True):
         )
 
 
-def bound_of(config: Config, chain: Chain) -> Bound | None:
+def exposure_of(config: Config, chain: Chain) -> Exposure | None:
     """The bound; None where no plugin of the chain takes holds or nothing costs anything."""
     holding = next((step.plugin for step in chain.steps if isinstance(step.plugin, Holding)), None)
     catalogue = Catalogue(config)
@@ -63,7 +63,7 @@ def bound_of(config: Config, chain: Chain) -> Bound | None:
     if holding is None or cost == 0:
         return None
     hold = cost if holding.max_hold is None else min(cost, int(holding.max_hold * MICROS))
-    return Bound(cost, model, group, holding.max_holds * (cost - hold), holding.max_holds * cost)
+    return Exposure(cost, model, group, holding.max_holds * (cost - hold), holding.max_holds * cost)
 
 
 def most_prompt_tokens(size: int) -> int:

@@ -80,32 +80,41 @@ def compare(logged: Logged, audit: Audit, on_the_way: frozenset[str], coverage: 
 
     A cost that came too late to be charged (`audit.stale`) is an operator's to settle, and is not wrong here.
     """
-    result = Compared([text for rid, text in logged.wrong.items() if rid not in audit.stale])
-    for rid, charged in logged.charges.items():
-        line = audit.requests.get(rid)
-        archived = line is None and audit.unread.may_have(rid)
-        if rid in on_the_way or rid in audit.stale or archived:
+    result = Compared([text for request_id, text in logged.wrong.items() if request_id not in audit.stale])
+    for request_id, charged in logged.charges.items():
+        line = audit.requests.get(request_id)
+        archived = line is None and audit.unread.may_have(request_id)
+        if request_id in on_the_way or request_id in audit.stale or archived:
             result.unknown += 1
         elif line is None and charged:
-            result.wrong.append(f"request {rid} was charged {charged} micros in the usage log and never in the ledger")
+            result.wrong.append(
+                f"request {request_id} was charged {charged} micros in the usage log and never in the ledger"
+            )
         elif line is not None and line.charged != charged:
             result.wrong.append(
-                f"request {rid} was charged {line.charged} micros in the ledger and {charged} in the usage log"
+                f"request {request_id} was charged {line.charged} micros in the ledger and {charged} in the usage log"
             )
         else:
             result.agreed += 1
-    for rid, line in audit.requests.items():
-        if rid not in logged.charges:
+    for request_id, line in audit.requests.items():
+        if request_id not in logged.charges:
             result.unknown += 1
-            if line.charged and _is_lost(rid, line, audit.at_ms, coverage):
-                result.wrong.append(f"request {rid} was charged {line.charged} micros and is not in the usage log")
+            if line.charged and _is_lost(request_id, line, audit.at_ms, coverage):
+                result.wrong.append(
+                    f"request {request_id} was charged {line.charged} micros and is not in the usage log"
+                )
     return result
 
 
-def _is_lost(rid: str, line: Resolved, now_ms: int, coverage: Coverage) -> bool:
-    if coverage.waiting or not coverage.alone or line.at_ms > now_ms - SETTLED_MS or month(rid) not in coverage.months:
+def _is_lost(request_id: str, line: Resolved, now_ms: int, coverage: Coverage) -> bool:
+    if (
+        coverage.waiting
+        or not coverage.alone
+        or line.at_ms > now_ms - SETTLED_MS
+        or month(request_id) not in coverage.months
+    ):
         return False
-    return queries.find(coverage.folder, rid) is None
+    return queries.find(coverage.folder, request_id) is None
 
 
 def _due(record: Record) -> int:

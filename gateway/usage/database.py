@@ -111,7 +111,7 @@ CRASHED: Final = (
 UNDER_WAY: Final = "SELECT id FROM requests WHERE outcome IS NULL AND id < ? ORDER BY id LIMIT ?"
 
 
-class Rows:
+class UsageDatabase:
     """The writer of a folder's files. One process at a time writes; any number read beside it."""
 
     def __init__(self, folder: Path) -> None:

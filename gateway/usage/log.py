@@ -24,7 +24,7 @@ from gateway import crash_points
 from gateway.errors import GatewayError, StoreAway
 from gateway.request_id import arrival_ms
 from gateway.store.client.client import Client
-from gateway.store.client.replay_buffer import Recent
+from gateway.store.client.replay_buffer import ReplayBuffer
 from gateway.usage import queries
 from gateway.usage.clickhouse import ClickHouse
 from gateway.usage.record import Record, decode, encode
@@ -54,7 +54,7 @@ class UsageLog:
         self.spool = Spool(folder / "spool")
         self.most = most
         self.stream = f"gw:usage:{_installation(folder)}"
-        self._recent = Recent(MOST_RECENT)
+        self._recent = ReplayBuffer(MOST_RECENT)
         self._spooling: set[asyncio.Task[None]] = set()
         self._full = False
         self._measured = -MEASURE_S

@@ -14,7 +14,7 @@ import msgspec
 from gateway.exchange import Outcome
 
 
-class Tried(msgspec.Struct, frozen=True):
+class AttemptRecord(msgspec.Struct, frozen=True):
     """One call of an upstream. `error` is the code it would have led to, empty where it served."""
 
     channel: str
@@ -40,7 +40,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
     channel: str = ""
     upstream_request_id: str = ""
-    attempts: list[Tried] = []
+    attempts: list[AttemptRecord] = []
     status: int = 0
     outcome: Outcome | None = None
     error_code: str = ""

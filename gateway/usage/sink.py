@@ -31,7 +31,7 @@ from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
 from gateway.store.money.wallet import Wallet
 from gateway.usage import queries
-from gateway.usage.database import Rows, months_ago
+from gateway.usage.database import UsageDatabase, months_ago
 from gateway.usage.log import FIELD, UsageLog
 from gateway.usage.record import Record, decode
 from gateway.usage.spool import keep
@@ -93,7 +93,7 @@ class Sink:
 
     def __init__(self, usage: UsageLog, *, retention_months: int, crashed_after_s: float) -> None:
         self.usage = usage
-        self.rows = Rows(usage.folder)
+        self.rows = UsageDatabase(usage.folder)
         self._wallet = Wallet(usage.client)
         self._retention_months = retention_months
         self._crashed_after_s = crashed_after_s

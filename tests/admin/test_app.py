@@ -19,7 +19,7 @@ from gateway.admin.app import Admin, serve, serving, token_of
 from gateway.config.schema import Config
 from gateway.errors import Misconfigured
 from gateway.metrics.registry import Exporter
-from gateway.usage.database import Rows
+from gateway.usage.database import UsageDatabase
 from gateway.usage.record import Record, decode
 from tests.cli.processes import free_port
 from tests.patience import PATIENCE_S, soon
@@ -29,14 +29,14 @@ TOKEN = "an-admin-token-of-31-characters"
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Iterator[Rows]:
-    writer = Rows(tmp_path)
+def rows(tmp_path: Path) -> Iterator[UsageDatabase]:
+    writer = UsageDatabase(tmp_path)
     yield writer
     writer.close()
 
 
 @pytest.fixture
-async def client(rows: Rows) -> AsyncIterator[ClientSession]:
+async def client(rows: UsageDatabase) -> AsyncIterator[ClientSession]:
     """Who has the token, at a port in front of `rows`."""
     async with serving(Admin(rows.folder, TOKEN, Exporter({})), "127.0.0.1:0") as port, caller(port) as session:
         yield session
@@ -65,7 +65,7 @@ async def next_event(answer: ClientResponse) -> tuple[str, Record]:
     return place.removeprefix("id: "), decode(data.removeprefix("data: "))
 
 
-async def test_each_request_is_one_event_when_it_has_ended(client: ClientSession, rows: Rows) -> None:
+async def test_each_request_is_one_event_when_it_has_ended(client: ClientSession, rows: UsageDatabase) -> None:
     rows.write([end(arrival())])
     async with following(client) as answer:
         opened, other = arrival(), arrival()
@@ -76,7 +76,7 @@ async def test_each_request_is_one_event_when_it_has_ended(client: ClientSession
         assert (await next_event(answer))[1] == end(opened)
 
 
-async def test_one_account_is_followed_alone(client: ClientSession, rows: Rows) -> None:
+async def test_one_account_is_followed_alone(client: ClientSession, rows: UsageDatabase) -> None:
     async with following(client, account="mine") as answer:
         mine = [end(arrival(), account="mine") for _ in range(2)]
         rows.write([end(arrival()), mine[0], end(arrival()), mine[1]])
@@ -84,7 +84,7 @@ async def test_one_account_is_followed_alone(client: ClientSession, rows: Rows) 
 
 
 async def test_a_follower_that_comes_back_is_told_what_it_missed_and_nothing_twice(
-    client: ClientSession, rows: Rows
+    client: ClientSession, rows: UsageDatabase
 ) -> None:
     told = [end(arrival()) for _ in range(5)]
     async with following(client) as answer:
@@ -95,7 +95,7 @@ async def test_a_follower_that_comes_back_is_told_what_it_missed_and_nothing_twi
         assert [first, *[(await next_event(answer))[1] for _ in told[1:]]] == told
 
 
-async def test_more_than_one_batch_is_told_in_order(client: ClientSession, rows: Rows) -> None:
+async def test_more_than_one_batch_is_told_in_order(client: ClientSession, rows: UsageDatabase) -> None:
     async with following(client) as answer:
         told = [end(arrival()) for _ in range(1200)]
         rows.write(told)
@@ -137,7 +137,7 @@ async def summary(client: ClientSession, **asked: str) -> Any:
         return told if answer.status == 200 else (answer.status, told["error"]["param"])
 
 
-async def test_the_summary_adds_up_by_what_was_asked(client: ClientSession, rows: Rows) -> None:
+async def test_the_summary_adds_up_by_what_was_asked(client: ClientSession, rows: UsageDatabase) -> None:
     rows.write([end(arrival()), end(arrival(), account="other"), arrival()])
     (by_day,) = await summary(client)
     assert (by_day["requests"], by_day["charge_micros"]) == (2, 246)
@@ -152,7 +152,7 @@ async def test_a_summary_that_cannot_be_made_is_refused(client: ClientSession, n
 
 
 @pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], "\x80"])
-async def test_who_has_no_token_learns_only_that_somebody_is_here(rows: Rows, token: str) -> None:
+async def test_who_has_no_token_learns_only_that_somebody_is_here(rows: UsageDatabase, token: str) -> None:
     async with serving(Admin(rows.folder, TOKEN, Exporter({})), "127.0.0.1:0") as port, caller(port, token) as session:
         for path in ("/metrics", "/usage/live", "/usage/summary", "/nothing"):
             async with session.get(path) as answer:
@@ -201,7 +201,7 @@ async def test_a_port_that_is_taken_is_said_once_and_served_when_it_is_free(
     assert address in lines[0]["reason"]
 
 
-async def test_a_stop_does_not_wait_for_followers(rows: Rows) -> None:
+async def test_a_stop_does_not_wait_for_followers(rows: UsageDatabase) -> None:
     async with ClientSession() as session:
         async with AsyncExitStack() as stack:
             port = await stack.enter_async_context(serving(Admin(rows.folder, TOKEN, Exporter({})), "127.0.0.1:0"))

@@ -17,7 +17,7 @@ from tests.bench.gateways import Gateway, Upstream
 from tests.bench.process import ROOT, free_port, listens, pinned, running
 
 Row = dict[str, float]
-Rows = dict[str, Row]
+UsageDatabase = dict[str, Row]
 
 
 class Run(msgspec.Struct):
@@ -59,7 +59,7 @@ class Bench:
         row: Row = json.loads(told)
         return row
 
-    def compare(self, runs: Mapping[str, Run]) -> Rows:
+    def compare(self, runs: Mapping[str, Run]) -> UsageDatabase:
         """A row for each run: medians of the rounds."""
         return medians([{label: self.measure(label, run) for label, run in runs.items()} for _ in range(self.rounds)])
 
@@ -74,7 +74,7 @@ class Bench:
         return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, timeout=600).stdout
 
 
-def medians(rounds: list[Rows]) -> Rows:
+def medians(rounds: list[UsageDatabase]) -> UsageDatabase:
     return {
         label: {key: median(each[label][key] for each in rounds) for key in row} for label, row in rounds[0].items()
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.bench import targets
-from tests.bench.bench import Rows
+from tests.bench.bench import UsageDatabase
 from tests.bench.parts import PARTS
 from tests.bench.plot import Points, bars, lines
 from tests.bench.results import Result, kept
@@ -87,7 +87,7 @@ def write(folder: Path) -> Path:
     return report
 
 
-def _table(rows: Rows, columns: tuple[str, ...]) -> str:
+def _table(rows: UsageDatabase, columns: tuple[str, ...]) -> str:
     head = f"| | {' | '.join(NAMES[key] for key in columns)} |\n|---|{'---|' * len(columns)}\n"
     return head + "".join(
         f"| {label} | {' | '.join(f'{row[key]:,.10g}' for key in columns)} |\n" for label, row in rows.items()
@@ -110,7 +110,7 @@ def _about(results: Mapping[str, Result]) -> str:
     return "".join(lines)
 
 
-def _plots(folder: Path, part: str, rows: Rows) -> list[str]:
+def _plots(folder: Path, part: str, rows: UsageDatabase) -> list[str]:
     """The names of the plots of a part, drawn into the folder."""
     match part:
         case "short" | "paced":
@@ -129,7 +129,7 @@ def _plots(folder: Path, part: str, rows: Rows) -> list[str]:
     return [f"{part}.svg"]
 
 
-def _curves(rows: Rows, key: str) -> dict[str, Points]:
+def _curves(rows: UsageDatabase, key: str) -> dict[str, Points]:
     """Of rows named by size and gateway."""
     curves: dict[str, list[tuple[float, float]]] = {}
     for label, row in rows.items():

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from tests.bench.bench import Rows
+from tests.bench.bench import UsageDatabase
 
 FOLDER: Final = Path(__file__).parent / "results"
 
@@ -24,7 +24,7 @@ class Result(msgspec.Struct):
     rounds: int
     seconds: float
     scale: float
-    rows: Rows
+    rows: UsageDatabase
 
 
 def keep(folder: Path, part: str, result: Result) -> None:

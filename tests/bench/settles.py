@@ -73,9 +73,9 @@ async def measure(url: str, count: int, folder: Path) -> None:
 
 async def request(wallet: Wallet) -> None:
     """One hold and its settlement: two of the store's round trips, shared with those beside it."""
-    rid = str(uuid7())
-    await wallet.hold("bench", rid, amount=10, floor=0, lease_ms=1000, fingerprint="a", max_holds=2 * AT_ONCE)
-    await wallet.settle("bench", rid, 7)
+    request_id = str(uuid7())
+    await wallet.hold("bench", request_id, amount=10, floor=0, lease_ms=1000, fingerprint="a", max_holds=2 * AT_ONCE)
+    await wallet.settle("bench", request_id, 7)
 
 
 if __name__ == "__main__":

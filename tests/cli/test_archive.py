@@ -18,7 +18,7 @@ from gateway.crash_points import EXIT_CODE
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
 from tests.patience import PATIENCE_S
-from tests.store.conftest import new_rid, wallet_of_then
+from tests.store.conftest import new_request_id, wallet_of_then
 
 OLD_S = 100 * 24 * 3600
 
@@ -55,7 +55,7 @@ async def command(tmp_path: Path, store_url: str, client: Client) -> AsyncIterat
     past = wallet_of_then(client, OLD_S)
     for name, count in (("alice", 3), ("bob", 1), ("carol", 0)):
         await Accounts(client).create(name)
-        await asyncio.gather(*(past.settle(name, new_rid(OLD_S), 1) for _ in range(count)))
+        await asyncio.gather(*(past.settle(name, new_request_id(OLD_S), 1) for _ in range(count)))
     file = tmp_path / "gateway.yaml"
     file.write_text(f"redis: {store_url}\ndata: {tmp_path}/data\nstore: {{timeout: {PATIENCE_S}}}\n")
     yield Command(file, tmp_path / "archive")
@@ -120,7 +120,7 @@ async def test_verify_takes_the_sums_or_reads_the_files(command: Command) -> Non
 @pytest.mark.parametrize("page", [1, 3])
 async def test_killed_before_it_trims_it_goes_on_from_there(command: Command, client: Client, page: int) -> None:
     past = wallet_of_then(client, OLD_S)
-    await asyncio.gather(*(past.settle("alice", new_rid(OLD_S), 1) for _ in range(2000)))
+    await asyncio.gather(*(past.settle("alice", new_request_id(OLD_S), 1) for _ in range(2000)))
     arguments = ("account", "archive", "alice", "--before", "90d", "--to", str(command.folder))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gateway", *arguments, "--config", str(command.file)),

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 
 from gateway.cli.commands import program
 from gateway.config.schema import load
+from gateway.facts import AccountLimits
 from gateway.services import Store
-from gateway.store.accounts import Status
+from gateway.store.accounts import AccountStatus
 from gateway.store.channels import Ask, Report
 from gateway.store.client.client import Client
-from gateway.store.limits import Rules
-from tests.store.conftest import new_rid
+from tests.store.conftest import new_request_id
 
 FILE = """
 redis: {url}
@@ -44,7 +44,7 @@ plugins:
   - use: quota
   - use: model-routing
 """
-RULES = Rules(60, 1000, 2)
+RULES = AccountLimits(60, 1000, 2)
 TERMS: dict[str, Any] = {"floor": 0, "lease_ms": 60_000, "fingerprint": "a", "max_holds": 100}
 
 
@@ -136,7 +136,7 @@ async def test_who_may_not_ask_is_refused_by_auth_and_the_rest_cannot_be_told(as
     assert await asked.refusal(token="") == ("auth", 401, "token_missing")
     await asked.store.accounts.change("acme", group="shut")
     assert await asked.refusal() == ("auth", 403, "group_forbidden")
-    await asked.store.accounts.set_status("acme", Status.SUSPENDED)
+    await asked.store.accounts.set_status("acme", AccountStatus.SUSPENDED)
     assert await asked.refusal() == ("auth", 403, "account_inactive")
 
 
@@ -162,7 +162,7 @@ async def test_what_is_left_of_the_limits_and_of_the_money_is_told(asked: Asked)
 
 async def test_money_that_does_not_suffice_or_is_held_is_told(asked: Asked) -> None:
     assert await asked.refusal("--max-tokens", "300") == ("quota", 402, "insufficient_balance")
-    held = await asked.store.wallet.hold("acme", new_rid(), amount=500, **TERMS)
+    held = await asked.store.wallet.hold("acme", new_request_id(), amount=500, **TERMS)
     assert held.held == 500
     told = await asked.told(code=1)
     assert told["price"]["available_micros"] == 500

@@ -15,7 +15,7 @@ from gateway.admin.app import Admin, serving, token_of
 from gateway.cli import follow
 from gateway.config.schema import Config
 from gateway.metrics.registry import Exporter
-from gateway.usage.database import Rows
+from gateway.usage.database import UsageDatabase
 from gateway.usage.record import Record
 from tests.cli.processes import free_port
 from tests.patience import PATIENCE_S
@@ -27,7 +27,7 @@ def config(tmp_path: Path) -> Config:
     return Config(data=str(tmp_path), admin=f"127.0.0.1:{free_port()}")
 
 
-async def first_of(ended: AsyncIterator[Record], rows: Rows) -> list[Record]:
+async def first_of(ended: AsyncIterator[Record], rows: UsageDatabase) -> list[Record]:
     """Write until one is told, so that it is sure that the follower follows; all that were written since."""
     told = asyncio.ensure_future(anext(ended))
     written: list[Record] = []
@@ -39,7 +39,7 @@ async def first_of(ended: AsyncIterator[Record], rows: Rows) -> list[Record]:
 
 
 async def test_a_gateway_that_breaks_off_is_followed_on_in_its_files(config: Config) -> None:
-    rows = Rows(config.data_path / "usage")
+    rows = UsageDatabase(config.data_path / "usage")
     async with AsyncExitStack() as running, aclosing(follow.ended(config)) as ended:
         served = serving(Admin(rows.folder, token_of(config), Exporter({})), cast(str, config.admin))
         await running.enter_async_context(served)
@@ -57,7 +57,7 @@ async def test_a_gateway_that_breaks_off_is_followed_on_in_its_files(config: Con
 
 
 async def test_the_port_is_asked_first(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = Rows(config.data_path / "usage")
+    rows = UsageDatabase(config.data_path / "usage")
     monkeypatch.setattr(follow, "POLL_S", 3600)
     served = serving(Admin(rows.folder, token_of(config), Exporter({})), cast(str, config.admin))
     async with served, aclosing(follow.ended(config)) as ended, asyncio.timeout(PATIENCE_S):
@@ -76,7 +76,7 @@ async def test_another_program_at_the_port_is_left_alone(config: Config, status:
     runner = web.ServerRunner(web.Server(answer))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", int(cast(str, config.admin).rpartition(":")[2])).start()
-    rows = Rows(config.data_path / "usage")
+    rows = UsageDatabase(config.data_path / "usage")
     async with aclosing(follow.ended(config)) as ended, asyncio.timeout(PATIENCE_S):
         await first_of(ended, rows)
     assert asked == ["/usage/live"]
@@ -85,7 +85,7 @@ async def test_another_program_at_the_port_is_left_alone(config: Config, status:
 
 
 async def test_without_a_port_the_files_are_followed(tmp_path: Path) -> None:
-    rows = Rows(tmp_path / "usage")
+    rows = UsageDatabase(tmp_path / "usage")
     async with aclosing(follow.ended(Config(data=str(tmp_path), admin=None))) as ended, asyncio.timeout(PATIENCE_S):
         await first_of(ended, rows)
     rows.close()

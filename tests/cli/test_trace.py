@@ -10,8 +10,8 @@ import pytest
 
 from gateway.cli.trace import story
 from gateway.exchange import Outcome
-from gateway.usage.database import Rows
-from gateway.usage.record import Tried
+from gateway.usage.database import UsageDatabase
+from gateway.usage.record import AttemptRecord
 from tests.cli.test_usage import rows, run
 from tests.records import arrival, end
 
@@ -58,9 +58,9 @@ STORIES: list[tuple[dict[str, Any], str]] = [
     (
         {
             "attempts": [
-                Tried("a", 429, "upstream_rate_limited"),
-                Tried("b", 0, "upstream_unreachable"),
-                Tried("openai", 200),
+                AttemptRecord("a", 429, "upstream_rate_limited"),
+                AttemptRecord("b", 0, "upstream_unreachable"),
+                AttemptRecord("openai", 200),
             ]
         },
         "tried channel a: upstream rate limited (429), tried channel b: upstream unreachable, sent to channel openai, "
@@ -70,14 +70,18 @@ STORIES: list[tuple[dict[str, Any], str]] = [
         {
             "outcome": Outcome.UPSTREAM_FAILED,
             **NOTHING_SENT,
-            "attempts": [Tried("a", 500, "upstream_error")],
+            "attempts": [AttemptRecord("a", 500, "upstream_error")],
             "error_code": "upstream_error",
             "status": 502,
         },
         "tried channel a: upstream error (500), no channel answered: upstream error (502), charged nothing",
     ),
     (
-        {"outcome": Outcome.UPSTREAM_TRUNCATED, "events": 1, "attempts": [Tried("openai", 200, "upstream_truncated")]},
+        {
+            "outcome": Outcome.UPSTREAM_TRUNCATED,
+            "events": 1,
+            "attempts": [AttemptRecord("openai", 200, "upstream_truncated")],
+        },
         "sent to channel openai, first byte after 312 ms, broken off by the upstream after 1 event, charged 123 micros",
     ),
     (
@@ -123,7 +127,7 @@ def test_a_request_without_an_end_is_under_way() -> None:
     assert story(arrival()) == "arrived, still under way"
 
 
-def test_trace_names_the_request_and_tells_its_story(rows: Rows) -> None:
+def test_trace_names_the_request_and_tells_its_story(rows: UsageDatabase) -> None:
     record = end(arrival())
     rows.write([record])
     heading, verdict = run("trace", record.id).splitlines()
@@ -133,7 +137,7 @@ def test_trace_names_the_request_and_tells_its_story(rows: Rows) -> None:
     assert told == {"id": record.id, "verdict": story(record), "record": msgspec.to_builtins(record)}
 
 
-def test_a_request_that_never_arrived_is_said_not_to_have(rows: Rows, tmp_path: Path) -> None:
+def test_a_request_that_never_arrived_is_said_not_to_have(rows: UsageDatabase, tmp_path: Path) -> None:
     for missing in (arrival().id, "chatcmpl-123"):
         assert "never arrived" in run("trace", missing, code=1)
         assert msgspec.json.decode(run("trace", missing, "--json", code=1))["record"] is None

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from gateway.cli import trace, usage
 from gateway.exchange import Outcome
 from gateway.store.client.client import Client
-from gateway.usage.database import Rows
+from gateway.usage.database import UsageDatabase
 from gateway.usage.log import UsageLog
 from gateway.usage.record import Record, decode
 from tests.patience import PATIENCE_S
@@ -30,12 +30,12 @@ trace.register(app)
 
 
 @pytest.fixture
-def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str) -> Rows:
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str) -> UsageDatabase:
     """The writer of the files that the commands read."""
     file = tmp_path / "gateway.yaml"
     file.write_text(f"redis: {store_url}\ndata: {tmp_path}\nstore: {{timeout: {PATIENCE_S}}}\n")
     monkeypatch.setenv("GATEWAY_CONFIG", str(file))
-    return Rows(tmp_path / "usage")
+    return UsageDatabase(tmp_path / "usage")
 
 
 def run(*arguments: str, code: int = 0) -> str:
@@ -52,7 +52,7 @@ def days_ago(days: float) -> Record:
     return arrival(id_at(round(time.time() * 1000 - days * DAY_MS)))
 
 
-def test_list_shows_the_newest_first_with_whole_ids(rows: Rows) -> None:
+def test_list_shows_the_newest_first_with_whole_ids(rows: UsageDatabase) -> None:
     old, new = end(days_ago(2)), end(days_ago(1), account="other")
     rows.write([old, new])
     header, first, second = run("usage", "list").splitlines()
@@ -61,12 +61,12 @@ def test_list_shows_the_newest_first_with_whole_ids(rows: Rows) -> None:
     assert second.split()[1:3] == [old.id, "demo"]
 
 
-def test_list_says_so_where_there_is_nothing(rows: Rows) -> None:
+def test_list_says_so_where_there_is_nothing(rows: UsageDatabase) -> None:
     assert "No such request" in run("usage", "list")
     assert run("usage", "list", "--json") == ""
 
 
-def test_list_chooses_by_account_time_outcome_and_number(rows: Rows) -> None:
+def test_list_chooses_by_account_time_outcome_and_number(rows: UsageDatabase) -> None:
     old, new, cut = end(days_ago(2)), end(days_ago(0.5)), end(days_ago(0.25), outcome=Outcome.CALLER_GONE)
     other = end(days_ago(0.1), account="other")
     rows.write([old, new, cut, other])
@@ -78,12 +78,12 @@ def test_list_chooses_by_account_time_outcome_and_number(rows: Rows) -> None:
     assert records(run(*mine, "--limit", "1")) == [cut]
 
 
-def test_a_time_that_cannot_be_read_is_a_misuse_that_shows_how_to_write_it(rows: Rows) -> None:
+def test_a_time_that_cannot_be_read_is_a_misuse_that_shows_how_to_write_it(rows: UsageDatabase) -> None:
     for text in ("5x", "yesterday", "2026-13-01", "-1h", ""):
         assert "30m, 12h, 7d" in " ".join(run("usage", "list", "--since", text, code=2).split())
 
 
-def test_show_prints_every_field(rows: Rows) -> None:
+def test_show_prints_every_field(rows: UsageDatabase) -> None:
     record = end(arrival())
     rows.write([record])
     assert records(run("usage", "show", record.id, "--json")) == [record]
@@ -93,7 +93,7 @@ def test_show_prints_every_field(rows: Rows) -> None:
     assert msgspec.json.decode(shown["price"]) == record.price
 
 
-async def test_show_finds_what_is_still_in_the_stream(rows: Rows, client: Client) -> None:
+async def test_show_finds_what_is_still_in_the_stream(rows: UsageDatabase, client: Client) -> None:
     log = UsageLog(client, rows.folder)
     opened = arrival()
     await log.submit_arrival(opened)
@@ -101,12 +101,12 @@ async def test_show_finds_what_is_still_in_the_stream(rows: Rows, client: Client
     assert records(shown) == [opened]
 
 
-def test_show_of_what_never_arrived_is_refused(rows: Rows) -> None:
+def test_show_of_what_never_arrived_is_refused(rows: UsageDatabase) -> None:
     missing = arrival().id
     assert missing in run("usage", "show", missing, code=1)
 
 
-def test_summary_adds_up_by_what_was_asked(rows: Rows) -> None:
+def test_summary_adds_up_by_what_was_asked(rows: UsageDatabase) -> None:
     one, other, free = end(arrival()), end(arrival()), end(arrival(), model="", charge_micros=0)
     rows.write([one, other, free])
     day = one.arrived_at[:10]
@@ -133,7 +133,7 @@ def test_summary_adds_up_by_what_was_asked(rows: Rows) -> None:
     assert [line.split() for line in lines] == [[day, "demo-k3f9x2ab", "3", "3", "33", "123", "0.000246"]]
 
 
-def test_summary_of_a_time_has_its_first_and_last_day(rows: Rows) -> None:
+def test_summary_of_a_time_has_its_first_and_last_day(rows: UsageDatabase) -> None:
     asked = [days_ago(days) for days in (3, 2, 1, 0)]
     rows.write(map(end, asked))
     first, last = asked[1].arrived_at[:10], asked[2].arrived_at[:10]
@@ -141,17 +141,17 @@ def test_summary_of_a_time_has_its_first_and_last_day(rows: Rows) -> None:
     assert [msgspec.json.decode(line)["day"] for line in told] == [first, last]
 
 
-def test_summary_refuses_what_is_not_kept(rows: Rows) -> None:
+def test_summary_refuses_what_is_not_kept(rows: UsageDatabase) -> None:
     assert "nope" in run("usage", "summary", "--by", "day,nope", code=2)
 
 
-def test_export_prints_all_the_oldest_first(rows: Rows) -> None:
+def test_export_prints_all_the_oldest_first(rows: UsageDatabase) -> None:
     written = [end(days_ago(days)) for days in range(70, 0, -1)]
     rows.write(written)
     assert records(run("usage", "export")) == written
 
 
-async def test_tail_prints_each_request_when_it_has_ended(rows: Rows) -> None:
+async def test_tail_prints_each_request_when_it_has_ended(rows: UsageDatabase) -> None:
     command = "from gateway.cli import main; main()"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", command, "usage", "tail", "--json"), stdout=asyncio.subprocess.PIPE

@@ -21,7 +21,7 @@ from gateway.store.money.archive import Archive
 from gateway.store.money.archiver import Archiver
 from gateway.store.money.results import Settlement
 from gateway.tools import reconcile
-from gateway.usage.database import Rows
+from gateway.usage.database import UsageDatabase
 from gateway.usage.record import Record
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end, id_at
@@ -36,7 +36,7 @@ class Books:
 
     def __init__(self, file: Path, config: Config, store: Store) -> None:
         self.file, self.config, self.store = file, config, store
-        self.rows = Rows(config.data_path / "usage")
+        self.rows = UsageDatabase(config.data_path / "usage")
 
     async def request(self, age_s: float = 60, **changes: Any) -> Record:
         """A request that was held, charged and logged, some time ago; its record as `changes` say."""
@@ -195,11 +195,11 @@ async def test_a_request_that_crashed_is_not_compared(books: Books) -> None:
 
 
 async def test_a_hold_past_its_lease_is_ended_and_told(books: Books) -> None:
-    rid = arrival().id
+    request_id = arrival().id
     terms: dict[str, Any] = {"floor": 5, "lease_ms": 1, "fingerprint": "a", "max_holds": 100}
-    await books.store.wallet.hold("acme", rid, amount=10, **terms)
+    await books.store.wallet.hold("acme", request_id, amount=10, **terms)
     report = await books.verify()
-    assert report["expired"] == [{"account": "acme", "what": f"request {rid} was charged 5 micros"}]
+    assert report["expired"] == [{"account": "acme", "what": f"request {request_id} was charged 5 micros"}]
 
 
 async def test_one_account_may_be_asked_for(books: Books) -> None:

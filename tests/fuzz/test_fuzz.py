@@ -20,7 +20,7 @@ from gateway.chat.events import EventStream
 from gateway.chat.request import BodyRules, check
 from gateway.config import schema
 from gateway.errors import Misconfigured, Refused
-from gateway.store.token_format import Seal
+from gateway.store.token_format import TokenCodec
 from plugins.auth import _credential
 from tests.fuzz import seeds
 
@@ -30,7 +30,7 @@ SLOWEST_S = 0.5
 RULES = BodyRules(allow_non_streaming=True)
 SECRET = "kanarienvogel-4711"
 REFERENCE = b"${KEY}"
-SEAL = Seal(b"pepper" * 6)
+SEAL = TokenCodec(b"pepper" * 6)
 
 Edit = tuple[int, int, bytes]
 

@@ -15,7 +15,7 @@ from gateway.errors import Refused, StoreAway, StoreError
 from gateway.exchange import Attempt, Exchange, Outcome
 from gateway.fake_upstream import FakeUpstream
 from gateway.metrics.registry import FAMILIES, Exporter, Metrics
-from gateway.metrics.shared import Cells
+from gateway.metrics.shared import SharedNumbers
 from gateway.store.client.client import Client
 from gateway.testing import exchange, running
 from tests.whole.conftest import configuration
@@ -31,9 +31,9 @@ CATALOGUE = Catalogue(
 Labels = frozenset[tuple[str, str]]
 
 
-def told(*processes: Cells) -> dict[tuple[str, Labels], float]:
+def told(*processes: SharedNumbers) -> dict[tuple[str, Labels], float]:
     """A scrape of these processes."""
-    text = Exporter({f"worker {number}": cells for number, cells in enumerate(processes, 1)}).text().decode()
+    text = Exporter({f"worker {number}": shared for number, shared in enumerate(processes, 1)}).text().decode()
     return {
         (sample.name.removeprefix("sluicegate_"), frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
@@ -63,9 +63,9 @@ def refused(code: str, plugin: str = "") -> Exchange:
 
 
 def test_a_served_request_is_counted_with_all_that_it_used() -> None:
-    cells = Cells()
-    Metrics(cells, CATALOGUE).ended(served())
-    scrape = told(cells)
+    shared = SharedNumbers()
+    Metrics(shared, CATALOGUE).ended(served())
+    scrape = told(shared)
     place = {"model": "words", "channel": "fake"}
     assert value(scrape, "requests_total", outcome="completed", **place) == 1
     assert value(scrape, "tokens_total", kind="prompt", **place) == 11
@@ -81,11 +81,11 @@ def test_a_served_request_is_counted_with_all_that_it_used() -> None:
 
 
 def test_a_refusal_is_counted_by_its_code_and_who_refused() -> None:
-    cells = Cells()
-    metrics = Metrics(cells, CATALOGUE)
+    shared = SharedNumbers()
+    metrics = Metrics(shared, CATALOGUE)
     metrics.ended(refused("rate_limited", "rate-limit"))
     metrics.ended(refused("service_unavailable"))
-    scrape = told(cells)
+    scrape = told(shared)
     assert value(scrape, "errors_total", code="rate_limited", plugin="rate-limit") == 1
     assert value(scrape, "errors_total", code="service_unavailable", plugin="none") == 1
     assert value(scrape, "requests_total", outcome="refused", model="none", channel="none") == 2
@@ -93,33 +93,33 @@ def test_a_refusal_is_counted_by_its_code_and_who_refused() -> None:
 
 
 def test_a_hundred_thousand_invented_models_make_no_series() -> None:
-    cells = Cells()
-    metrics = Metrics(cells, CATALOGUE)
+    shared = SharedNumbers()
+    metrics = Metrics(shared, CATALOGUE)
     metrics.ended(served("invented", "invented"))
-    series = told(cells).keys()
+    series = told(shared).keys()
     one = served()
     for number in range(100_000):
         one.model = one.channel = f"invented {number}"
         metrics.ended(one)
-    scrape = told(cells)
+    scrape = told(shared)
     assert scrape.keys() == series
     assert value(scrape, "requests_total", outcome="completed", model="other", channel="other") == 100_001
 
 
 def test_invented_error_codes_are_bounded() -> None:
-    cells = Cells()
-    metrics = Metrics(cells, CATALOGUE)
+    shared = SharedNumbers()
+    metrics = Metrics(shared, CATALOGUE)
     for number in range(1000):
         metrics.ended(refused(f"code_{number}", "mine"))
-    scrape = told(cells)
+    scrape = told(shared)
     errors = [count for (name, _), count in scrape.items() if name == "errors_total"]
     assert (len(errors), sum(errors)) == (65, 1000)
 
 
 def test_a_scrape_adds_counters_and_keeps_what_is_one_process_own() -> None:
-    processes = Cells(), Cells()
-    for number, cells in enumerate(processes, 1):
-        metrics = Metrics(cells, CATALOGUE)
+    processes = SharedNumbers(), SharedNumbers()
+    for number, shared in enumerate(processes, 1):
+        metrics = Metrics(shared, CATALOGUE)
         metrics.ended(served())
         metrics.set("open_streams", number)
         metrics.set("usage_log_waiting", number)
@@ -136,13 +136,13 @@ def test_a_scrape_adds_counters_and_keeps_what_is_one_process_own() -> None:
 
 
 def test_a_reload_is_counted_and_its_result_kept() -> None:
-    cells = Cells()
-    metrics = Metrics(cells)
-    assert value(told(cells), "last_reload_success") == 1
+    shared = SharedNumbers()
+    metrics = Metrics(shared)
+    assert value(told(shared), "last_reload_success") == 1
     metrics.reloaded(taken_up=False)
-    assert value(told(cells), "last_reload_success") == 0
+    assert value(told(shared), "last_reload_success") == 0
     metrics.reloaded(taken_up=True)
-    scrape = told(cells)
+    scrape = told(shared)
     assert value(scrape, "last_reload_success") == 1
     assert value(scrape, "reloads_total", result="refused") == value(scrape, "reloads_total", result="taken_up") == 1
 
@@ -154,8 +154,8 @@ async def test_a_gateway_counts_what_it_answered(store_url: str, client: Client,
             await ask(gateway.port, chat(token))
             await ask(gateway.port, chat("wrong"))
             await ask(gateway.port, get("/v1/models", token))
-        metrics = gateway.gateway.life.metrics
-    scrape = told(metrics.cells)
+        metrics = gateway.gateway.runner.metrics
+    scrape = told(metrics.shared)
     place = {"model": "words", "channel": "fake"}
     assert value(scrape, "requests_total", outcome="completed", **place) == 1
     assert value(scrape, "requests_total", outcome="completed", model="none", channel="none") == 1
@@ -174,22 +174,22 @@ def test_every_metric_says_what_it_is() -> None:
 
 
 async def test_a_store_that_is_away_shows(tmp_path: Path) -> None:
-    cells = Cells()
-    Metrics(cells).count_store_calls()
+    shared = SharedNumbers()
+    Metrics(shared).count_store_calls()
     client = Client.connect(f"unix://{tmp_path}/nobody.sock", timeout_s=0.05)
     for _ in range(3):
         with pytest.raises(StoreAway):
             await client.call("PING")
     await client.close()
-    assert value(told(cells), "store_errors_total", kind="away") == 3
+    assert value(told(shared), "store_errors_total", kind="away") == 3
 
 
 async def test_a_call_that_the_store_refused_shows_and_one_that_it_answered(client: Client) -> None:
-    cells = Cells()
-    Metrics(cells).count_store_calls()
+    shared = SharedNumbers()
+    Metrics(shared).count_store_calls()
     await client.call("SET", "a", "text")
     with pytest.raises(StoreError):
         await client.call("INCR", "a")
-    scrape = told(cells)
+    scrape = told(shared)
     assert value(scrape, "store_errors_total", kind="error") == 1
     assert value(scrape, "store_call_seconds_count") == 2

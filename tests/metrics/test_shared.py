@@ -6,7 +6,7 @@ import os
 
 from structlog.testing import capture_logs
 
-from gateway.metrics.shared import Cells, Histogram
+from gateway.metrics.shared import Histogram, SharedNumbers
 
 
 def forked(work: object) -> None:
@@ -21,41 +21,41 @@ def forked(work: object) -> None:
 
 
 def test_what_a_child_counted_is_read_by_its_parent_and_counted_on_by_its_successor() -> None:
-    cells = Cells()
+    shared = SharedNumbers()
 
     def count() -> None:
-        cells.at(("requests", "a"))[0] += 1
-        cells.at(("waits",), 3)[2] += 0.5
+        shared.at(("requests", "a"))[0] += 1
+        shared.at(("waits",), 3)[2] += 0.5
 
     forked(count)
-    assert dict(cells) == {("requests", "a"): [1.0], ("waits",): [0.0, 0.0, 0.5]}
+    assert dict(shared) == {("requests", "a"): [1.0], ("waits",): [0.0, 0.0, 0.5]}
     forked(count)
-    assert dict(cells) == {("requests", "a"): [2.0], ("waits",): [0.0, 0.0, 1.0]}
+    assert dict(shared) == {("requests", "a"): [2.0], ("waits",): [0.0, 0.0, 1.0]}
 
 
 def test_a_key_has_one_place() -> None:
-    cells = Cells()
-    cells.at(("a",))[0] = 1
-    cells.at(("ä", "\n", '"'))[0] = 2
-    cells.at(("a",))[0] += 1
-    assert list(cells) == [(("a",), [2.0]), (("ä", "\n", '"'), [2.0])]
+    shared = SharedNumbers()
+    shared.at(("a",))[0] = 1
+    shared.at(("ä", "\n", '"'))[0] = 2
+    shared.at(("a",))[0] += 1
+    assert list(shared) == [(("a",), [2.0]), (("ä", "\n", '"'), [2.0])]
 
 
 def test_where_no_room_is_left_what_is_new_is_not_told_and_that_is_said_once() -> None:
-    cells = Cells(size=4096)
+    shared = SharedNumbers(size=4096)
     with capture_logs() as lines:
         for number in range(1000):
-            cells.at((f"series {number}",))[0] += number
-    told = dict(cells)
+            shared.at((f"series {number}",))[0] += number
+    told = dict(shared)
     assert 50 < len(told) < 1000
     assert all(numbers == [float(key[0].split()[1])] for key, numbers in told.items())
     assert [line["event"] for line in lines] == ["metrics_full"]
 
 
 def test_a_value_is_counted_in_the_range_that_ends_with_it() -> None:
-    cells = Cells()
-    histogram = Histogram(cells.at(("h",), 4), (0.1, 1.0))
+    shared = SharedNumbers()
+    histogram = Histogram(shared.at(("h",), 4), (0.1, 1.0))
     for value in (0.05, 0.1, 0.2, 5.0):
         histogram.observe(value)
-    ((_, numbers),) = cells
+    ((_, numbers),) = shared
     assert numbers == [2.0, 1.0, 1.0, 5.35]

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from multidict import CIMultiDict
 
-from gateway import Caller, Exchange, Limits, Refused, Services
+from gateway import AccountLimits, Caller, Exchange, Refused, Services
 from gateway.config.schema import Config, Group
 from gateway.errors import StoreAway
-from gateway.store.accounts import Status
+from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
-from gateway.store.token_format import Seal
+from gateway.store.token_format import TokenCodec
 from gateway.store.tokens import TokenStatus, pepper_of
 from gateway.testing import PATIENT, FixedClock, exchange, services, started
 from plugins.auth import MOST_ADDRESSES, Auth, WrongTokens
@@ -53,7 +53,7 @@ async def code(auth: Auth, asked: Exchange) -> tuple[int, str]:
 
 async def test_a_right_token_tells_who_asks(given: Services, auth: Auth) -> None:
     created = await given.store.tokens.create("alice", models=["a"], addresses=["192.0.2.0/24", "2001:db8::/32"])
-    await given.store.accounts.change("alice", models=["a", "b"], limits=Limits(concurrent=3))
+    await given.store.accounts.change("alice", models=["a", "b"], limits=AccountLimits(concurrent=3))
     for peer in ("192.0.2.7", "::ffff:192.0.2.7", "2001:db8::1"):
         asked = with_token(created.token, peer=peer)
         await auth.on_request(asked)
@@ -63,7 +63,7 @@ async def test_a_right_token_tells_who_asks(given: Services, auth: Auth) -> None
             group="default",
             account_models=("a", "b"),
             token_models=("a",),
-            limits=Limits(concurrent=3),
+            limits=AccountLimits(concurrent=3),
         )
         assert (asked.account, asked.token_id, asked.group) == ("alice", created.id, "default")
 
@@ -116,8 +116,8 @@ async def test_unknown_wrong_and_malformed_tokens_get_one_answer(given: Services
         with_token(token[:-1]),
         with_token(f"{token} {token}"),
         exchange(headers={"Authorization": token}),
-        with_token(Seal(pepper_of(tmp_path)).make("alice")[1]),
-        with_token(Seal(pepper_of(tmp_path)).make("nobody")[1]),
+        with_token(TokenCodec(pepper_of(tmp_path)).make("alice")[1]),
+        with_token(TokenCodec(pepper_of(tmp_path)).make("nobody")[1]),
     ]
     answers = [await refusal(auth, each) for each in asked]
     assert {(each.status, each.code, each.message) for each in answers} == {(401, "token_invalid", answers[0].message)}
@@ -139,8 +139,8 @@ async def test_expired_disabled_and_deleted_tokens_are_told_apart_and_the_record
         assert await code(auth, with_token(each.token)) == (401, "token_invalid")
 
 
-@pytest.mark.parametrize("status", [Status.SUSPENDED, Status.CLOSED])
-async def test_an_account_that_is_not_active_is_refused(given: Services, auth: Auth, status: Status) -> None:
+@pytest.mark.parametrize("status", [AccountStatus.SUSPENDED, AccountStatus.CLOSED])
+async def test_an_account_that_is_not_active_is_refused(given: Services, auth: Auth, status: AccountStatus) -> None:
     created = await given.store.tokens.create("alice")
     await given.store.accounts.set_status("alice", status)
     refused = await refusal(auth, with_token(created.token))
@@ -173,7 +173,7 @@ async def test_a_store_that_is_away_is_no_refusal(tmp_path: Path) -> None:
     async with services(tmp_path, f"unix://{tmp_path}/nothing", SETTINGS) as given:
         auth = await started(Auth(), given)
         with pytest.raises(StoreAway):
-            await auth.on_request(with_token(Seal(pepper_of(tmp_path)).make("alice")[1]))
+            await auth.on_request(with_token(TokenCodec(pepper_of(tmp_path)).make("alice")[1]))
         assert await code(auth, with_token("made-up")) == (401, "token_invalid")
 
 

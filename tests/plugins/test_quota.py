@@ -17,7 +17,7 @@ from gateway import Attempt, Caller, Exchange, Refused, Services, Usage
 from gateway.config.channel import Channel, Timers
 from gateway.config.schema import Config, Group, Model, Serving, StoreSettings
 from gateway.errors import StoreAway
-from gateway.store.accounts import Account, Status
+from gateway.store.accounts import Account, AccountStatus
 from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.testing import PATIENT, exchange, services, started
@@ -203,8 +203,8 @@ class TestWhoIsRefused:
         await plugin.on_end(first)
         assert (await account(given)).holds == 0
 
-    @pytest.mark.parametrize("status", [Status.SUSPENDED, Status.CLOSED])
-    async def test_an_account_that_is_not_active(self, given: Services, status: Status) -> None:
+    @pytest.mark.parametrize("status", [AccountStatus.SUSPENDED, AccountStatus.CLOSED])
+    async def test_an_account_that_is_not_active(self, given: Services, status: AccountStatus) -> None:
         plugin = await started(Quota(), given)
         await given.store.accounts.set_status("acme", status)
         assert await refusal(plugin, asking()) == (403, "account_inactive")

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway import Attempt, Caller, Exchange, Limits, Refused, Services, Usage
+from gateway import AccountLimits, Attempt, Caller, Exchange, Refused, Services, Usage
 from gateway.config.channel import Channel, Timers
 from gateway.config.schema import Config, StoreSettings
 from gateway.errors import StoreAway
@@ -41,9 +41,9 @@ async def given(store_url: str, client: Client, tmp_path: Path) -> AsyncIterator
         yield given
 
 
-def asking(limits: Limits | None = None, path: str = "/v1/chat/completions", **body: object) -> Exchange:
+def asking(limits: AccountLimits | None = None, path: str = "/v1/chat/completions", **body: object) -> Exchange:
     asked = exchange(body, path=path, method="POST" if path.endswith("completions") else "GET")
-    asked[Caller] = Caller(account="alice", token_id="alice-x", group="default", limits=limits or Limits())
+    asked[Caller] = Caller(account="alice", token_id="alice-x", group="default", limits=limits or AccountLimits())
     return asked
 
 
@@ -163,7 +163,7 @@ async def test_without_a_limit_of_tokens_the_body_is_not_read(given: Services) -
 
 async def test_an_accounts_own_limits_replace_the_configured_ones(given: Services) -> None:
     plugin = await started(RateLimit(requests_per_minute=1, concurrent=1), given)
-    own = Limits(requests_per_minute=100, concurrent=3)
+    own = AccountLimits(requests_per_minute=100, concurrent=3)
     for _ in range(3):
         await plugin.on_request(asking(own))
     refused = await refusal(plugin, asking(own))

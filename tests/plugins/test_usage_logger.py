@@ -17,7 +17,7 @@ from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.testing import PATIENT, exchange, services, started
 from gateway.usage.log import FIELD
-from gateway.usage.record import Record, Tried, decode
+from gateway.usage.record import AttemptRecord, Record, decode
 from plugins.usage_logger import UsageLogger
 
 SETTINGS = Config(
@@ -78,7 +78,7 @@ async def test_the_end_has_all_that_was_learned(given: Services) -> None:
         model="m",
         channel="c",
         upstream_request_id="req-1",
-        attempts=[Tried("b", 429, "upstream_rate_limited"), Tried("c", 200)],
+        attempts=[AttemptRecord("b", 429, "upstream_rate_limited"), AttemptRecord("c", 200)],
         status=200,
         outcome=Outcome.CALLER_GONE,
         prompt_tokens=11,

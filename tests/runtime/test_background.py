@@ -8,11 +8,11 @@ from contextlib import suppress
 import pytest
 
 from gateway.runtime import background
-from gateway.runtime.background import Owned
+from gateway.runtime.background import BackgroundTask
 from tests.patience import PATIENCE_S
 
 
-class Waits(Owned):
+class Waits(BackgroundTask):
     """Waits for ever, and swallows so many cancellations."""
 
     def __init__(self, swallows: int = 0) -> None:
@@ -29,7 +29,7 @@ class Waits(Owned):
             self.ended = True
 
 
-class Fails(Owned):
+class Fails(BackgroundTask):
     """Raises at once."""
 
     async def _run(self) -> None:

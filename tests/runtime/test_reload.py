@@ -15,7 +15,7 @@ import pytest
 from gateway import Exchange, Plugin, Reply
 from gateway.config.schema import Config
 from gateway.fake_upstream import FakeUpstream
-from gateway.runtime.reload import Reloads, needs_restart
+from gateway.runtime.reload import Reloader, needs_restart
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.cli.processes import Served, demo_in, serving
@@ -64,7 +64,7 @@ async def test_new_exchanges_get_the_new_chain_and_old_ones_keep_theirs(
         running(stamped(upstream.base_url, "old"), tmp_path, store_url) as gateway,
     ):
         token = await gateway.token()
-        async with Reloads(gateway.gateway, tmp_path / "gateway.yaml") as reloads:
+        async with Reloader(gateway.gateway, tmp_path / "gateway.yaml") as reloads:
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(chat(token))
             await upstream.arrived.wait()
@@ -74,11 +74,11 @@ async def test_new_exchanges_get_the_new_chain_and_old_ones_keep_theirs(
             assert await generation_shown(gateway) == (200, "2")
             assert await stamp_of(gateway, token) == "new"
             assert stopped == []
-            upstream.gate.set()
+            upstream.breaker.set()
             answer = await read_answer(reader)
             writer.close()
             assert (answer.headers["x-stamp"], answer.whole) == ("old", True)
-            await gateway.gateway.life.settled()
+            await gateway.gateway.runner.settled()
             await asyncio.sleep(0)
         assert stopped == ["old"]
         record = await gateway.store.usage.find(answer.headers["x-request-id"])
@@ -95,7 +95,7 @@ async def test_a_bad_file_changes_nothing(
     upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path, bad: str
 ) -> None:
     async with running(stamped(upstream.base_url, "old"), tmp_path, store_url) as gateway:
-        async with Reloads(gateway.gateway, tmp_path / "gateway.yaml") as reloads:
+        async with Reloader(gateway.gateway, tmp_path / "gateway.yaml") as reloads:
             (tmp_path / "gateway.yaml").write_text(bad)
             assert not await reloads.once()
         assert await generation_shown(gateway) == (200, "1")

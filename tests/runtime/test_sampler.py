@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from gateway.fake_upstream import FakeUpstream
 from gateway.runtime import sampler
-from gateway.runtime.sampler import Pulse
+from gateway.runtime.sampler import Sampler
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.whole.conftest import configuration
@@ -20,7 +20,7 @@ from tests.whole.raw import chat, read_answer
 
 def numbers(gateway: Running, name: str) -> list[float]:
     """The one series of this name."""
-    return dict(gateway.gateway.life.metrics.cells)[(name,)]
+    return dict(gateway.gateway.runner.metrics.shared)[(name,)]
 
 
 async def test_an_open_stream_is_told_while_it_runs(store_url: str, client: Client, tmp_path: Path) -> None:
@@ -28,16 +28,16 @@ async def test_an_open_stream_is_told_while_it_runs(store_url: str, client: Clie
         FakeUpstream(pace_s=0.05, key="channel-credential-4711") as upstream,
         running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
     ):
-        beats = Pulse(gateway.gateway)
+        beats = Sampler(gateway.gateway)
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(chat(await gateway.token()))
-        while not gateway.gateway.life.pipe.streams:
+        while not gateway.gateway.runner.failover.relays:
             await asyncio.sleep(0.01)
         beats.beat()
         assert (numbers(gateway, "open_requests"), numbers(gateway, "open_streams")) == ([1.0], [1.0])
         assert (await read_answer(reader)).whole
         writer.close()
-        await gateway.gateway.life.settled()
+        await gateway.gateway.runner.settled()
         beats.beat()
         assert (numbers(gateway, "open_requests"), numbers(gateway, "open_streams")) == ([0.0], [0.0])
         assert numbers(gateway, "config_generation") == [1.0]
@@ -49,7 +49,10 @@ async def test_a_loop_that_was_blocked_shows(
     store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampler, "EVERY_S", 0.01)
-    async with running(configuration("http://127.0.0.1:1/v1"), tmp_path, store_url) as gateway, Pulse(gateway.gateway):
+    async with (
+        running(configuration("http://127.0.0.1:1/v1"), tmp_path, store_url) as gateway,
+        Sampler(gateway.gateway),
+    ):
         while not sum(numbers(gateway, "loop_lag_seconds")):
             await asyncio.sleep(0.01)
         before = numbers(gateway, "loop_lag_seconds")[-1]
@@ -66,7 +69,7 @@ async def test_what_cannot_be_measured_is_said_and_ends_nothing(
         spool = gateway.store.usage.spool
         monkeypatch.setattr(spool, "folder", None)
         with capture_logs() as lines:
-            async with Pulse(gateway.gateway):
+            async with Sampler(gateway.gateway):
                 while not sum(numbers(gateway, "loop_lag_seconds")):
                     await asyncio.sleep(0.01)
         assert "pulse_failed" in [line["event"] for line in lines]

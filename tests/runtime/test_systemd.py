@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from gateway.config.schema import Port
 from gateway.errors import Misconfigured
-from gateway.runtime.systemd import Service, inherited
+from gateway.runtime.systemd import ServiceManager, inherited
 from tests.cli.processes import alive, children, demo_in
 from tests.patience import PATIENCE_S
 from tests.whole.raw import ask, get
@@ -36,7 +36,7 @@ def environment(tmp_path: Path, **more: str) -> dict[str, str]:
 
 def test_ready_and_stopping_are_told(manager: socket.socket, tmp_path: Path) -> None:
     given = environment(tmp_path)
-    service = Service(given)
+    service = ServiceManager(given)
     assert given == {}, "no child speaks in our name"
     service.ready()
     service.stopping()
@@ -49,12 +49,12 @@ def test_a_manager_without_a_file_is_told_too() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(f"\0{name}")
         listening.settimeout(PATIENCE_S)
-        Service({"NOTIFY_SOCKET": f"@{name}"}).ready()
+        ServiceManager({"NOTIFY_SOCKET": f"@{name}"}).ready()
         assert listening.recv(100).startswith(b"READY=1")
 
 
 def test_the_watchdog_is_fed_twice_in_its_time_and_no_more_often(manager: socket.socket, tmp_path: Path) -> None:
-    service = Service(environment(tmp_path, WATCHDOG_USEC="200000", WATCHDOG_PID=str(os.getpid())))
+    service = ServiceManager(environment(tmp_path, WATCHDOG_USEC="200000", WATCHDOG_PID=str(os.getpid())))
     service.alive()
     service.alive()
     assert manager.recv(100) == b"WATCHDOG=1"
@@ -65,7 +65,7 @@ def test_the_watchdog_is_fed_twice_in_its_time_and_no_more_often(manager: socket
 
 @pytest.mark.parametrize("more", [{}, {"WATCHDOG_USEC": "200000", "WATCHDOG_PID": "1"}])
 def test_a_watchdog_that_is_not_ours_is_not_fed(manager: socket.socket, tmp_path: Path, more: dict[str, str]) -> None:
-    Service(environment(tmp_path, **more)).alive()
+    ServiceManager(environment(tmp_path, **more)).alive()
     manager.settimeout(0)
     with pytest.raises(BlockingIOError):
         manager.recv(100)
@@ -73,7 +73,7 @@ def test_a_watchdog_that_is_not_ours_is_not_fed(manager: socket.socket, tmp_path
 
 def test_a_manager_that_went_away_is_said_and_no_harm(tmp_path: Path) -> None:
     with capture_logs() as lines:
-        Service(environment(tmp_path)).ready()
+        ServiceManager(environment(tmp_path)).ready()
     assert [line["event"] for line in lines] == ["service_manager_not_told"]
 
 

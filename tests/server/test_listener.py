@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from gateway.server.listener import AT_ONCE, Accepting
+from gateway.server.listener import AT_ONCE, Listener
 from tests.patience import PATIENCE_S
 
 CROWD = 200
@@ -44,7 +44,7 @@ async def turns_of_a_crowd() -> int:
         else:
             done.set_result(None)
 
-    accepting = Accepting(listener, lambda: Noted(made, lambda: turn))
+    accepting = Listener(listener, lambda: Noted(made, lambda: turn))
     next_turn()
     async with asyncio.timeout(PATIENCE_S):
         await done
@@ -67,7 +67,7 @@ async def test_who_finds_no_file_descriptor_is_taken_when_there_is_one(monkeypat
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = os.dup(0)
     os.close(highest)
-    accepting = Accepting(listener, lambda: Noted(made, lambda: 0))
+    accepting = Listener(listener, lambda: Noted(made, lambda: 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest, hard))
     try:
         await asyncio.sleep(0.12)
@@ -85,7 +85,7 @@ async def test_who_finds_no_file_descriptor_is_taken_when_there_is_one(monkeypat
 async def test_nobody_is_taken_after_the_stop() -> None:
     listener, made = socket.create_server(("127.0.0.1", 0)), list[int]()
     address = listener.getsockname()
-    accepting = Accepting(listener, lambda: Noted(made, lambda: 0))
+    accepting = Listener(listener, lambda: Noted(made, lambda: 0))
     for _ in range(2):
         accepting.stop()
     with pytest.raises(ConnectionRefusedError):

@@ -182,12 +182,12 @@ async def test_who_does_not_read_holds_up_the_upstream_through_tls_too(
             writer.write(chat(token))
             await reader.readexactly(1000)
             writer.transport.pause_reading()  # type: ignore[attr-defined]
-            (stream,) = gateway.life.pipe.streams
+            (stream,) = gateway.runner.failover.relays
             async with asyncio.timeout(PATIENCE_S):
                 while stream._write_stall is None:
                     await asyncio.sleep(0.01)
             assert stream._caller._transport.get_write_buffer_size() <= 3 * WRITE_BUFFER
             writer.transport.abort()
             async with asyncio.timeout(PATIENCE_S):
-                while gateway.life.open:
+                while gateway.runner.open:
                     await asyncio.sleep(0.01)

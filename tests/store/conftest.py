@@ -19,15 +19,15 @@ KEY = "gw:{acme}:"
 _serial = count(1)
 
 
-def rid_at(moment_ms: int, serial: int | None = None) -> str:
+def request_id_at(moment_ms: int, serial: int | None = None) -> str:
     """A request id that was made at this moment, and never before unless a serial number is given."""
     serial = next(_serial) if serial is None else serial
     return f"{moment_ms >> 16:08x}-{moment_ms & 0xFFFF:04x}-7000-8000-{serial:012x}"
 
 
-def new_rid(age_s: float = 0) -> str:
+def new_request_id(age_s: float = 0) -> str:
     """A request id of this age."""
-    return rid_at(int((time.time() - age_s) * 1000))
+    return request_id_at(int((time.time() - age_s) * 1000))
 
 
 async def open_account(client: Client, balance: int = 0, **fields: str | int) -> None:
@@ -44,17 +44,17 @@ async def balance_and_held(client: Client) -> tuple[int, int]:
     return int(balance), int(held)
 
 
-async def take(wallet: Wallet, rid: str, amount: int = 10, **terms: int | str) -> HoldReply:
+async def take(wallet: Wallet, request_id: str, amount: int = 10, **terms: int | str) -> HoldReply:
     """A hold on ordinary terms, but for those given."""
     usual = {"floor": 0, "lease_ms": 60_000, "fingerprint": "f00d", "max_holds": 100}
-    return await wallet.hold(ACCOUNT, rid, amount=amount, **(usual | terms))  # type: ignore[arg-type]
+    return await wallet.hold(ACCOUNT, request_id, amount=amount, **(usual | terms))  # type: ignore[arg-type]
 
 
-async def overdue(client: Client, rid: str) -> None:
+async def overdue(client: Client, request_id: str) -> None:
     """Put the end of a hold's lease into the past."""
-    version, amount, _, floor, fingerprint = (await client.call("HGET", KEY + "holds", rid)).split()
-    await client.call("HSET", KEY + "holds", rid, b" ".join((version, amount, b"1", floor, fingerprint)))
-    await client.call("ZADD", KEY + "leases", 1, rid)
+    version, amount, _, floor, fingerprint = (await client.call("HGET", KEY + "holds", request_id)).split()
+    await client.call("HSET", KEY + "holds", request_id, b" ".join((version, amount, b"1", floor, fingerprint)))
+    await client.call("ZADD", KEY + "leases", 1, request_id)
 
 
 def wallet_of_then(client: Client, age_s: float) -> Wallet:

@@ -15,9 +15,9 @@ from tests.store.nodes import Node, until
 SETTINGS: Final = ("--repl-diskless-sync-delay", "0")
 WATCH: Final = """
 bind 127.0.0.1
-sentinel monitor purse 127.0.0.1 {port} 1
-sentinel down-after-milliseconds purse 300
-sentinel failover-timeout purse 1000
+sentinel monitor mymaster 127.0.0.1 {port} 1
+sentinel down-after-milliseconds mymaster 300
+sentinel failover-timeout mymaster 1000
 """
 
 How = Literal["killed", "frozen", "ordered"]
@@ -30,11 +30,11 @@ class Watched:
     def __init__(self, nodes: tuple[Node, Node], sentinel: Node) -> None:
         self._nodes = nodes
         self._sentinel = sentinel
-        self.url = f"sentinel://127.0.0.1:{sentinel.port}/purse"
+        self.url = f"sentinel://127.0.0.1:{sentinel.port}/mymaster"
 
     def primary(self) -> Node:
         """The primary, as Sentinel tells it."""
-        port = int(self._sentinel.call("SENTINEL", "MASTER", "purse")["port"])
+        port = int(self._sentinel.call("SENTINEL", "MASTER", "mymaster")["port"])
         return next(node for node in self._nodes if node.port == port)
 
     def fail_over(self, how: How) -> None:
@@ -49,7 +49,7 @@ class Watched:
         def over() -> bool:
             if how == "ordered" and self.primary() is old:
                 with suppress(ResponseError):  # it is under way; one that took too long was given up
-                    self._sentinel.call("SENTINEL", "FAILOVER", "purse")
+                    self._sentinel.call("SENTINEL", "FAILOVER", "mymaster")
             return self.primary() is new and new.call("ROLE")[0] == "master"
 
         until(over)
@@ -68,7 +68,7 @@ class Watched:
 
     def ready(self) -> bool:
         """Whether Sentinel knows of a replica that can take over."""
-        (told,) = self._sentinel.call("SENTINEL", "REPLICAS", "purse")
+        (told,) = self._sentinel.call("SENTINEL", "REPLICAS", "mymaster")
         return (told["flags"], told["master-link-status"]) == ("slave", "ok")
 
     def _other(self, node: Node) -> Node:
@@ -85,7 +85,7 @@ def watched(folder: Path) -> Iterator[Watched]:
         until(lambda: replica.call("ROLE")[3] == "connected")
         sentinel = Node(folder, ends, "--sentinel", file=WATCH.format(port=primary.port))
         sentinel.call("SENTINEL", "DEBUG", "INFO-PERIOD", 100, "PUBLISH-PERIOD", 500)  # looks ten times as often
-        until(lambda: len(sentinel.call("SENTINEL", "REPLICAS", "purse")) == 1)
+        until(lambda: len(sentinel.call("SENTINEL", "REPLICAS", "mymaster")) == 1)
         servers = Watched((primary, replica), sentinel)
         until(servers.ready)
         yield servers

@@ -13,7 +13,7 @@ from gateway.config.channel import Channel
 from gateway.errors import Refused, StoreAway
 from gateway.facts import Candidate
 from gateway.store import channel_health as module
-from gateway.store.channel_health import Health
+from gateway.store.channel_health import ChannelHealth
 from gateway.store.channels import Channels, Condition, Cooling
 from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
@@ -25,8 +25,8 @@ A, B, C = (Candidate(name, channel, "m") for name, channel in CHANNELS.items())
 
 
 @asynccontextmanager
-async def worker(client: Client, channels: Mapping[str, Channel] = CHANNELS) -> AsyncIterator[Health]:
-    health = Health(Channels(client, Cooling(first_ms=100)), channels)
+async def worker(client: Client, channels: Mapping[str, Channel] = CHANNELS) -> AsyncIterator[ChannelHealth]:
+    health = ChannelHealth(Channels(client, Cooling(first_ms=100)), channels)
     await health.start()
     yield health
     await health.stop()
@@ -42,7 +42,7 @@ async def until(true: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def refusal(health: Health, request_id: str) -> Refused | None:
+async def refusal(health: ChannelHealth, request_id: str) -> Refused | None:
     """Why the channel is not called, if it is not."""
     try:
         assert await health.admit([A], request_id) is A

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from gateway.facts import LARGEST_RATE, AccountLimits
 from gateway.store import limits
 from gateway.store.client.client import Client, Script
-from gateway.store.limits import LARGEST_RATE, Limited, Limits, Rate, Rules, Taken
+from gateway.store.limits import Limited, Rate, RateLimiter, Taken
 
 MINUTE_US = 60_000_000
 SLOTS = "gw:{alice}:limits:rate-limit:slots"
@@ -24,14 +25,18 @@ class Asking:
     """One account that asks under one scope."""
 
     def __init__(self, client: Client, scope: str = "rate-limit") -> None:
-        self.limits = Limits(client)
+        self.limits = RateLimiter(client)
         self.scope = scope
 
-    async def take(self, rid: str, rules: Rules, tokens: int = 0, lease_ms: int = 60_000) -> Taken | Limited:
-        return await self.limits.take("alice", rid, scope=self.scope, rules=rules, tokens=tokens, lease_ms=lease_ms)
+    async def take(
+        self, request_id: str, rules: AccountLimits, tokens: int = 0, lease_ms: int = 60_000
+    ) -> Taken | Limited:
+        return await self.limits.take(
+            "alice", request_id, scope=self.scope, rules=rules, tokens=tokens, lease_ms=lease_ms
+        )
 
-    async def give_back(self, rid: str, tokens: int = 0) -> None:
-        await self.limits.give_back("alice", rid, scope=self.scope, tokens=tokens)
+    async def give_back(self, request_id: str, tokens: int = 0) -> None:
+        await self.limits.give_back("alice", request_id, scope=self.scope, tokens=tokens)
 
 
 @pytest.fixture
@@ -68,29 +73,29 @@ class Model:
         self.slots: dict[str, int] = {}
         self.taken: dict[str, int | None] = {}
 
-    def take(self, now: int, rid: str, tokens: int) -> list[object]:
-        who, wait_ms = self._decide(now, rid, tokens)
-        if not who and rid not in self.taken:
+    def take(self, now: int, request_id: str, tokens: int) -> list[object]:
+        who, wait_ms = self._decide(now, request_id, tokens)
+        if not who and request_id not in self.taken:
             self.requests.add(now, 1)
             self.tokens.add(now, tokens)
-            self.slots[rid] = now // 1000 + self.lease_ms
-            self.taken[rid] = tokens
+            self.slots[request_id] = now // 1000 + self.lease_ms
+            self.taken[request_id] = tokens
         return [who, wait_ms, self.requests.level(now), self.tokens.level(now)]
 
-    def give_back(self, now: int, rid: str, tokens: int) -> None:
-        self.slots.pop(rid, None)
-        estimate = self.taken.get(rid)
+    def give_back(self, now: int, request_id: str, tokens: int) -> None:
+        self.slots.pop(request_id, None)
+        estimate = self.taken.get(request_id)
         if estimate is not None:
             self.tokens.add(now, tokens - estimate)
-        self.taken[rid] = None
+        self.taken[request_id] = None
 
-    def _decide(self, now: int, rid: str, tokens: int) -> tuple[bytes, int]:
-        if rid in self.taken:
+    def _decide(self, now: int, request_id: str, tokens: int) -> tuple[bytes, int]:
+        if request_id in self.taken:
             return b"", 0
         requests, rate = self.requests.wait_ms(now, 1), self.tokens.wait_ms(now, tokens)
         if max(requests, rate) > 0:
             return (b"requests", requests) if requests >= rate else (b"tokens", rate)
-        live = [rid for rid, expiry in self.slots.items() if expiry > now // 1000]
+        live = [request_id for request_id, expiry in self.slots.items() if expiry > now // 1000]
         return (b"concurrent", 1000) if len(live) >= self.concurrent else (b"", 0)
 
 
@@ -131,19 +136,21 @@ async def test_every_decision_is_that_of_gcra_by_its_definition(
     now = 1_800_000_000_000_000
     for what, later, number, wanted in story:
         now += later
-        rid = f"r{number}"
+        request_id = f"r{number}"
         units = wanted % (tokens + 1)
-        keys = [f"{prefix}requests", f"{prefix}tokens", f"{prefix}slots", f"{prefix}{rid}"]
+        keys = [f"{prefix}requests", f"{prefix}tokens", f"{prefix}slots", f"{prefix}{request_id}"]
         if what == "take":
-            told = await client.run(script, keys, ["take", rid, units, lease_ms, requests, tokens, concurrent, now])
-            assert told == model.take(now, rid, units)
+            told = await client.run(
+                script, keys, ["take", request_id, units, lease_ms, requests, tokens, concurrent, now]
+            )
+            assert told == model.take(now, request_id, units)
         else:
-            await client.run(script, keys, ["give_back", rid, units, now])
-            model.give_back(now, rid, units)
+            await client.run(script, keys, ["give_back", request_id, units, now])
+            model.give_back(now, request_id, units)
 
 
 async def test_the_time_is_the_stores_and_the_wait_is_what_was_told(asking: Asking) -> None:
-    rules = Rules(tokens_per_minute=600_000)
+    rules = AccountLimits(tokens_per_minute=600_000)
     assert isinstance(await asking.take("first", rules, 600_000), Taken)
     asked = count()
     while not isinstance(limited := await asking.take(f"r{next(asked)}", rules, 200), Limited):
@@ -156,7 +163,7 @@ async def test_the_time_is_the_stores_and_the_wait_is_what_was_told(asking: Aski
 
 
 async def test_of_a_hundred_at_once_exactly_as_many_as_there_are_slots_go_on(asking: Asking) -> None:
-    rules = Rules(concurrent=8)
+    rules = AccountLimits(concurrent=8)
     answers = await asyncio.gather(*(asking.take(f"r{n}", rules) for n in range(100)))
     taken = [n for n, answer in enumerate(answers) if isinstance(answer, Taken)]
     assert len(taken) == 8
@@ -167,12 +174,12 @@ async def test_of_a_hundred_at_once_exactly_as_many_as_there_are_slots_go_on(ask
 
 
 async def test_of_a_hundred_at_once_exactly_as_many_as_a_minute_allows_go_on(asking: Asking) -> None:
-    answers = await asyncio.gather(*(asking.take(f"r{n}", Rules(requests_per_minute=7)) for n in range(100)))
+    answers = await asyncio.gather(*(asking.take(f"r{n}", AccountLimits(requests_per_minute=7)) for n in range(100)))
     assert sum(isinstance(answer, Taken) for answer in answers) == 7
 
 
 async def test_a_refused_request_takes_from_no_limit(asking: Asking) -> None:
-    rules = Rules(requests_per_minute=5, tokens_per_minute=1000, concurrent=1)
+    rules = AccountLimits(requests_per_minute=5, tokens_per_minute=1000, concurrent=1)
     assert isinstance(await asking.take("holds", rules, 10), Taken)
     for n in range(20):
         refused = await asking.take(f"r{n}", rules, 10)
@@ -194,19 +201,19 @@ async def test_a_refused_request_takes_from_no_limit(asking: Asking) -> None:
 
 
 async def test_what_is_left_and_when_all_is_there_again_is_told(asking: Asking) -> None:
-    taken = await asking.take("r", Rules(requests_per_minute=60, tokens_per_minute=1000), 30)
+    taken = await asking.take("r", AccountLimits(requests_per_minute=60, tokens_per_minute=1000), 30)
     assert taken == Taken(Rate(60, 59, 1000), Rate(1000, 970, 1800))
-    assert await asking.take("s", Rules(concurrent=5)) == Taken(None, None)
+    assert await asking.take("s", AccountLimits(concurrent=5)) == Taken(None, None)
 
 
 async def test_tokens_above_a_whole_minutes_budget_are_not_told_to_wait(asking: Asking) -> None:
-    rules = Rules(requests_per_minute=1, tokens_per_minute=100)
+    rules = AccountLimits(requests_per_minute=1, tokens_per_minute=100)
     assert await asking.take("large", rules, 101) == Limited("tokens", None)
     assert isinstance(await asking.take("fits", rules, 100), Taken)
 
 
 async def test_the_same_request_takes_once_however_often_it_asks(asking: Asking) -> None:
-    rules = Rules(requests_per_minute=2, tokens_per_minute=10, concurrent=1)
+    rules = AccountLimits(requests_per_minute=2, tokens_per_minute=10, concurrent=1)
     answers = await asyncio.gather(*(asking.take("same", rules, 10) for _ in range(10)))
     assert all(isinstance(answer, Taken) for answer in answers)
     await asking.give_back("same", 0)
@@ -217,7 +224,7 @@ async def test_the_same_request_takes_once_however_often_it_asks(asking: Asking)
 
 
 async def test_a_slot_is_given_back_once(asking: Asking, client: Client) -> None:
-    rules = Rules(tokens_per_minute=100, concurrent=2)
+    rules = AccountLimits(tokens_per_minute=100, concurrent=2)
     await asking.take("a", rules, 50)
     await asking.take("b", rules, 50)
     for _ in range(5):
@@ -228,7 +235,7 @@ async def test_a_slot_is_given_back_once(asking: Asking, client: Client) -> None
 
 
 async def test_a_take_that_arrives_after_it_was_given_back_holds_nothing(asking: Asking, client: Client) -> None:
-    rules = Rules(requests_per_minute=1, tokens_per_minute=100, concurrent=1)
+    rules = AccountLimits(requests_per_minute=1, tokens_per_minute=100, concurrent=1)
     await asking.give_back("late")
     await asking.take("late", rules, 100)
     assert isinstance(await asking.take("next", rules, 100), Taken)
@@ -236,7 +243,7 @@ async def test_a_take_that_arrives_after_it_was_given_back_holds_nothing(asking:
 
 
 async def test_more_tokens_than_estimated_are_waited_for(asking: Asking) -> None:
-    rules = Rules(tokens_per_minute=60_000)
+    rules = AccountLimits(tokens_per_minute=60_000)
     await asking.take("a", rules, 0)
     await asking.give_back("a", 120_000)
     limited = await asking.take("b", rules, 0)
@@ -246,7 +253,7 @@ async def test_more_tokens_than_estimated_are_waited_for(asking: Asking) -> None
 
 
 async def test_a_slot_whose_lease_is_over_is_free(asking: Asking, client: Client) -> None:
-    rules = Rules(concurrent=1)
+    rules = AccountLimits(concurrent=1)
     await asking.take("dead", rules)
     assert isinstance(await asking.take("next", rules), Limited)
     await client.call("ZADD", SLOTS, int(time.time() * 1000) - 1, "dead")
@@ -256,10 +263,10 @@ async def test_a_slot_whose_lease_is_over_is_free(asking: Asking, client: Client
 
 
 async def slots_are_kept_for_their_lease(asking: Asking, client: Client) -> None:
-    rules, lease_ms = Rules(concurrent=2), 60_000
+    rules, lease_ms = AccountLimits(concurrent=2), 60_000
 
-    async def take(rid: str) -> int:
-        assert isinstance(await asking.take(rid, rules, lease_ms=lease_ms), Taken)
+    async def take(request_id: str) -> int:
+        assert isinstance(await asking.take(request_id, rules, lease_ms=lease_ms), Taken)
         expiry_ms: int = await client.call("PTTL", SLOTS)
         return expiry_ms
 
@@ -303,39 +310,41 @@ async def test_a_fault_in_the_leases_of_slots_is_caught(
 
 
 async def test_two_scopes_do_not_mix(asking: Asking, client: Client) -> None:
-    rules = Rules(requests_per_minute=1, tokens_per_minute=10, concurrent=1)
+    rules = AccountLimits(requests_per_minute=1, tokens_per_minute=10, concurrent=1)
     other = Asking(client, "other")
     assert isinstance(await asking.take("r", rules, 10), Taken)
     assert isinstance(await other.take("r", rules, 10), Taken)
     await other.give_back("r", 10)
-    assert isinstance(await asking.take("s", Rules(concurrent=1)), Limited)
-    assert isinstance(await other.take("s", Rules(concurrent=1)), Taken)
+    assert isinstance(await asking.take("s", AccountLimits(concurrent=1)), Limited)
+    assert isinstance(await other.take("s", AccountLimits(concurrent=1)), Taken)
 
 
 async def test_another_accounts_limits_are_its_own(client: Client) -> None:
-    limits = Limits(client)
+    limits = RateLimiter(client)
     for account in ("alice", "bob"):
-        taken = await limits.take(account, "r", scope="s", rules=Rules(requests_per_minute=1), tokens=0, lease_ms=1000)
+        taken = await limits.take(
+            account, "r", scope="s", rules=AccountLimits(requests_per_minute=1), tokens=0, lease_ms=1000
+        )
         assert isinstance(taken, Taken)
 
 
 async def test_a_lower_limit_counts_what_was_taken_under_the_higher(asking: Asking) -> None:
     for n in range(10):
-        await asking.take(f"r{n}", Rules(requests_per_minute=100))
-    assert isinstance(await asking.take("s", Rules(requests_per_minute=10)), Limited)
-    assert isinstance(await asking.take("s", Rules(requests_per_minute=100)), Taken)
+        await asking.take(f"r{n}", AccountLimits(requests_per_minute=100))
+    assert isinstance(await asking.take("s", AccountLimits(requests_per_minute=10)), Limited)
+    assert isinstance(await asking.take("s", AccountLimits(requests_per_minute=100)), Taken)
 
 
 async def test_callers_that_give_up_take_nothing_that_is_not_given_back(asking: Asking, client: Client) -> None:
-    rules = Rules(concurrent=100)
+    rules = AccountLimits(concurrent=100)
 
-    async def left(rid: str, steps: int) -> None:
-        task = asyncio.create_task(asking.take(rid, rules))
+    async def left(request_id: str, steps: int) -> None:
+        task = asyncio.create_task(asking.take(request_id, rules))
         for _ in range(steps):
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
-        await asking.give_back(rid)
+        await asking.give_back(request_id)
 
     await asyncio.gather(*(left(f"r{n}", n % 20) for n in range(100)))
     assert await client.call("ZCARD", SLOTS) == 0
@@ -344,7 +353,7 @@ async def test_callers_that_give_up_take_nothing_that_is_not_given_back(asking: 
 
 
 async def test_everything_that_is_kept_goes_by_itself(asking: Asking, client: Client) -> None:
-    rules = Rules(requests_per_minute=1, tokens_per_minute=10, concurrent=2)
+    rules = AccountLimits(requests_per_minute=1, tokens_per_minute=10, concurrent=2)
     await asking.take("a", rules, 5, lease_ms=70_000)
     await asking.give_back("never taken")
     keys = await client.call("KEYS", "*")
@@ -357,10 +366,10 @@ async def test_everything_that_is_kept_goes_by_itself(asking: Asking, client: Cl
 def test_rules_out_of_range_are_refused(number: int) -> None:
     for name in ("requests_per_minute", "tokens_per_minute", "concurrent"):
         with pytest.raises(ValueError, match=f"{name} must be from 1"):
-            Rules(**{name: number})
+            AccountLimits(**{name: number})
 
 
 async def test_the_script_is_sent_again_to_a_store_that_forgot_it(asking: Asking, client: Client) -> None:
-    assert isinstance(await asking.take("a", Rules(concurrent=1)), Taken)
+    assert isinstance(await asking.take("a", AccountLimits(concurrent=1)), Taken)
     await client.call("SCRIPT", "FLUSH")
-    assert isinstance(await asking.take("b", Rules(concurrent=1)), Limited)
+    assert isinstance(await asking.take("b", AccountLimits(concurrent=1)), Limited)

@@ -8,9 +8,9 @@ from string import ascii_letters, digits
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.store.token_format import Seal
+from gateway.store.token_format import TokenCodec
 
-SEAL = Seal(b"a pepper of some length")
+SEAL = TokenCodec(b"a pepper of some length")
 ALPHABET = digits + ascii_letters + "-"
 
 
@@ -46,8 +46,8 @@ def test_any_other_text_is_none(text: str) -> None:
 
 
 def test_another_pepper_reads_nothing_and_digests_otherwise() -> None:
-    other = Seal(b"another pepper of some length")
+    other = TokenCodec(b"another pepper of some length")
     _, text = SEAL.make("alice")
     assert other.read(text) is None
     assert other.digest(text) != SEAL.digest(text)
-    assert SEAL.digest(text) == Seal(b"a pepper of some length").digest(text)
+    assert SEAL.digest(text) == TokenCodec(b"a pepper of some length").digest(text)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.store.accounts import Accounts, Status
+from gateway.store.accounts import Accounts, AccountStatus
 from gateway.store.client.client import Client
-from gateway.store.token_format import Seal
+from gateway.store.token_format import TokenCodec
 from gateway.store.tokens import HOUR_S, TokenError, TokenRefused, Tokens, TokenStatus
 
 PEPPER = b"a pepper of some length"
@@ -58,8 +58,8 @@ async def test_a_token_tells_whose_it_is_and_what_it_may(tokens: Tokens, account
 
 async def test_the_account_is_told_whatever_its_status(tokens: Tokens, accounts: Accounts) -> None:
     created = await tokens.create("alice")
-    await accounts.set_status("alice", Status.CLOSED)
-    assert (await tokens.authenticate(created.token)).account.status is Status.CLOSED
+    await accounts.set_status("alice", AccountStatus.CLOSED)
+    assert (await tokens.authenticate(created.token)).account.status is AccountStatus.CLOSED
 
 
 async def test_it_costs_two_reads_and_nothing_else(tokens: Tokens, client: Client) -> None:
@@ -73,7 +73,7 @@ async def test_what_never_was_a_token_is_refused_without_the_store(tokens: Token
     created = await tokens.create("alice")
     away = Client.connect(f"unix://{tmp_path}/nothing")
     without_store = Tokens(away, PEPPER)
-    _, of_another_gateway = Seal(b"another pepper of some length").make("alice")
+    _, of_another_gateway = TokenCodec(b"another pepper of some length").make("alice")
     for text in ("sk-alice-", created.token[:-1], created.token + "a", created.token.upper(), of_another_gateway):
         assert await code_of(without_store, text) == "token_invalid"
     await away.close()
@@ -84,8 +84,8 @@ async def test_unknown_and_wrong_and_malformed_get_one_answer(tokens: Tokens, cl
     short = right.id.removeprefix("alice-")
     record = await client.call("HGET", "gw:{alice}:tokens", other.id.removeprefix("alice-"))
     await client.call("HSET", "gw:{alice}:tokens", short, record)
-    _, of_nobody = Seal(PEPPER).make("nobody")
-    _, unknown = Seal(PEPPER).make("alice")
+    _, of_nobody = TokenCodec(PEPPER).make("nobody")
+    _, unknown = TokenCodec(PEPPER).make("alice")
     answers = set()
     for text in (right.token, of_nobody, unknown, "malformed"):
         with pytest.raises(TokenRefused) as refused:
@@ -183,7 +183,7 @@ async def test_a_whole_token_given_for_its_id_is_not_repeated(tokens: Tokens) ->
 
 
 async def test_a_token_needs_an_open_account(tokens: Tokens, accounts: Accounts) -> None:
-    await accounts.set_status("bob", Status.CLOSED)
+    await accounts.set_status("bob", AccountStatus.CLOSED)
     for account in ("bob", "nobody"):
         with pytest.raises(TokenError, match="no open account"):
             await tokens.create(account)

@@ -9,10 +9,10 @@ import pytest
 from aiohttp import web
 
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.accounts import Status
+from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
-from gateway.tools.doctor import Finding, diagnose
+from gateway.tools.doctor import Diagnosis, diagnose
 from tests.cli.processes import free_port
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.scripted import HEAD, Scripted
@@ -33,11 +33,11 @@ async def gateway(upstream: FakeUpstream, store_url: str, client: Client, tmp_pa
         yield whole
 
 
-async def findings(base_url: str, token: str = "", model: str = "words") -> list[Finding]:
+async def findings(base_url: str, token: str = "", model: str = "words") -> list[Diagnosis]:
     return [finding async for finding in diagnose(base_url, token, model)]
 
 
-async def illness(base_url: str, token: str = "", model: str = "words") -> Finding:
+async def illness(base_url: str, token: str = "", model: str = "words") -> Diagnosis:
     found = await findings(base_url, token, model)
     assert [finding.verdict for finding in found[:-1]].count("ill") == 0
     assert found[-1].verdict == "ill", found
@@ -106,7 +106,7 @@ async def test_the_token_is_missing_or_wrong(gateway: Running) -> None:
 
 async def test_the_account_is_suspended(gateway: Running) -> None:
     token = await gateway.token()
-    await gateway.store.accounts.set_status("tester", Status.SUSPENDED)
+    await gateway.store.accounts.set_status("tester", AccountStatus.SUSPENDED)
     assert "403 account_inactive" in (await illness(gateway.base_url, token)).text
 
 

@@ -9,7 +9,7 @@ import pytest
 from gateway import loading
 from gateway.chat.request import BodyRules, check
 from gateway.config.schema import load
-from gateway.tools.exposure import Bound, bound_of, most_prompt_tokens
+from gateway.tools.exposure import Exposure, exposure_of, most_prompt_tokens
 
 FILE = """
 data: {folder}
@@ -28,14 +28,16 @@ PROMPT = 1200 + 100 * 16 + 128
 DEAREST = 2 * (2 * PROMPT * 10 + 16 * 1_000_000 * 20)
 
 
-def bound(folder: Path, quota: str) -> Bound | None:
+def bound(folder: Path, quota: str) -> Exposure | None:
     (folder / "gateway.yaml").write_text(FILE.format(folder=folder, quota=quota))
     loaded = load(folder / "gateway.yaml")
-    return bound_of(loaded.config, loading.build(loaded))
+    return exposure_of(loaded.config, loading.build(loaded))
 
 
 def test_with_full_holds_it_is_the_credit_line(tmp_path: Path) -> None:
-    assert bound(tmp_path, "{use: quota, with: {max_holds: 7}}, ") == Bound(DEAREST, "dear", "dearer", 0, 7 * DEAREST)
+    assert bound(tmp_path, "{use: quota, with: {max_holds: 7}}, ") == Exposure(
+        DEAREST, "dear", "dearer", 0, 7 * DEAREST
+    )
 
 
 def test_what_a_request_may_cost_beyond_its_hold_counts_for_each_hold(tmp_path: Path) -> None:

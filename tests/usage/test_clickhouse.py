@@ -23,7 +23,7 @@ from gateway.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.usage import clickhouse, queries
 from gateway.usage.clickhouse import VIEW, ClickHouse, Copier
-from gateway.usage.database import GROUPS, Rows
+from gateway.usage.database import GROUPS, UsageDatabase
 from gateway.usage.log import UsageLog
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end
@@ -97,13 +97,13 @@ async def hollow() -> AsyncIterator[Server]:
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Iterator[Rows]:
-    writer = Rows(tmp_path / "usage")
+def rows(tmp_path: Path) -> Iterator[UsageDatabase]:
+    writer = UsageDatabase(tmp_path / "usage")
     yield writer
     writer.close()
 
 
-def copier(server: Server, rows: Rows) -> Copier:
+def copier(server: Server, rows: UsageDatabase) -> Copier:
     return Copier(ClickHouse(server.url), rows.folder)
 
 
@@ -119,7 +119,7 @@ async def rolled_up(server: Server) -> list[dict[str, Any]]:
     return [msgspec.json.decode(line) for line in lines.splitlines()]
 
 
-async def test_the_view_there_equals_the_roll_up_here(server: Server, rows: Rows) -> None:
+async def test_the_view_there_equals_the_roll_up_here(server: Server, rows: UsageDatabase) -> None:
     ended = [
         end(arrival(), account=f"a{n % 3}", charge_micros=n, first_byte_ms=None if n % 2 else n) for n in range(50)
     ]
@@ -128,7 +128,7 @@ async def test_the_view_there_equals_the_roll_up_here(server: Server, rows: Rows
     assert await rolled_up(server) == queries.summary(rows.folder, GROUPS)
 
 
-async def test_what_is_sent_twice_is_there_once(server: Server, rows: Rows) -> None:
+async def test_what_is_sent_twice_is_there_once(server: Server, rows: UsageDatabase) -> None:
     rows.write([end(arrival()) for _ in range(5)])
     assert await drain(copier(server, rows)) == 5
     (rows.folder / "clickhouse.place").unlink()
@@ -138,7 +138,7 @@ async def test_what_is_sent_twice_is_there_once(server: Server, rows: Rows) -> N
 
 @pytest.mark.parametrize("guessed_first", [True, False])
 async def test_a_true_end_replaces_a_guess_whichever_came_first(
-    server: Server, rows: Rows, guessed_first: bool
+    server: Server, rows: UsageDatabase, guessed_first: bool
 ) -> None:
     ended = end(arrival())
     guess = end(ended, outcome=Outcome.GATEWAY_CRASHED, account="", charge_micros=0)
@@ -158,7 +158,9 @@ async def test_every_field_comes_back_as_it_went(server: Server) -> None:
     assert await database.find(arrival().id) is None
 
 
-async def test_a_request_that_another_machine_served_is_found(server: Server, rows: Rows, client: Client) -> None:
+async def test_a_request_that_another_machine_served_is_found(
+    server: Server, rows: UsageDatabase, client: Client
+) -> None:
     elsewhere, mine = end(arrival()), end(arrival())
     database = ClickHouse(server.url)
     await database.prepare()
@@ -170,7 +172,7 @@ async def test_a_request_that_another_machine_served_is_found(server: Server, ro
     assert await usage.find(mine.id) == mine
 
 
-async def test_what_fails_is_sent_again_from_where_it_was(hollow: Server, rows: Rows) -> None:
+async def test_what_fails_is_sent_again_from_where_it_was(hollow: Server, rows: UsageDatabase) -> None:
     copying = copier(hollow, rows)
     rows.write([end(arrival()) for _ in range(3)])
     await copying.step()
@@ -184,7 +186,7 @@ async def test_what_fails_is_sent_again_from_where_it_was(hollow: Server, rows: 
 
 
 async def test_a_server_that_is_away_is_said_once_and_its_return_too(
-    hollow: Server, rows: Rows, monkeypatch: pytest.MonkeyPatch
+    hollow: Server, rows: UsageDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clickhouse, "TRY_AGAIN_S", 0.01)
     monkeypatch.setattr(clickhouse, "POLL_S", 0.01)
@@ -202,7 +204,7 @@ async def test_a_server_that_is_away_is_said_once_and_its_return_too(
     assert PASSWORD not in str(lines)
 
 
-async def test_nobody_is_told_of_other_machines_while_they_cannot_be_asked(client: Client, rows: Rows) -> None:
+async def test_nobody_is_told_of_other_machines_while_they_cannot_be_asked(client: Client, rows: UsageDatabase) -> None:
     nowhere = ClickHouse(f"http://{NAME}:{PASSWORD}@127.0.0.1:1/records", timeout_s=1)
     usage = UsageLog(client, rows.folder, elsewhere=nowhere)
     with pytest.raises(StoreAway) as away:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.exchange import Outcome
 from gateway.request_id import arrival_ms
 from gateway.usage import queries
-from gateway.usage.database import GROUPS, SUMS, Rows, files, months_ago, path_of
+from gateway.usage.database import GROUPS, SUMS, UsageDatabase, files, months_ago, path_of
 from gateway.usage.record import Record
 from tests.records import arrival, end, id_at
 
@@ -22,8 +22,8 @@ NEW_YEAR_MS = 1_798_761_600_000
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Iterator[Rows]:
-    writer = Rows(tmp_path)
+def rows(tmp_path: Path) -> Iterator[UsageDatabase]:
+    writer = UsageDatabase(tmp_path)
     yield writer
     writer.close()
 
@@ -43,28 +43,28 @@ def summed(folder: Path) -> list[dict[str, object]]:
     return [dict(zip((*GROUPS, *SUMS), (*key, *totals[key]), strict=True)) for key in sorted(totals)]
 
 
-def test_an_arrival_is_a_row_that_is_under_way(rows: Rows) -> None:
+def test_an_arrival_is_a_row_that_is_under_way(rows: UsageDatabase) -> None:
     opened = arrival()
     rows.write([opened])
     assert queries.find(rows.folder, opened.id) == opened
     assert rolled_up(rows.folder) == []
 
 
-def test_an_end_closes_its_row_with_all_it_knows(rows: Rows) -> None:
+def test_an_end_closes_its_row_with_all_it_knows(rows: UsageDatabase) -> None:
     opened = arrival()
     rows.write([opened])
     rows.write([end(opened)])
     assert list(queries.select(rows.folder)) == [end(opened)]
 
 
-def test_an_end_that_comes_before_its_arrival_stays(rows: Rows) -> None:
+def test_an_end_that_comes_before_its_arrival_stays(rows: UsageDatabase) -> None:
     opened = arrival()
     rows.write([end(opened)])
     rows.write([opened])
     assert list(queries.select(rows.folder)) == [end(opened)]
 
 
-def test_what_is_written_again_changes_nothing(rows: Rows) -> None:
+def test_what_is_written_again_changes_nothing(rows: UsageDatabase) -> None:
     opened = arrival()
     for _ in range(3):
         rows.write([opened, end(opened)])
@@ -73,14 +73,14 @@ def test_what_is_written_again_changes_nothing(rows: Rows) -> None:
     assert [day["charge_micros"] for day in rolled_up(rows.folder)] == [123]
 
 
-def test_requests_around_midnight_on_new_year_are_in_their_own_files(rows: Rows) -> None:
+def test_requests_around_midnight_on_new_year_are_in_their_own_files(rows: UsageDatabase) -> None:
     old, new = arrival(id_at(NEW_YEAR_MS - 1)), arrival(id_at(NEW_YEAR_MS))
     rows.write([old, new, end(old), end(new)])
     assert files(rows.folder) == ["2026-12", "2027-01"]
     assert [day["day"] for day in queries.summary(rows.folder, ["day"])] == ["2026-12-31", "2027-01-01"]
 
 
-def test_the_sweeper_closes_only_what_is_old_and_open(rows: Rows) -> None:
+def test_the_sweeper_closes_only_what_is_old_and_open(rows: UsageDatabase) -> None:
     old, ended, young = arrival(id_at(NEW_YEAR_MS)), arrival(id_at(NEW_YEAR_MS)), arrival(id_at(NEW_YEAR_MS + 5000))
     rows.write([old, ended, end(ended), young])
     assert rows.close_crashed(NEW_YEAR_MS + 5000) == 1
@@ -88,7 +88,7 @@ def test_the_sweeper_closes_only_what_is_old_and_open(rows: Rows) -> None:
     assert found == {old.id: Outcome.GATEWAY_CRASHED, ended.id: Outcome.COMPLETED, young.id: None}
 
 
-def test_a_true_end_that_comes_late_replaces_the_guess_of_the_sweeper(rows: Rows) -> None:
+def test_a_true_end_that_comes_late_replaces_the_guess_of_the_sweeper(rows: UsageDatabase) -> None:
     opened = arrival()
     rows.write([opened])
     rows.close_crashed(arrival_ms(opened.id) + 1)
@@ -97,13 +97,13 @@ def test_a_true_end_that_comes_late_replaces_the_guess_of_the_sweeper(rows: Rows
     assert rolled_up(rows.folder) == summed(rows.folder)
 
 
-def test_the_sweeper_never_replaces_a_true_end(rows: Rows) -> None:
+def test_the_sweeper_never_replaces_a_true_end(rows: UsageDatabase) -> None:
     opened = arrival()
     rows.write([end(opened, outcome=Outcome.CALLER_GONE)])
     assert rows.close_crashed(arrival_ms(opened.id) + 1) == 0
 
 
-def test_old_months_are_dropped_as_whole_files_and_may_come_again(rows: Rows) -> None:
+def test_old_months_are_dropped_as_whole_files_and_may_come_again(rows: UsageDatabase) -> None:
     old, new = arrival(id_at(NEW_YEAR_MS - 1)), arrival(id_at(NEW_YEAR_MS))
     rows.write([old, new])
     assert rows.drop_before("2027-01") == ["2026-12"]
@@ -119,7 +119,7 @@ def test_months_are_counted_back_over_the_turn_of_the_year() -> None:
     ]  # fmt: skip
 
 
-def test_a_batch_that_fails_leaves_neither_a_row_nor_a_sum(rows: Rows) -> None:
+def test_a_batch_that_fails_leaves_neither_a_row_nor_a_sum(rows: UsageDatabase) -> None:
     good = arrival()
     rows.write([good])
     with sqlite3.connect(path_of(rows.folder, files(rows.folder)[0])) as other:
@@ -132,7 +132,7 @@ def test_a_batch_that_fails_leaves_neither_a_row_nor_a_sum(rows: Rows) -> None:
     assert rolled_up(rows.folder) == []
 
 
-def test_an_id_with_a_quote_in_it_is_only_data(rows: Rows) -> None:
+def test_an_id_with_a_quote_in_it_is_only_data(rows: UsageDatabase) -> None:
     opened = arrival()
     rows.write([end(opened, account="a'; DROP TABLE requests; --", model='"')])
     found = queries.find(rows.folder, opened.id)
@@ -160,7 +160,7 @@ def test_whatever_is_written_in_whatever_order_the_roll_up_is_the_sum_of_the_row
     steps: list[list[Record] | None],
 ) -> None:
     with TemporaryDirectory() as name:
-        rows = Rows(Path(name))
+        rows = UsageDatabase(Path(name))
         written: set[str] = set()
         for step in steps:
             if step is None:

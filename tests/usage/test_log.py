@@ -16,9 +16,9 @@ from gateway.errors import StoreAway
 from gateway.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
-from gateway.store.client.masters import Incarnation
+from gateway.store.client.masters import Masters
 from gateway.usage import log as module
-from gateway.usage.database import Rows
+from gateway.usage.database import UsageDatabase
 from gateway.usage.log import FIELD, UsageLog
 from gateway.usage.record import Record, decode
 from tests.patience import PATIENCE_S
@@ -138,7 +138,7 @@ async def test_a_request_is_found_behind_many_others(usage: UsageLog, monkeypatc
 
 async def test_a_request_whose_arrival_is_in_the_files_and_whose_end_waits_has_ended(usage: UsageLog) -> None:
     opened = arrival()
-    Rows(usage.folder).write([opened])
+    UsageDatabase(usage.folder).write([opened])
     assert await usage.find(opened.id) == opened
     await usage.end(end(opened))
     assert await usage.find(opened.id) == end(opened)
@@ -152,7 +152,7 @@ async def test_a_request_that_never_arrived_is_not_found(usage: UsageLog) -> Non
 
 async def test_an_account_is_told_of_its_own_requests_and_of_nobody_elses(usage: UsageLog) -> None:
     mine, theirs, nobodys = end(arrival()), end(arrival(), account="other"), end(arrival(), account="")
-    Rows(usage.folder).write([mine, theirs, nobodys])
+    UsageDatabase(usage.folder).write([mine, theirs, nobodys])
     assert await usage.find(mine.id, "demo") == mine
     assert await usage.find(theirs.id, "demo") is None
     assert await usage.find(nobodys.id, "demo") is None
@@ -163,7 +163,7 @@ async def test_what_is_in_the_files_is_told_without_the_store_and_of_the_rest_no
     frozen: UsageLog,
 ) -> None:
     ended = end(arrival())
-    Rows(frozen.folder).write([ended])
+    UsageDatabase(frozen.folder).write([ended])
     assert await frozen.find(ended.id) == ended
     with pytest.raises(StoreAway):
         await frozen.find(arrival().id)
@@ -177,22 +177,22 @@ async def test_each_folder_has_a_stream_of_its_own_that_outlives_the_process(cli
 async def test_ends_that_a_store_forgot_are_kept_again_in_the_one_that_took_over(tmp_path: Path) -> None:
     store = EmbeddedStore.start(tmp_path / "store")
     client = Client.connect(store.url)
-    usage, incarnation = UsageLog(client, tmp_path / "usage"), Incarnation(client)
-    assert await incarnation.heal(usage.repeat) == [0]
+    usage, masters = UsageLog(client, tmp_path / "usage"), Masters(client)
+    assert await masters.replay_after_failover(usage.repeat) == [0]
     opened = arrival()
     await usage.submit_arrival(opened)
     await usage.end(end(opened))
     await client.call("DEL", usage.stream)  # as a replica that was behind never had them
-    assert await incarnation.heal(usage.repeat) == [0], "it is the same still"
+    assert await masters.replay_after_failover(usage.repeat) == [0], "it is the same still"
     assert await streamed(usage) == []
     await asyncio.to_thread(store.stop)
     store = EmbeddedStore.start(tmp_path / "store")
     try:
         async with asyncio.timeout(PATIENCE_S):
-            while (await asyncio.gather(incarnation.heal(usage.repeat), return_exceptions=True))[0] != [1]:
+            while (await asyncio.gather(masters.replay_after_failover(usage.repeat), return_exceptions=True))[0] != [1]:
                 await asyncio.sleep(0.01)
         assert await streamed(usage) == [end(opened)]
-        assert await incarnation.heal(usage.repeat) == [0]
+        assert await masters.replay_after_failover(usage.repeat) == [0]
     finally:
         await client.close()
         store.stop()

@@ -28,7 +28,7 @@ async def ended(gateway: Running) -> list[Record]:
 async def last_end(gateway: Running) -> Record:
     """The end of the request that ended last, as soon as nothing is under way."""
     async with asyncio.timeout(PATIENCE_S):
-        while gateway.gateway.life.open or not (records := await ended(gateway)):
+        while gateway.gateway.runner.open or not (records := await ended(gateway)):
             await asyncio.sleep(0.01)
     return records[-1]
 
@@ -42,7 +42,7 @@ async def given_back(
         known = {*before, asyncio.current_task()}
         while (tasks() - known) or (upstream is not None and len(upstream.open) != pooled):
             await asyncio.sleep(0.01)
-        while gateway.gateway.life.open or gateway.gateway.life.pipe.streams:
+        while gateway.gateway.runner.open or gateway.gateway.runner.failover.relays:
             await asyncio.sleep(0.01)
 
     await soon(idle())

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from gateway import Candidate, Exchange, Plugin, Refused, Route
-from gateway.facts import Gate
+from gateway.facts import CircuitBreaker
 
 
-class Shut(Gate):
+class Shut(CircuitBreaker):
     """None of them, just now."""
 
     async def admit(self, candidates: Sequence[Candidate], request_id: str) -> Candidate:

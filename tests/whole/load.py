@@ -89,9 +89,11 @@ async def look_at(books: Books, callers: Callers, floor: int = 0) -> None:
     await books.verified()
     charges = await books.charges()
     assert callers.whole <= records.keys()
-    assert {rid: sum(charges.get(rid, [])) for rid in callers.whole} == dict.fromkeys(callers.whole, EXACT)
-    assert {rid for rid in callers.refused if sum(charges.get(rid, []))} == set()
+    assert {request_id: sum(charges.get(request_id, [])) for request_id in callers.whole} == dict.fromkeys(
+        callers.whole, EXACT
+    )
+    assert {request_id for request_id in callers.refused if sum(charges.get(request_id, []))} == set()
     assert floor or all(len([each for each in lines if each]) <= 1 for lines in charges.values())
-    crashed = {rid for rid, record in records.items() if record.outcome is Outcome.GATEWAY_CRASHED}
-    assert {sum(charges[rid]) for rid in crashed & charges.keys()} <= {floor, EXACT}
+    crashed = {request_id for request_id, record in records.items() if record.outcome is Outcome.GATEWAY_CRASHED}
+    assert {sum(charges[request_id]) for request_id in crashed & charges.keys()} <= {floor, EXACT}
     assert (await books.account()).balance_micros == OPENING - sum(map(sum, charges.values()))

@@ -128,9 +128,9 @@ class Scripted:
 
 
 class Gated(Scripted):
-    """The first answer stops after `before` until `gate` is opened, then comes `after`; all others are whole at once."""
+    """The first answer stops after `before` until `breaker` is opened, then comes `after`; all others are whole at once."""
 
     def __init__(self, before: bytes, after: bytes) -> None:
-        self.gate = asyncio.Event()
-        held: list[Step] = [CHUNKED + chunk(before), Forever(b"", 0.01, until=self.gate.is_set), chunk(after) + LAST]
+        self.breaker = asyncio.Event()
+        held: list[Step] = [CHUNKED + chunk(before), Forever(b"", 0.01, until=self.breaker.is_set), chunk(after) + LAST]
         super().__init__(held, [CHUNKED + chunk(before + after) + LAST])

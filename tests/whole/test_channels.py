@@ -80,9 +80,9 @@ async def answered(calls: Sequence[asyncio.Task[Answer]], count: int) -> None:
             await asyncio.sleep(0.01)
 
 
-def held_by(gate: asyncio.Event) -> list[Step]:
+def held_by(breaker: asyncio.Event) -> list[Step]:
     """An answer that begins at once, and ends when the gate is opened."""
-    return [CHUNKED + chunk(WORDS[1]), Forever(b"", 0.01, until=gate.is_set), chunk(STREAM) + LAST]
+    return [CHUNKED + chunk(WORDS[1]), Forever(b"", 0.01, until=breaker.is_set), chunk(STREAM) + LAST]
 
 
 RETRIED: dict[str, list[Step]] = {
@@ -173,12 +173,12 @@ async def test_a_channel_that_fails_gets_nothing_while_it_cools_and_then_one_pro
         assert len(first.requests) == 3
         await gateway.store.client.call("HSET", "gw:{channels}:c0:state", "until", 1)  # it has cooled
         await until(gateway, "c0", Condition.PROBING)
-        gate, before = asyncio.Event(), len(second.requests)
-        first.scripts = ([CHUNKED, Forever(b"", 0.01, until=gate.is_set), chunk(STREAM) + LAST],)
+        breaker, before = asyncio.Event(), len(second.requests)
+        first.scripts = ([CHUNKED, Forever(b"", 0.01, until=breaker.is_set), chunk(STREAM) + LAST],)
         calls = [asyncio.create_task(ask(gateway.port, chat(token))) for _ in range(10)]
         await until_called(first, 4)
         await until_called(second, before + 9)
-        gate.set()
+        breaker.set()
         assert [answer.status for answer in await asyncio.gather(*calls)] == [200] * 10
         assert len(first.requests) == 4, "one call shows whether it serves again"
         await until(gateway, "c0", Condition.HEALTHY)
@@ -218,13 +218,13 @@ async def test_when_all_cool_the_caller_is_told_when_to_come_back(
 async def test_a_full_channel_is_passed_over_and_when_all_are_full_the_caller_waits(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    gate = asyncio.Event()
-    slow = held_by(gate)
+    breaker = asyncio.Event()
+    slow = held_by(breaker)
     async with in_front_of(tmp_path, store_url, slow, slow, each=", concurrent: 2") as (gateway, upstreams):
         token = await gateway.token()
         calls = [asyncio.create_task(ask(gateway.port, chat(token))) for _ in range(7)]
         await answered(calls, 3)
-        gate.set()
+        breaker.set()
         assert sorted(answer.status for answer in await asyncio.gather(*calls)) == [200] * 4 + [503] * 3
         assert [len(upstream.requests) for upstream in upstreams] == [2, 2]
         await last_end(gateway)
@@ -245,11 +245,11 @@ async def test_a_channel_has_a_limit_a_minute(store_url: str, client: Client, tm
 async def test_two_gateways_agree_on_cool_downs_within_a_second_and_share_a_limit(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    gate = asyncio.Event()
+    breaker = asyncio.Event()
     (tmp_path / "other").mkdir()
     async with (
         Scripted([whole("429 Slow", b"{}", "Retry-After: 100")]) as first,
-        Scripted(held_by(gate)) as second,
+        Scripted(held_by(breaker)) as second,
     ):
         text = yaml(first.base_url, second.base_url, each=", concurrent: 3")
         async with running(text, tmp_path, store_url) as one, running(text, tmp_path / "other", store_url) as two:
@@ -261,7 +261,7 @@ async def test_two_gateways_agree_on_cool_downs_within_a_second_and_share_a_limi
             asked = [ask(gateway.port, chat(each)) for gateway, each in ((one, token), (two, other)) for _ in range(5)]
             calls = [early, *map(asyncio.create_task, asked)]
             await answered(calls, 8)
-            gate.set()
+            breaker.set()
             answers = await asyncio.gather(*calls)
             assert sorted(answer.status for answer in answers) == [200] * 3 + [503] * 8
             assert len(first.requests) == 1, "the other gateway knows that it cools"

@@ -73,7 +73,7 @@ async def test_a_stop_under_load_loses_nothing(books: Books, upstream: FakeUpstr
 
     records = await books.records()
     await books.verified()
-    charges = {rid: sum(lines) for rid, lines in (await books.charges()).items()}
+    charges = {request_id: sum(lines) for request_id, lines in (await books.charges()).items()}
     assert {charges[answer.headers["x-request-id"]] for answer in whole} == {EXACT}
     assert {records[answer.headers["x-request-id"]].outcome for answer in cut} == {Outcome.STOPPED}
     assert Outcome.GATEWAY_CRASHED not in {record.outcome for record in records.values()}

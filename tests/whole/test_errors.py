@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.accounts import Status
+from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
 from gateway.store.tokens import TokenStatus
 from gateway.testing import Running, running
@@ -71,8 +71,8 @@ async def test_token_disabled(gateway: Running) -> None:
 # The account, its group, the token's restrictions.
 
 
-@pytest.mark.parametrize("status", [Status.SUSPENDED, Status.CLOSED])
-async def test_account_status_forbids(gateway: Running, status: Status) -> None:
+@pytest.mark.parametrize("status", [AccountStatus.SUSPENDED, AccountStatus.CLOSED])
+async def test_account_status_forbids(gateway: Running, status: AccountStatus) -> None:
     token = await gateway.token()
     await gateway.store.accounts.set_status("tester", status)
     assert_error(await chat_with(gateway, token), 403, "permission_error", "account_inactive")
@@ -168,7 +168,7 @@ async def test_upstream_failed_or_refused(
     assert_error(answer, status, "upstream_error", code)
     assert (answer.headers.get("x-should-retry") == "false") == (code == "upstream_auth_failed")
     assert len(upstream.requests) == 1
-    await gateway.gateway.life.settled()
+    await gateway.gateway.runner.settled()
     account = await gateway.store.accounts.get("tester")
     assert account is not None
     assert (account.balance_micros, account.held_micros) == (5_000_000, 0)

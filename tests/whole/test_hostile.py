@@ -186,11 +186,11 @@ def was_a_request(case: Case, answer: Answer) -> bool:
 
 async def given_back(gateway: Running) -> None:
     """Nothing is held: no money, no body, no exchange."""
-    await gateway.gateway.life.settled()
+    await gateway.gateway.runner.settled()
     account = await gateway.store.accounts.get("tester")
     assert account is not None
     assert (account.held_micros, account.holds) == (0, 0)
-    assert (gateway.gateway.life.open, gateway.gateway.budget.held) == (0, 0)
+    assert (gateway.gateway.runner.open, gateway.gateway.budget.held) == (0, 0)
 
 
 async def test_naughty_strings_are_no_account_names(gateway: Running) -> None:

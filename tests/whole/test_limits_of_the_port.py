@@ -258,7 +258,7 @@ async def test_bodies_beyond_the_budget_are_refused_until_there_is_room(serving:
         assert (await ask(gateway.port, chat(token, {"user": "x" * 12_000}))).status == 200
         first.send(padded[len(padded) // 2 :])
         assert (await first.answer()).status == 200
-        await gateway.gateway.life.settled()
+        await gateway.gateway.runner.settled()
         assert gateway.gateway.budget.held == 0
         assert (await ask(gateway.port, padded)).status == 200
 
@@ -282,7 +282,7 @@ async def test_exchanges_beyond_the_most_that_may_be_open_are_refused(
         assert (await ask(gateway.port, get("/healthz"))).status == 200
         first.writer.close()
         upstream.mode = "words"
-        while gateway.gateway.life.open:
+        while gateway.gateway.runner.open:
             await asyncio.sleep(0.01)
         await assert_served(gateway, token)
 

@@ -43,8 +43,8 @@ class Gated(Scripted):
     """An upstream that answers once it may, and then tells more usage than can be."""
 
     def __init__(self) -> None:
-        self.gate = asyncio.Event()
-        super().__init__([CHUNKED, Forever(b"", 0.01, until=self.gate.is_set), chunk(GREEDY) + LAST])
+        self.breaker = asyncio.Event()
+        super().__init__([CHUNKED, Forever(b"", 0.01, until=self.breaker.is_set), chunk(GREEDY) + LAST])
 
 
 @pytest.fixture
@@ -98,10 +98,10 @@ async def race(gateways: list[Running], upstream: Gated, credit: int) -> tuple[C
             if waiting == len(upstream.requests):
                 callers.append(asyncio.create_task(decided(next(ports), token)))
             await asyncio.sleep(0.01)
-    upstream.gate.set()
+    upstream.breaker.set()
     statuses = Counter(await asyncio.gather(*callers))
     for gateway in gateways:
-        await gateway.gateway.life.settled()
+        await gateway.gateway.runner.settled()
     watching.cancel()
     await asyncio.wait([watching])
     await lowest.read_ledger()

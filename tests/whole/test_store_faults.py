@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.schema import StoreSettings
-from gateway.runtime.maintenance import Care
+from gateway.runtime.maintenance import Maintenance
 from gateway.testing import Running, running
 from gateway.usage import queries
 from gateway.usage.sink import Sink
@@ -51,7 +51,7 @@ async def begun(gateway: Running, token: str) -> asyncio.Task[Answer]:
     """A stream whose first event has come."""
     answer = asyncio.create_task(ask(gateway.port, chat(token)))
     async with asyncio.timeout(PATIENCE_S):
-        while not any(stream.events.started for stream in gateway.gateway.life.pipe.streams):
+        while not any(stream.events.started for stream in gateway.gateway.runner.failover.relays):
             await asyncio.sleep(0.01)
     return answer
 
@@ -59,9 +59,9 @@ async def begun(gateway: Running, token: str) -> asyncio.Task[Answer]:
 async def assert_books(gateway: Running, answers: list[Answer], served: int) -> None:
     """All is settled, exactly, and every answer's id is in the usage log."""
     async with asyncio.timeout(PATIENCE_S):
-        while gateway.gateway.life.open:
+        while gateway.gateway.runner.open:
             await asyncio.sleep(0.01)
-    await Care(gateway.store).round()
+    await Maintenance(gateway.store).round()
     assert await gateway.store.wallet.verify("tester") == []
     account = await gateway.store.accounts.get("tester")
     assert account is not None
@@ -94,7 +94,7 @@ async def test_nobody_is_served_while_the_store_is(
         assert seconds < WITHIN_S
         answers.append(answer)
     assert len(upstream.requests) == called
-    upstream.gate.set()
+    upstream.breaker.set()
     await REFUSING[name].end(store)
     open_one = await stream
     assert (open_one.status, open_one.whole, open_one.body) == (200, True, PASSED)
@@ -111,7 +111,7 @@ async def test_everybody_is_served_after_the_store_had(
     stream = await begun(gateway, token)
     await PASSING[name].begin(store)
     assert not stream.done()
-    upstream.gate.set()
+    upstream.breaker.set()
     answers = await asyncio.gather(stream, *(ask(gateway.port, chat(token)) for _ in range(10)))
     assert [(answer.status, answer.whole) for answer in answers] == [(200, True)] * 11
     await assert_books(gateway, answers, served=11)

@@ -20,12 +20,12 @@ import pytest
 
 from gateway import Outcome
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.accounts import Status
+from gateway.store.accounts import AccountStatus
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.tokens import TokenStatus
 from gateway.testing import Running, running
 from gateway.usage import queries
-from gateway.usage.database import Rows
+from gateway.usage.database import UsageDatabase
 from gateway.usage.log import FIELD
 from gateway.usage.record import Record, decode
 from tests.cli.processes import demo_in, kill, serving, worker_of
@@ -42,7 +42,7 @@ HASTY = ", timers: {connect: 1, first_byte: 0.2, idle: 0.2, total: 1, write_stal
 README = Path(__file__).parent.parent.parent / "README.md"
 
 
-class Stage:
+class ScenarioRunner:
     """A whole gateway, its upstream and its store, for one request."""
 
     def __init__(self, gateway: Running, upstream: FakeUpstream, store: EmbeddedStore, stack: AsyncExitStack) -> None:
@@ -66,7 +66,7 @@ class Stage:
         return reader, writer
 
 
-Request = Callable[[Stage], Awaitable[bytes]]
+Request = Callable[[ScenarioRunner], Awaitable[bytes]]
 
 
 class Case(msgspec.Struct, kw_only=True):
@@ -88,70 +88,70 @@ class Case(msgspec.Struct, kw_only=True):
 
 
 def with_token(body: object = None, **changes: object) -> Request:
-    async def request(stage: Stage) -> bytes:
+    async def request(stage: ScenarioRunner) -> bytes:
         return chat(await stage.gateway.token(**changes), body)  # type: ignore[arg-type]
 
     return request
 
 
 def fixed(request: bytes) -> Request:
-    async def same(_: Stage) -> bytes:
+    async def same(_: ScenarioRunner) -> bytes:
         return request
 
     return same
 
 
-def changed(change: Callable[[Stage], Awaitable[str]], **more: object) -> Request:
+def changed(change: Callable[[ScenarioRunner], Awaitable[str]], **more: object) -> Request:
     """A request with the token that `change` leaves."""
 
-    async def request(stage: Stage) -> bytes:
+    async def request(stage: ScenarioRunner) -> bytes:
         return chat(await change(stage), **more)  # type: ignore[arg-type]
 
     return request
 
 
-async def deleted(stage: Stage) -> str:
+async def deleted(stage: ScenarioRunner) -> str:
     token = await stage.gateway.token()
     (known,) = await stage.gateway.store.tokens.all_of("tester")
     await stage.gateway.store.tokens.delete(known.id)
     return token
 
 
-async def expired(stage: Stage) -> str:
+async def expired(stage: ScenarioRunner) -> str:
     await stage.gateway.token()
     return (await stage.gateway.store.tokens.create("tester", expires_at=1)).token
 
 
-async def disabled(stage: Stage) -> str:
+async def disabled(stage: ScenarioRunner) -> str:
     token = await stage.gateway.token()
     (known,) = await stage.gateway.store.tokens.all_of("tester")
     await stage.gateway.store.tokens.set_status(known.id, TokenStatus.DISABLED)
     return token
 
 
-async def suspended(stage: Stage) -> str:
+async def suspended(stage: ScenarioRunner) -> str:
     token = await stage.gateway.token()
-    await stage.gateway.store.accounts.set_status("tester", Status.SUSPENDED)
+    await stage.gateway.store.accounts.set_status("tester", AccountStatus.SUSPENDED)
     return token
 
 
-async def restricted(stage: Stage) -> str:
+async def restricted(stage: ScenarioRunner) -> str:
     await stage.gateway.token()
     return (await stage.gateway.store.tokens.create("tester", addresses=("10.0.0.0/8",))).token
 
 
-async def for_other_models(stage: Stage) -> str:
+async def for_other_models(stage: ScenarioRunner) -> str:
     await stage.gateway.token()
     return (await stage.gateway.store.tokens.create("tester", models=("other",))).token
 
 
-async def once_before(stage: Stage) -> str:
+async def once_before(stage: ScenarioRunner) -> str:
     token = await stage.gateway.token()
     assert (await stage.ask(chat(token))).status == 200
     return token
 
 
-async def beside_another(stage: Stage) -> str:
+async def beside_another(stage: ScenarioRunner) -> str:
     token = await stage.gateway.token()
     await stage.leaves_open(chat(token))
     while not stage.upstream.requests:
@@ -159,23 +159,23 @@ async def beside_another(stage: Stage) -> str:
     return token
 
 
-async def store_stopped(stage: Stage) -> str:
+async def store_stopped(stage: ScenarioRunner) -> str:
     token = await stage.gateway.token()
     await asyncio.to_thread(stage.store.stop)
     return token
 
 
-async def draining(stage: Stage) -> str:
+async def draining(stage: ScenarioRunner) -> str:
     stage.gateway.gateway.draining = True
     return await stage.gateway.token()
 
 
-async def cut_short(stage: Stage) -> bytes:
+async def cut_short(stage: ScenarioRunner) -> bytes:
     return chat(await stage.gateway.token())[:-1]
 
 
 def getting(path: str) -> Request:
-    async def request(stage: Stage) -> bytes:
+    async def request(stage: ScenarioRunner) -> bytes:
         return get(path, await stage.gateway.token())
 
     return request
@@ -298,7 +298,7 @@ CASES: dict[str, Case] = {
 
 
 @asynccontextmanager
-async def staged(case: Case, folder: Path) -> AsyncIterator[Stage]:
+async def staged(case: Case, folder: Path) -> AsyncIterator[ScenarioRunner]:
     async with AsyncExitStack() as stack:
         store = await asyncio.to_thread(EmbeddedStore.start, folder / "store")
         stack.callback(store.stop)
@@ -312,10 +312,10 @@ async def staged(case: Case, folder: Path) -> AsyncIterator[Stage]:
         )
         gateway = await stack.enter_async_context(running(yaml, folder, store.url))
         async with AsyncExitStack() as inner:
-            yield Stage(gateway, upstream, store, inner)
+            yield ScenarioRunner(gateway, upstream, store, inner)
 
 
-async def entries(stage: Stage) -> list[Record]:
+async def entries(stage: ScenarioRunner) -> list[Record]:
     """All that was written, wherever it is."""
     usage = stage.gateway.store.usage
     written = [decode(line) for file in usage.spool.files() for line in file.read_bytes().splitlines()]
@@ -332,7 +332,7 @@ async def test_one_arrival_and_one_end_tell_what_the_caller_met(case: Case, tmp_
         before, began = await balance(stage), time.monotonic()
         answer = await stage.ask(request)
         took_ms = (time.monotonic() - began) * 1000
-        await stage.gateway.gateway.life.settled()
+        await stage.gateway.gateway.runner.settled()
         of_it = [record for record in await entries(stage) if record.id == answer.headers["x-request-id"]]
         opened, ended = sorted(of_it, key=lambda record: record.outcome is not None)
         charged = before - await balance(stage)
@@ -350,7 +350,7 @@ async def test_one_arrival_and_one_end_tell_what_the_caller_met(case: Case, tmp_
     assert max(case.at_least_ms, ended.first_byte_ms or 0, ended.longest_gap_ms) <= ended.duration_ms <= took_ms + 1
 
 
-async def balance(stage: Stage) -> int:
+async def balance(stage: ScenarioRunner) -> int:
     """What the tester's account has; a store that is away keeps it as it was."""
     if stage.store.ended:
         return OPENING
@@ -366,7 +366,7 @@ async def head_of(reader: asyncio.StreamReader) -> str:
     return found[1].decode()
 
 
-async def ended_with(stage: Stage, id: str) -> Record:  # noqa: A002
+async def ended_with(stage: ScenarioRunner, id: str) -> Record:  # noqa: A002
     """The one end of a request, which has one arrival, as soon as it is written."""
     async with asyncio.timeout(PATIENCE_S):
         while len(found := [record for record in await entries(stage) if record.id == id]) < 2:
@@ -423,7 +423,7 @@ async def test_a_gateway_that_is_killed_in_the_stream(tmp_path: Path) -> None:
             with suppress(aiohttp.ClientError):
                 await answer.read()
         assert await served.stop() == 0
-    rows = Rows(folder)
+    rows = UsageDatabase(folder)
     opened = queries.find(folder, answer.headers["x-request-id"])
     assert opened is not None
     assert (opened.outcome, opened.charge_micros) == (None, 0)

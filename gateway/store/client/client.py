@@ -25,7 +25,7 @@ from redis.exceptions import RedisError
 
 from gateway.errors import StoreAway
 from gateway.store.client.connection import Argument, Shape
-from gateway.store.client.topology import Servers, reach
+from gateway.store.client.topology import Topology, from_url
 
 __all__ = ["Argument", "Client", "Script"]
 
@@ -55,7 +55,7 @@ class Client:
     Replies are as redis-py gives them for RESP3, with bytes where it has them.
     """
 
-    def __init__(self, servers: Servers, *, timeout_s: float = 0.5) -> None:
+    def __init__(self, servers: Topology, *, timeout_s: float = 0.5) -> None:
         self._servers = servers
         self.redis = servers.redis
         """redis-py's client of the same store, for what is asked of every master of a cluster."""
@@ -69,7 +69,7 @@ class Client:
         Nothing is sent yet. `connections` bounds those to each node of a cluster; any other store has one. Raises
         `Misconfigured` for a URL of another kind; its text never holds the URL.
         """
-        return cls(reach(url, timeout_s, connections), timeout_s=timeout_s)
+        return cls(from_url(url, timeout_s, connections), timeout_s=timeout_s)
 
     def submit(self, *command: Argument) -> asyncio.Future[Any]:
         """Send a command with the others of this tick. The future gets the reply, `StoreAway` or `StoreError`."""

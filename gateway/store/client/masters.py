@@ -8,14 +8,14 @@ from gateway.store.client.client import Client
 from gateway.store.client.durability import told_by_masters
 
 
-class Incarnation:
+class Masters:
     """Looks whether the masters of a store, which these clients use, are those of the last look."""
 
     def __init__(self, *clients: Client) -> None:
         self._clients = clients
         self._masters: frozenset[str] | None = None
 
-    async def heal(self, *repeats: Callable[[], Awaitable[int]]) -> list[int]:
+    async def replay_after_failover(self, *repeats: Callable[[], Awaitable[int]]) -> list[int]:
         """Do each of `repeats` where a master may not be the one before; what each returned, 0 where it was not done.
 
         Call it at start and every few seconds. Raises `StoreAway`; then the next call does them in any case.

@@ -24,14 +24,14 @@ PIECE_S: Final = 10
 """The most that lines of one piece are apart: they are forgotten together."""
 
 
-class Piece(msgspec.Struct, frozen=True, gc=False):
+class Segment(msgspec.Struct, frozen=True, gc=False):
     """Lines that are forgotten together. `last`: the second of the last one."""
 
     last: int
     lines: bytes
 
 
-class Recent:
+class ReplayBuffer:
     """Lines that were acknowledged lately, at most `most` bytes of what they are compressed to.
 
     Pieces, not lines, are what is kept: an object for each line would take many times the memory.
@@ -40,7 +40,7 @@ class Recent:
     def __init__(self, most: int = sys.maxsize) -> None:
         self._most = most
         self._bytes = 0
-        self._pieces: deque[Piece] = deque()
+        self._pieces: deque[Segment] = deque()
         self._open = bytearray()
         self._began = 0
 
@@ -54,7 +54,7 @@ class Recent:
         self._open += line + b"\n"
 
     def _close(self, now: int) -> None:
-        piece = Piece(min(now, self._began + PIECE_S), zlib.compress(self._open, 1))
+        piece = Segment(min(now, self._began + PIECE_S), zlib.compress(self._open, 1))
         self._open.clear()
         self._began = now
         self._pieces.append(piece)

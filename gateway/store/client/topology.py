@@ -36,7 +36,7 @@ TRIES: Final = 2
 """A command may be sent on, once. One that a slot on its way holds up is not tried on and on, in the place of others."""
 
 
-class Servers(Protocol):
+class Topology(Protocol):
     """What takes commands. `redis` is redis-py's client of the same store."""
 
     redis: Redis | RedisCluster
@@ -54,7 +54,7 @@ class Servers(Protocol):
         """Wait for the replies that are due, then close."""
 
 
-def reach(url: str, timeout_s: float, connections: int) -> Servers:
+def from_url(url: str, timeout_s: float, connections: int) -> Topology:
     """What a URL names; nothing is sent. Raises `Misconfigured`, whose text never holds the URL."""
     parts = urlsplit(url)
     options: dict[str, Any] = {
@@ -65,7 +65,7 @@ def reach(url: str, timeout_s: float, connections: int) -> Servers:
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
     }
     if parts.scheme in ("redis", "rediss", "unix"):
-        return OneServer(Redis.from_url(url, **options), timeout_s)
+        return SingleServer(Redis.from_url(url, **options), timeout_s)
     if parts.scheme not in ("sentinel", "cluster"):
         raise Misconfigured(
             "redis: must be `embedded` or begin with redis://, rediss://, unix://, sentinel:// or cluster://"
@@ -82,13 +82,13 @@ def reach(url: str, timeout_s: float, connections: int) -> Servers:
     hosts = [_host_port(item) for item in parts.netloc.rpartition("@")[2].split(",")]
     if parts.scheme == "sentinel":
         sentinel = Sentinel(hosts, sentinel_kwargs={"socket_timeout": timeout_s, **encrypted}, **options)  # type: ignore[no-untyped-call, unused-ignore]
-        return OneServer(sentinel.master_for(parts.path.strip("/") or "mymaster"), timeout_s)  # type: ignore[no-untyped-call, unused-ignore]
+        return SingleServer(sentinel.master_for(parts.path.strip("/") or "mymaster"), timeout_s)  # type: ignore[no-untyped-call, unused-ignore]
     nodes = [ClusterNode(host, port) for host, port in hosts]
     spared = 2 * connections  # some are for what is read page by page, past the commands
     return Cluster(RedisCluster(startup_nodes=nodes, max_connections=spared, **options), timeout_s, connections)  # type: ignore[abstract, unused-ignore]
 
 
-class OneServer:
+class SingleServer:
     """One server: a connection, and the next one when it is lost."""
 
     def __init__(self, redis: Redis, timeout_s: float) -> None:

@@ -4,7 +4,7 @@ local before, last = ARGV[2], ARGV[4]
 local count = integer(ARGV[3], 1, 1000, "the number of lines")
 local keep = integer(ARGV[5], 1, MOST, "keep")
 local skew = integer(ARGV[6], 1, MOST, "skew")
-if (redis.call("HGET", account, "archived") or "") ~= before then
+if (redis.call("HGET", account_key, "archived") or "") ~= before then
   return { ARGV[1], "CHANGED", "" }
 end
 local lines, total, transactions, credited = before:match("^1 (%d+) (%-?%d+) (%d+) (%-?%d+) %d+%-%d+$")
@@ -47,5 +47,5 @@ if #resolved > 0 then
 end
 local sums = { "1", digits((lines or 0) + count), digits(total), digits(transactions), digits(credited), last }
 local archived = table.concat(sums, " ")
-redis.call("HSET", account, "archived", archived)
+redis.call("HSET", account_key, "archived", archived)
 return { ARGV[1], "OK", archived }

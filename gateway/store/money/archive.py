@@ -57,9 +57,9 @@ class Archived(msgspec.Struct, frozen=True):
         sums = (1, self.lines, self.total, self.transactions, self.credited, self.last)
         return " ".join(map(str, sums)) if self.lines else ""
 
-    def may_have(self, rid: str) -> bool:
+    def may_have(self, request_id: str) -> bool:
         """Whether a line of this request may be among them."""
-        return self.lines > 0 and arrival_ms(rid) <= int(self.last.partition("-")[0]) + SKEW_S * 1000
+        return self.lines > 0 and arrival_ms(request_id) <= int(self.last.partition("-")[0]) + SKEW_S * 1000
 
 
 def encode(line: bytes, fields: Mapping[bytes, bytes]) -> bytes:

@@ -35,13 +35,13 @@ class Snapshot(msgspec.Struct, frozen=True):
     def of(cls, reply: list[Any]) -> Snapshot:
         """The snapshot script's reply."""
         _, (balance, held, count, archived), holds, leases, moved, resolved, last_line, now_ms = reply
-        terms = {rid: record.split() for rid, record in _pairs(holds)}
+        terms = {request_id: record.split() for request_id, record in _pairs(holds)}
         return cls(
             int(balance or 0),
             int(held or 0),
             int(count or 0),
-            {rid: (int(parts[1]), int(parts[2])) for rid, parts in terms.items()},
-            {rid: int(float(expiry)) for rid, expiry in _pairs(leases)},
+            {request_id: (int(parts[1]), int(parts[2])) for request_id, parts in terms.items()},
+            {request_id: int(float(expiry)) for request_id, expiry in _pairs(leases)},
             {transaction: int(amount) for transaction, amount in _pairs(moved)},
             resolved,
             last_line,
@@ -119,7 +119,7 @@ class Ledger:
         self.requests[key] = Resolved(kind, charged, int(line.partition(b"-")[0]))
 
 
-def broken(snapshot: Snapshot, ledger: Ledger, swept_ms: int) -> list[str]:
+def violations(snapshot: Snapshot, ledger: Ledger, swept_ms: int) -> list[str]:
     """Every invariant that does not hold, in words; of one that fails for many requests the first few.
 
     `swept_ms`: no hold whose lease ended by then may be left.
@@ -141,11 +141,13 @@ def broken(snapshot: Snapshot, ledger: Ledger, swept_ms: int) -> list[str]:
     found = f"{sum(amount for amount, _ in snapshot.holds.values())} in {len(snapshot.holds)}"
     if stated != found:
         wrong.append(f"the account says it holds {stated} holds, there are {found}")
-    if {rid: expiry for rid, (_, expiry) in snapshot.holds.items()} != snapshot.leases:
+    if {request_id: expiry for request_id, (_, expiry) in snapshot.holds.items()} != snapshot.leases:
         wrong.append("the leases are not those of the holds")
-    wrong += [f"request {rid.decode()} is held although it was resolved" for rid in snapshot.resolved[:_SHOWN]]
-    overdue = [rid.decode() for rid, expiry in snapshot.leases.items() if expiry <= swept_ms]
-    wrong += [f"request {rid} is held past its lease" for rid in overdue[:_SHOWN]]
+    wrong += [
+        f"request {request_id.decode()} is held although it was resolved" for request_id in snapshot.resolved[:_SHOWN]
+    ]
+    overdue = [request_id.decode() for request_id, expiry in snapshot.leases.items() if expiry <= swept_ms]
+    wrong += [f"request {request_id} is held past its lease" for request_id in overdue[:_SHOWN]]
     return wrong
 
 

@@ -53,7 +53,7 @@ class Journal:
         try:
             self.append(settlement)
         except OSError as error:
-            log.error("journal_not_written", request_id=settlement.rid, reason=error.strerror)
+            log.error("journal_not_written", request_id=settlement.request_id, reason=error.strerror)
             self._unwritten.append(settlement)
 
     def append(self, settlement: Settlement) -> None:

@@ -82,6 +82,6 @@ class Settlement(msgspec.Struct, frozen=True):
     """How one request is to be resolved: charged `cost` micros, or released at no charge."""
 
     account: str
-    rid: str
+    request_id: str = msgspec.field(name="rid")
     cost: int = 0
     kind: Literal["settle", "release"] = "settle"

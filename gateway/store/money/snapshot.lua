@@ -1,14 +1,14 @@
 -- snapshot(account): all that must agree at one moment, except the ledger, of which only the last id is told. Writes nothing.
 local last = redis.call("XREVRANGE", ledger, "+", "-", "COUNT", 1)
 local resolved = {}
-for _, rid in ipairs(redis.call("HKEYS", holds)) do
-  if redis.call("HEXISTS", ended, rid) == 1 then
-    resolved[#resolved + 1] = rid
+for _, request_id in ipairs(redis.call("HKEYS", holds)) do
+  if redis.call("HEXISTS", ended, request_id) == 1 then
+    resolved[#resolved + 1] = request_id
   end
 end
 return {
   ARGV[1],
-  redis.call("HMGET", account, "balance", "held", "holds", "archived"),
+  redis.call("HMGET", account_key, "balance", "held", "holds", "archived"),
   redis.call("HGETALL", holds),
   redis.call("ZRANGE", leases, 0, -1, "WITHSCORES"),
   redis.call("HGETALL", credits),

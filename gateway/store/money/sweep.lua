@@ -2,10 +2,10 @@
 local limit = integer(ARGV[2], 1, 1000, "the limit")
 local keep = integer(ARGV[3], 1, MOST, "keep")
 local skew = integer(ARGV[4], 1, MOST, "skew")
-local purse = wallet()
-if not purse then
+local account = wallet()
+if not account then
   return { ARGV[1], 0 }
 end
 local now = clock()
 trim(now, keep, skew)
-return { ARGV[1], now, unpack(expire(purse, now, limit)) }
+return { ARGV[1], now, unpack(expire(account, now, limit)) }

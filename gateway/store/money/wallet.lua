@@ -1,6 +1,6 @@
 -- What all calls of the wallet share. Amounts are micros, times are milliseconds of the store's own clock.
 -- A script is atomic but never rolled back: every argument and every stored number is checked before the first write.
-local account, holds, leases, ended, ended_at, ledger, credits, stale = unpack(KEYS)
+local account_key, holds, leases, ended, ended_at, ledger, credits, stale = unpack(KEYS)
 local MOST = 9007199254740991 -- 2^53 - 1: beyond it a Lua number is no longer exact
 
 local function refuse(text)
@@ -26,8 +26,8 @@ local function clock()
 end
 
 -- The moment that a UUIDv7 carries.
-local function moment(rid)
-  local high, low = rid:match("^(%x%x%x%x%x%x%x%x)%-(%x%x%x%x)%-7%x%x%x%-%x%x%x%x%-%x%x%x%x%x%x%x%x%x%x%x%x$")
+local function moment(request_id)
+  local high, low = request_id:match("^(%x%x%x%x%x%x%x%x)%-(%x%x%x%x)%-7%x%x%x%-%x%x%x%x%-%x%x%x%x%x%x%x%x%x%x%x%x$")
   if not high then
     refuse("the request id is not a UUIDv7")
   end
@@ -37,7 +37,7 @@ end
 -- The account's numbers, or nil where there is no such account. They are read once; between what changes them and `save`
 -- nothing may refuse.
 local function wallet()
-  local stored = redis.call("HMGET", account, "status", "balance", "held", "holds", "credit_line")
+  local stored = redis.call("HMGET", account_key, "status", "balance", "held", "holds", "credit_line")
   if not stored[1] then
     return nil
   end
@@ -50,12 +50,12 @@ local function wallet()
   }
 end
 
-local function save(purse)
-  redis.call("HSET", account, "balance", purse.balance, "held", purse.held, "holds", purse.holds)
+local function save(account)
+  redis.call("HSET", account_key, "balance", account.balance, "held", account.held, "holds", account.holds)
 end
 
-local function hold_of(rid)
-  local stored = redis.call("HGET", holds, rid)
+local function hold_of(request_id)
+  local stored = redis.call("HGET", holds, request_id)
   if not stored then
     return nil
   end
@@ -67,8 +67,8 @@ local function hold_of(rid)
 end
 
 -- How a request was resolved and what it was charged, or nil.
-local function end_of(rid)
-  local stored = redis.call("HGET", ended, rid)
+local function end_of(request_id)
+  local stored = redis.call("HGET", ended, request_id)
   if not stored then
     return nil
   end
@@ -80,8 +80,8 @@ local function end_of(rid)
 end
 
 -- Moves the balance by `amount`, with the line that says why.
-local function move(purse, kind, id, amount, ...)
-  purse.balance = purse.balance + amount
+local function move(account, kind, id, amount, ...)
+  account.balance = account.balance + amount
   redis.call("XADD", ledger, "*", "kind", kind, "id", id, "amount", digits(amount), ...)
 end
 
@@ -96,33 +96,33 @@ local function trim(now, keep, skew)
 end
 
 -- Resolves a request: gives its hold back if it has one, charges, remembers.
-local function finish(purse, rid, hold, kind, charge, now)
+local function finish(account, request_id, hold, kind, charge, now)
   if hold then
-    redis.call("HDEL", holds, rid)
-    redis.call("ZREM", leases, rid)
-    purse.held, purse.holds = purse.held - hold.amount, purse.holds - 1
+    redis.call("HDEL", holds, request_id)
+    redis.call("ZREM", leases, request_id)
+    account.held, account.holds = account.held - hold.amount, account.holds - 1
   end
-  redis.call("HSET", ended, rid, "1 " .. kind .. " " .. digits(charge))
-  redis.call("ZADD", ended_at, now, rid)
-  move(purse, kind, rid, -charge)
+  redis.call("HSET", ended, request_id, "1 " .. kind .. " " .. digits(charge))
+  redis.call("ZADD", ended_at, now, request_id)
+  move(account, kind, request_id, -charge)
 end
 
--- Ends up to `limit` holds whose lease is over, oldest first: { rid, charged, rid, charged, ... }. All are read before one
+-- Ends up to `limit` holds whose lease is over, oldest first: { request_id, charged, request_id, charged, ... }. All are read before one
 -- is ended.
-local function expire(purse, now, limit)
+local function expire(account, now, limit)
   local rids = redis.call("ZRANGEBYSCORE", leases, "-inf", now, "LIMIT", 0, limit)
   if #rids == 0 then
     return rids
   end
   local found, over = {}, {}
-  for index, rid in ipairs(rids) do
-    found[index] = hold_of(rid) or refuse("a lease has no hold")
+  for index, request_id in ipairs(rids) do
+    found[index] = hold_of(request_id) or refuse("a lease has no hold")
   end
-  for index, rid in ipairs(rids) do
+  for index, request_id in ipairs(rids) do
     local hold = found[index]
-    finish(purse, rid, hold, "expire", hold.floor, now)
-    over[2 * index - 1], over[2 * index] = rid, hold.floor
+    finish(account, request_id, hold, "expire", hold.floor, now)
+    over[2 * index - 1], over[2 * index] = request_id, hold.floor
   end
-  save(purse)
+  save(account)
   return over
 end

@@ -24,9 +24,9 @@ import msgspec
 from gateway import crash_points
 from gateway.errors import StoreAway, StoreError
 from gateway.store.client.client import Argument, Client
-from gateway.store.client.replay_buffer import Recent
+from gateway.store.client.replay_buffer import ReplayBuffer
 from gateway.store.money.archive import Archive, Archived
-from gateway.store.money.audit import Audit, Ledger, Snapshot, broken
+from gateway.store.money.audit import Audit, Ledger, Snapshot, violations
 from gateway.store.money.journal import Journal
 from gateway.store.money.results import Credit, Credited, Hold, HoldReply, Settle, Settled, Settlement
 from gateway.store.money.scripts import KEEP_S, SKEW_S, keys_of, script
@@ -45,7 +45,7 @@ class Wallet:
 
     Settlements use `settling`, so that a burst of arrivals cannot keep a charge waiting. `keep_s`: how long a
     request's id counts as fresh; `skew_s`: the most that two clocks may differ. All gateways of a store must
-    agree on these two. `patience_s`: how long a settlement is repeated before it goes to the journal.
+    agree on these two. `retry_for_s`: how long a settlement is repeated before it goes to the journal.
     """
 
     def __init__(
@@ -56,20 +56,20 @@ class Wallet:
         journal: Journal | None = None,
         keep_s: float = KEEP_S,
         skew_s: float = SKEW_S,
-        patience_s: float = 3,
+        retry_for_s: float = 3,
     ) -> None:
         self._client = client
         self._settling = settling or client
         self._journal = journal
         self._window = (int(keep_s * 1000), int(skew_s * 1000))
-        self._patience_s = patience_s
-        self._recent = Recent()
+        self._patience_s = retry_for_s
+        self._recent = ReplayBuffer()
         self.scripts = {name: script(name) for name in ("hold", "settle", "credit", "sweep", "snapshot")}
 
     async def hold(
         self,
         account: str,
-        rid: str,
+        request_id: str,
         *,
         amount: int,
         floor: int,
@@ -84,18 +84,18 @@ class Wallet:
         """
         terms = (amount, min(floor, amount), lease_ms, fingerprint, max_holds, *self._window)
         crash_points.point("hold.before")
-        attempt = partial(self._call, "hold", self._client, account, rid, *terms)
+        attempt = partial(self._call, "hold", self._client, account, request_id, *terms)
         _, word, balance, held, credit_line, *over = await _repeated(attempt, self._client.timeout_s)
         crash_points.point("hold.after")
         return HoldReply(Hold(word.decode()), balance, held, credit_line, tuple(_pairs(over)))
 
-    async def settle(self, account: str, rid: str, cost: int) -> Settled:
+    async def settle(self, account: str, request_id: str, cost: int) -> Settled:
         """Charge the request its cost and give its hold back. With a journal it raises nothing of the store's."""
-        return await self._end(Settlement(account, rid, cost))
+        return await self._end(Settlement(account, request_id, cost))
 
-    async def release(self, account: str, rid: str) -> Settled:
+    async def release(self, account: str, request_id: str) -> Settled:
         """Give the hold back at no charge, as `settle` does."""
-        return await self._end(Settlement(account, rid, kind="release"))
+        return await self._end(Settlement(account, request_id, kind="release"))
 
     async def credit(self, account: str, transaction: str, amount: int) -> Credited:
         """Add to the balance, once for each transaction id."""
@@ -109,29 +109,33 @@ class Wallet:
         """End up to `limit` holds whose lease is over: each request and what it was charged."""
         return (await self._sweep(account, limit))[1]
 
-    async def ends(self, account: str, rids: Sequence[str]) -> dict[str, int]:
+    async def ends(self, account: str, request_ids: Sequence[str]) -> dict[str, int]:
         """Which of these requests are over in this account, and what each was charged."""
-        told = await self._settling.call("HMGET", keys_of(account)[3], *rids)
-        return {rid: int(end.split()[2]) for rid, end in zip(rids, told, strict=True) if end is not None}
+        told = await self._settling.call("HMGET", keys_of(account)[3], *request_ids)
+        return {
+            request_id: int(end.split()[2])
+            for request_id, end in zip(request_ids, told, strict=True)
+            if end is not None
+        }
 
     async def dead_letters(self, account: str) -> dict[str, int]:
         """Requests and costs that came too late to know whether they were charged."""
         letters = await self._settling.call("HGETALL", keys_of(account)[-1])
-        return {rid.decode(): int(cost) for rid, cost in letters.items()}
+        return {request_id.decode(): int(cost) for request_id, cost in letters.items()}
 
     async def deliver(self, settlement: Settlement) -> Settled:
         """One attempt at a settlement."""
         terms = (settlement.kind, settlement.cost, *self._window)
         crash_points.point("settle.before")
-        _, word, charged = await self._call("settle", self._settling, settlement.account, settlement.rid, *terms)
+        _, word, charged = await self._call("settle", self._settling, settlement.account, settlement.request_id, *terms)
         crash_points.point("settle.after")
-        self._recent.add(_line((settlement.account, settlement.rid, settlement.cost, settlement.kind)))
+        self._recent.add(_line((settlement.account, settlement.request_id, settlement.cost, settlement.kind)))
         return Settled(Settle(word.decode()), charged)
 
     async def repeat(self) -> int:
         """Repeat what was delivered lately, to a store that may have forgotten it; returns how many. Raises `StoreAway`."""
         remembered = (Settlement(*_told(line)) for line in self._recent)
-        recent = list({settlement.rid: settlement for settlement in remembered}.values())
+        recent = list({settlement.request_id: settlement for settlement in remembered}.values())
         for start in range(0, len(recent), _PAGE):
             await asyncio.gather(*map(self.deliver, recent[start : start + _PAGE]))
             crash_points.point("settlements.repeated")
@@ -149,9 +153,9 @@ class Wallet:
             expired += over
             swept_ms, over = await self._sweep(account)
         snapshot, ledger = await self._books(account, archive)
-        requests = {rid.decode(): resolved for rid, resolved in ledger.requests.items()}
+        requests = {request_id.decode(): resolved for request_id, resolved in ledger.requests.items()}
         stale = await self.dead_letters(account)
-        wrong = broken(snapshot, ledger, swept_ms)
+        wrong = violations(snapshot, ledger, swept_ms)
         return Audit(wrong, requests, ledger.lines, expired, stale, snapshot.now_ms, ledger.unread)
 
     async def _books(self, account: str, archive: Archive | None) -> tuple[Snapshot, Ledger]:
@@ -200,13 +204,13 @@ class Wallet:
         return reply
 
 
-async def _repeated(attempt: Callable[[], Awaitable[Answer]], patience_s: float) -> Answer:
+async def _repeated(attempt: Callable[[], Awaitable[Answer]], retry_for_s: float) -> Answer:
     """The first answer of a call that may be repeated. Raises `StoreAway` after so many seconds.
 
     Each attempt is bounded by its client, so the first one, which nearly always is the only one, needs no timer.
     """
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + patience_s
+    deadline = loop.time() + retry_for_s
     try:
         return await attempt()
     except StoreAway as error:
@@ -227,4 +231,4 @@ async def _repeated(attempt: Callable[[], Awaitable[Answer]], patience_s: float)
 
 def _pairs(over: list[Any]) -> list[tuple[str, int]]:
     """Requests and what they were charged, from a flat reply."""
-    return [(rid.decode(), charged) for rid, charged in zip(over[::2], over[1::2], strict=True)]
+    return [(request_id.decode(), charged) for request_id, charged in zip(over[::2], over[1::2], strict=True)]

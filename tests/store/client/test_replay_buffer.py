@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gateway.store.client.replay_buffer import PIECE, PIECE_S, RECENT_S, Recent
+from gateway.store.client.replay_buffer import PIECE, PIECE_S, RECENT_S, ReplayBuffer
 
 
 class Clock:
@@ -23,14 +23,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_lines_are_remembered_in_their_order() -> None:
-    recent = Recent()
+    recent = ReplayBuffer()
     for line in (b'["a"]', b"{}", b'["b"]'):
         recent.add(line)
     assert list(recent) == list(recent) == [b'["a"]', b"{}", b'["b"]']
 
 
 def test_the_order_goes_on_over_pieces() -> None:
-    recent = Recent()
+    recent = ReplayBuffer()
     lines = [b"%d %s" % (number, b"x" * 500) for number in range(4 * PIECE // 500)]
     for line in lines:
         recent.add(line)
@@ -39,7 +39,7 @@ def test_the_order_goes_on_over_pieces() -> None:
 
 @pytest.mark.parametrize("apart_s", [0.01, 0.9, 7, PIECE_S, 3 * PIECE_S])
 def test_a_line_is_remembered_long_enough_and_not_much_longer(clock: Clock, apart_s: float) -> None:
-    recent = Recent()
+    recent = ReplayBuffer()
     said: list[float] = []
     for number in range(int(4 * RECENT_S / apart_s)):
         clock.now = 1000 + number * apart_s
@@ -53,7 +53,7 @@ def test_a_line_is_remembered_long_enough_and_not_much_longer(clock: Clock, apar
 
 
 def test_who_was_idle_for_long_remembers_nothing(clock: Clock) -> None:
-    recent = Recent()
+    recent = ReplayBuffer()
     recent.add(b"a")
     clock.now += PIECE_S
     recent.add(b"b")
@@ -69,7 +69,7 @@ def test_who_was_idle_for_long_remembers_nothing(clock: Clock) -> None:
 
 def test_what_is_too_much_is_forgotten_by_whole_pieces() -> None:
     most = 3 * PIECE
-    recent = Recent(most)
+    recent = ReplayBuffer(most)
     drawn = random.Random(7)
     lines = [drawn.randbytes(500).replace(b"\n", b" ") for _ in range(10 * PIECE // 500)]
     for line in lines:

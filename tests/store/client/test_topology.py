@@ -123,9 +123,9 @@ async def test_a_store_is_reached_through_tls_by_who_trusts_its_authority(start:
 
 async def test_sentinel_and_who_it_names_are_reached_through_tls(start: StartServer, authority: Path) -> None:
     async with behind_tls(start()) as port:
-        named = f"sentinel monitor purse 127.0.0.1 {port} 1\nsentinel down-after-milliseconds purse 60000\n"
+        named = f"sentinel monitor mymaster 127.0.0.1 {port} 1\nsentinel down-after-milliseconds mymaster 60000\n"
         async with behind_tls(start("--sentinel", file=named)) as sentinel:
-            url = f"sentinel://127.0.0.1:{sentinel}/purse?ssl=true&ssl_ca_certs={authority}"
+            url = f"sentinel://127.0.0.1:{sentinel}/mymaster?ssl=true&ssl_ca_certs={authority}"
             async with connected(url) as client:
                 await until_answered(client, "PING", answer=True)
             async with connected(url.partition("&")[0]) as client:
@@ -135,9 +135,9 @@ async def test_sentinel_and_who_it_names_are_reached_through_tls(start: StartSer
 
 async def test_sentinel_names_the_master(start: StartServer) -> None:
     port = start()
-    named = f"sentinel monitor purse 127.0.0.1 {port} 1\n"
+    named = f"sentinel monitor mymaster 127.0.0.1 {port} 1\n"
     sentinel = start("--sentinel", file=named)
-    async with connected(f"sentinel://127.0.0.1:{sentinel}/purse") as client:
+    async with connected(f"sentinel://127.0.0.1:{sentinel}/mymaster") as client:
         await until_answered(client, "PING", answer=True)
         assert (await client.call("INFO", "server"))["tcp_port"] == port
 

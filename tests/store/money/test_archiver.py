@@ -17,7 +17,7 @@ from gateway.store.money.archive import Archive, Archived, ArchiveError, encode
 from gateway.store.money.archiver import YOUNGEST_S, Archiver
 from gateway.store.money.wallet import Credit, Settle, Wallet
 from tests.patience import PATIENCE_S
-from tests.store.conftest import ACCOUNT, KEY, StartStore, new_rid, open_account, overdue, take, wallet_of_then
+from tests.store.conftest import ACCOUNT, KEY, StartStore, new_request_id, open_account, overdue, take, wallet_of_then
 
 DAY_S = 24 * 3600
 OLD_S = 100 * DAY_S
@@ -64,10 +64,10 @@ class TestArchiver:
     async def test_moves_what_is_old_and_leaves_the_rest(
         self, client: Client, past: Wallet, archive: Archive, archiver: Archiver
     ) -> None:
-        await past.settle(ACCOUNT, new_rid(OLD_S), 7)
+        await past.settle(ACCOUNT, new_request_id(OLD_S), 7)
         await past.adjust(ACCOUNT, "gift", -3, "a “reason”")
         old = await text_of_ledger(client)
-        await Wallet(client).settle(ACCOUNT, new_rid(), 5)
+        await Wallet(client).settle(ACCOUNT, new_request_id(), 5)
         assert await archiver.move(ACCOUNT, days_ago(90)) == 3
         assert archive.file(ACCOUNT).read_bytes() == old
         assert archive.file(ACCOUNT).stat().st_mode & 0o777 == 0o600
@@ -93,11 +93,11 @@ class TestArchiver:
     async def test_moves_many_pages_while_the_account_is_verified_and_used(
         self, client: Client, past: Wallet, archiver: Archiver
     ) -> None:
-        await asyncio.gather(*(past.settle(ACCOUNT, new_rid(OLD_S), 1) for _ in range(3500)))
+        await asyncio.gather(*(past.settle(ACCOUNT, new_request_id(OLD_S), 1) for _ in range(3500)))
         now, moving = Wallet(client), asyncio.create_task(archiver.move(ACCOUNT, days_ago(90)))
         looks = 0
         while not moving.done():
-            await now.settle(ACCOUNT, new_rid(), 1)
+            await now.settle(ACCOUNT, new_request_id(), 1)
             assert await now.verify(ACCOUNT) == []
             looks += 1
         assert await moving == 3501
@@ -117,14 +117,14 @@ class TestArchiver:
     async def test_a_request_whose_line_moved_is_charged_no_more(
         self, client: Client, past: Wallet, archiver: Archiver
     ) -> None:
-        rid = new_rid(OLD_S)
+        request_id = new_request_id(OLD_S)
         wallet = Wallet(client)
-        await client.call("HSET", KEY + "holds", rid, "1 10 1 4 a")
-        await client.call("ZADD", KEY + "leases", 1, rid)
+        await client.call("HSET", KEY + "holds", request_id, "1 10 1 4 a")
+        await client.call("ZADD", KEY + "leases", 1, request_id)
         await client.call("HSET", KEY + "account", "held", 10, "holds", 1)
         await past.sweep(ACCOUNT)
         await archiver.move(ACCOUNT, days_ago(90))
-        assert (await wallet.settle(ACCOUNT, rid, 9)).outcome is Settle.STALE
+        assert (await wallet.settle(ACCOUNT, request_id, 9)).outcome is Settle.STALE
         assert await client.call("HLEN", KEY + "ended") == await client.call("ZCARD", KEY + "ended_at") == 0
 
     async def test_a_credit_whose_line_moved_is_still_booked_once(
@@ -137,7 +137,7 @@ class TestArchiver:
         self, client: Client, past: Wallet, archive: Archive, archiver: Archiver
     ) -> None:
         for _ in range(3):
-            await past.settle(ACCOUNT, new_rid(OLD_S), 1)
+            await past.settle(ACCOUNT, new_request_id(OLD_S), 1)
         whole = await text_of_ledger(client)
         for size in random.sample(range(len(whole) + 1), 20):
             with archive.growing(ACCOUNT) as file:
@@ -164,9 +164,9 @@ class TestArchiver:
     async def test_an_archive_that_lacks_what_was_trimmed_stops_it(
         self, client: Client, past: Wallet, archive: Archive, archiver: Archiver, damage: str
     ) -> None:
-        await past.settle(ACCOUNT, new_rid(OLD_S), 7)
+        await past.settle(ACCOUNT, new_request_id(OLD_S), 7)
         await archiver.move(ACCOUNT, days_ago(90))
-        await wallet_of_then(client, 95 * DAY_S).settle(ACCOUNT, new_rid(95 * DAY_S), 5)
+        await wallet_of_then(client, 95 * DAY_S).settle(ACCOUNT, new_request_id(95 * DAY_S), 5)
         path = archive.file(ACCOUNT)
         right = path.read_bytes()
         first, second, _ = right.split(b"\n")
@@ -192,7 +192,7 @@ class TestArchiver:
     async def test_of_two_with_folders_of_their_own_one_has_all(
         self, client: Client, past: Wallet, archive: Archive, archiver: Archiver, tmp_path: Path
     ) -> None:
-        await asyncio.gather(*(past.settle(ACCOUNT, new_rid(OLD_S), 1) for _ in range(2500)))
+        await asyncio.gather(*(past.settle(ACCOUNT, new_request_id(OLD_S), 1) for _ in range(2500)))
         whole = await text_of_ledger(client)
         archives = (archive, Archive(tmp_path / "other"))
         await asyncio.gather(
@@ -206,7 +206,7 @@ class TestArchiver:
         archive.file(ACCOUNT).write_bytes(whole)
 
     async def test_a_trim_that_arrives_twice_trims_once(self, client: Client, past: Wallet, archiver: Archiver) -> None:
-        await past.settle(ACCOUNT, new_rid(OLD_S), 7)
+        await past.settle(ACCOUNT, new_request_id(OLD_S), 7)
         (first, _), _ = await client.call("XRANGE", KEY + "ledger", "-", "+")
         with archiver.archive.growing(ACCOUNT) as file:
             file.hold(await client.call("XRANGE", KEY + "ledger", "-", "+"))
@@ -219,7 +219,7 @@ class TestArchiver:
     async def test_other_lines_than_were_written_are_not_trimmed(
         self, client: Client, past: Wallet, archiver: Archiver, count: int
     ) -> None:
-        await past.settle(ACCOUNT, new_rid(OLD_S), 7)
+        await past.settle(ACCOUNT, new_request_id(OLD_S), 7)
         _, (last, _) = await client.call("XRANGE", KEY + "ledger", "-", "+")
         with pytest.raises(StoreError, match="does not begin with these lines"):
             await archiver.trim(ACCOUNT, Archived(), count, last)
@@ -229,14 +229,16 @@ class TestArchiver:
 async def test_what_is_wrong_across_archive_and_ledger_is_named(
     client: Client, past: Wallet, archive: Archive, archiver: Archiver
 ) -> None:
-    rid = new_rid(OLD_S)
-    await past.settle(ACCOUNT, rid, 7)
+    request_id = new_request_id(OLD_S)
+    await past.settle(ACCOUNT, request_id, 7)
     await archiver.move(ACCOUNT, days_ago(90))
-    line = await client.call("XADD", KEY + "ledger", "*", "kind", "orphan", "id", rid, "amount", -7)
+    line = await client.call("XADD", KEY + "ledger", "*", "kind", "orphan", "id", request_id, "amount", -7)
     await client.call("HINCRBY", KEY + "account", "balance", -7)
     wallet = Wallet(client)
     assert await wallet.verify(ACCOUNT) == []
-    assert (await wallet.audit(ACCOUNT, archive)).wrong == [f"request {rid} was resolved twice: orphan after orphan"]
+    assert (await wallet.audit(ACCOUNT, archive)).wrong == [
+        f"request {request_id} was resolved twice: orphan after orphan"
+    ]
     await client.call("XDEL", KEY + "ledger", line)
     assert await wallet.verify(ACCOUNT) == ["the balance is 986, the ledger adds up to 993"]
     await client.call("HINCRBY", KEY + "account", "balance", 7)
@@ -268,18 +270,18 @@ async def test_a_ledger_that_is_trimmed_before_it_is_read_is_looked_at_again(
 async def test_a_request_whose_expiry_is_archived_and_not_what_came_late_is_not_wrong(
     client: Client, past: Wallet, archiver: Archiver, archive: Archive
 ) -> None:
-    rid = new_rid(OLD_S)
+    request_id = new_request_id(OLD_S)
     for kind, amount in (("expire", -9), ("late", 4)):
         stamp = f"{days_ago(100 - 1)}-*" if kind == "late" else f"{days_ago(100)}-*"
-        await client.call("XADD", KEY + "ledger", stamp, "kind", kind, "id", rid, "amount", amount)
+        await client.call("XADD", KEY + "ledger", stamp, "kind", kind, "id", request_id, "amount", amount)
         await client.call("HINCRBY", KEY + "account", "balance", amount)
     assert await archiver.move(ACCOUNT, days_ago(99.5)) == 2
     wallet = Wallet(client)
     audit = await wallet.audit(ACCOUNT)
     assert (audit.wrong, audit.requests) == ([], {})
     audit = await wallet.audit(ACCOUNT, archive)
-    assert {rid: resolved.charged for rid, resolved in audit.requests.items()} == {rid: 5}
-    young = new_rid()
+    assert {request_id: resolved.charged for request_id, resolved in audit.requests.items()} == {request_id: 5}
+    young = new_request_id()
     line = await client.call("XADD", KEY + "ledger", "*", "kind", "late", "id", young, "amount", 0)
     assert await wallet.verify(ACCOUNT) == [f"request {young} was resolved twice: late after nothing"]
     await client.call("XDEL", KEY + "ledger", line)
@@ -299,8 +301,8 @@ async def test_a_full_store_can_be_archived(own_store: StartStore, tmp_path: Pat
 
 async def test_an_earlier_hold_past_its_lease_ends_as_always(client: Client, past: Wallet, archiver: Archiver) -> None:
     await archiver.move(ACCOUNT, days_ago(90))
-    rid, wallet = new_rid(), Wallet(client)
-    await take(wallet, rid, 10, floor=4)
-    await overdue(client, rid)
-    assert (await wallet.settle(ACCOUNT, rid, 9)).charged == 9
+    request_id, wallet = new_request_id(), Wallet(client)
+    await take(wallet, request_id, 10, floor=4)
+    await overdue(client, request_id)
+    assert (await wallet.settle(ACCOUNT, request_id, 9)).charged == 9
     assert await wallet.verify(ACCOUNT) == []

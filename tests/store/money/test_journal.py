@@ -15,11 +15,11 @@ from gateway.store.money.journal import Journal
 from gateway.store.money.results import Settlement
 from gateway.store.money.wallet import Settle, Settled, Wallet
 from tests.patience import PATIENCE_S
-from tests.store.conftest import ACCOUNT, KEY, StartStore, balance_and_held, new_rid, open_account, take
+from tests.store.conftest import ACCOUNT, KEY, StartStore, balance_and_held, new_request_id, open_account, take
 
 
 def charge(cost: int) -> Settlement:
-    return Settlement(ACCOUNT, new_rid(), cost)
+    return Settlement(ACCOUNT, new_request_id(), cost)
 
 
 def files(directory: Path) -> list[Path]:
@@ -31,8 +31,8 @@ async def test_what_the_store_could_not_take_is_charged_by_a_replay(own_store: S
     client = Client.connect(store.url, timeout_s=0.5)
     await open_account(client, 100)
     journal = Journal(tmp_path / "journal")
-    wallet = Wallet(client, journal=journal, patience_s=0.5)
-    charged, released = new_rid(), new_rid()
+    wallet = Wallet(client, journal=journal, retry_for_s=0.5)
+    charged, released = new_request_id(), new_request_id()
     await take(wallet, charged)
     await take(wallet, released)
     os.kill(store.pid, signal.SIGSTOP)
@@ -53,12 +53,12 @@ async def test_what_the_store_could_not_take_is_charged_by_a_replay(own_store: S
 
 async def test_what_the_store_refuses_is_kept(client: Client, wallet: Wallet, tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    keeping, rid = Wallet(client, journal=journal), new_rid()
-    await take(keeping, rid)
+    keeping, request_id = Wallet(client, journal=journal), new_request_id()
+    await take(keeping, request_id)
     await client.call("RENAME", KEY + "holds", "aside")
     await client.call("SET", KEY + "holds", "no hash")
-    assert await keeping.settle(ACCOUNT, rid, 4) == Settled(Settle.KEPT, 4)
-    assert journal.waiting() == [Settlement(ACCOUNT, rid, 4)]
+    assert await keeping.settle(ACCOUNT, request_id, 4) == Settled(Settle.KEPT, 4)
+    assert journal.waiting() == [Settlement(ACCOUNT, request_id, 4)]
     with pytest.raises(StoreError):
         await journal.replay(keeping.deliver)
     await client.call("RENAME", "aside", KEY + "holds")
@@ -72,10 +72,10 @@ async def test_what_neither_store_nor_disk_takes_stays_in_memory(
 ) -> None:
     (tmp_path / "journal").touch()
     journal = Journal(tmp_path / "journal")
-    away = Wallet(Client.connect("unix:///nowhere", timeout_s=0.1), journal=journal, patience_s=0.1)
-    rid = new_rid()
-    assert await away.settle(ACCOUNT, rid, 4) == Settled(Settle.KEPT, 4)
-    assert journal.waiting() == [Settlement(ACCOUNT, rid, 4)]
+    away = Wallet(Client.connect("unix:///nowhere", timeout_s=0.1), journal=journal, retry_for_s=0.1)
+    request_id = new_request_id()
+    assert await away.settle(ACCOUNT, request_id, 4) == Settled(Settle.KEPT, 4)
+    assert journal.waiting() == [Settlement(ACCOUNT, request_id, 4)]
     with pytest.raises(StoreAway):
         await journal.replay(away.deliver)
     assert await journal.replay(wallet.deliver) == 1
@@ -104,7 +104,7 @@ async def test_a_cancelled_settlement_is_kept(own_store: StartStore, tmp_path: P
     wallet = Wallet(client, journal=journal)
     os.kill(store.pid, signal.SIGSTOP)
     try:
-        settling = asyncio.create_task(wallet.settle(ACCOUNT, new_rid(), 4))
+        settling = asyncio.create_task(wallet.settle(ACCOUNT, new_request_id(), 4))
         await asyncio.sleep(0)
         settling.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -132,7 +132,7 @@ async def test_a_killed_process_leaves_its_lines_to_the_next(client: Client, wal
         "import sys, os, pathlib; from gateway.store.money.journal import Journal, Settlement;"
         "Journal(pathlib.Path(sys.argv[1])).append(Settlement('acme', sys.argv[2], 5)); os.kill(os.getpid(), 9)"
     )
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, str(tmp_path), new_rid())
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, str(tmp_path), new_request_id())
     assert await process.wait() == -signal.SIGKILL
     assert await Journal(tmp_path).replay(wallet.deliver) == 1
     assert await balance_and_held(client) == (95, 0)

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.errors import StoreAway, StoreError
 from gateway.store.client.client import Client, Script
-from gateway.store.client.masters import Incarnation
+from gateway.store.client.masters import Masters
 from gateway.store.money.wallet import Credit, Hold, Settle, Settled, Wallet
 from tests.patience import PATIENCE_S, timed
 from tests.store.conftest import (
@@ -19,7 +19,7 @@ from tests.store.conftest import (
     KEY,
     StartStore,
     balance_and_held,
-    new_rid,
+    new_request_id,
     open_account,
     overdue,
     take,
@@ -30,192 +30,192 @@ DAY_S = 24 * 3600
 
 class TestHold:
     async def test_takes_the_amount_out_of_what_is_available(self, wallet: Wallet) -> None:
-        reply = await take(wallet, new_rid(), 30)
+        reply = await take(wallet, new_request_id(), 30)
         assert (reply.outcome, reply.balance, reply.held) == (Hold.HELD, 100, 30)
 
     async def test_repeated_takes_nothing_more(self, wallet: Wallet) -> None:
-        rid = new_rid()
-        await take(wallet, rid, 30)
-        reply = await take(wallet, rid, 30)
+        request_id = new_request_id()
+        await take(wallet, request_id, 30)
+        reply = await take(wallet, request_id, 30)
         assert (reply.outcome, reply.held) == (Hold.HELD, 30)
 
     async def test_all_that_is_available_can_be_held_and_not_a_micro_more(self, wallet: Wallet) -> None:
-        assert (await take(wallet, new_rid(), 101)).outcome is Hold.FUNDS
-        assert (await take(wallet, new_rid(), 100)).outcome is Hold.HELD
-        assert (await take(wallet, new_rid(), 1)).outcome is Hold.FUNDS
+        assert (await take(wallet, new_request_id(), 101)).outcome is Hold.FUNDS
+        assert (await take(wallet, new_request_id(), 100)).outcome is Hold.HELD
+        assert (await take(wallet, new_request_id(), 1)).outcome is Hold.FUNDS
 
     async def test_a_credit_line_adds_to_what_is_available(self, client: Client, wallet: Wallet) -> None:
         await client.call("HSET", KEY + "account", "credit_line", 50)
-        assert (await take(wallet, new_rid(), 150)).outcome is Hold.HELD
+        assert (await take(wallet, new_request_id(), 150)).outcome is Hold.HELD
 
     async def test_no_more_holds_than_allowed(self, wallet: Wallet) -> None:
-        await take(wallet, new_rid(), max_holds=1)
-        assert (await take(wallet, new_rid(), max_holds=1)).outcome is Hold.BUSY
+        await take(wallet, new_request_id(), max_holds=1)
+        assert (await take(wallet, new_request_id(), max_holds=1)).outcome is Hold.BUSY
 
     async def test_the_same_id_for_another_request_is_a_conflict(self, wallet: Wallet) -> None:
-        rid = new_rid()
-        await take(wallet, rid)
-        assert (await take(wallet, rid, fingerprint="beef")).outcome is Hold.CONFLICT
+        request_id = new_request_id()
+        await take(wallet, request_id)
+        assert (await take(wallet, request_id, fingerprint="beef")).outcome is Hold.CONFLICT
 
     async def test_a_resolved_request_is_done(self, wallet: Wallet) -> None:
-        rid = new_rid()
-        await take(wallet, rid)
-        await wallet.settle(ACCOUNT, rid, 5)
-        assert (await take(wallet, rid)).outcome is Hold.DONE
+        request_id = new_request_id()
+        await take(wallet, request_id)
+        await wallet.settle(ACCOUNT, request_id, 5)
+        assert (await take(wallet, request_id)).outcome is Hold.DONE
 
     async def test_a_request_released_before_its_hold_arrives_is_done(self, wallet: Wallet) -> None:
-        rid = new_rid()
-        await wallet.release(ACCOUNT, rid)
-        assert (await take(wallet, rid)).outcome is Hold.DONE
+        request_id = new_request_id()
+        await wallet.release(ACCOUNT, request_id)
+        assert (await take(wallet, request_id)).outcome is Hold.DONE
 
     @pytest.mark.parametrize("status", ["suspended", "closed"])
     async def test_an_account_that_is_not_active_is_refused(self, client: Client, wallet: Wallet, status: str) -> None:
         await client.call("HSET", KEY + "account", "status", status)
-        assert (await take(wallet, new_rid())).outcome is Hold.INACTIVE
+        assert (await take(wallet, new_request_id())).outcome is Hold.INACTIVE
 
     async def test_an_unknown_account_is_refused_and_not_created(self, client: Client) -> None:
-        assert (await take(Wallet(client), new_rid())).outcome is Hold.NO_ACCOUNT
+        assert (await take(Wallet(client), new_request_id())).outcome is Hold.NO_ACCOUNT
         assert await client.call("DBSIZE") == 0
 
     @pytest.mark.parametrize("age_s", [301, -301])
     async def test_an_id_too_far_from_the_stores_time_is_refused(self, wallet: Wallet, age_s: int) -> None:
-        assert (await take(wallet, new_rid(age_s))).outcome is Hold.SKEW
+        assert (await take(wallet, new_request_id(age_s))).outcome is Hold.SKEW
 
     async def test_ends_overdue_holds_first(self, client: Client, wallet: Wallet) -> None:
-        dead = new_rid()
+        dead = new_request_id()
         await take(wallet, dead, 100)
         await overdue(client, dead)
-        assert (await take(wallet, new_rid(), 100)).outcome is Hold.HELD
+        assert (await take(wallet, new_request_id(), 100)).outcome is Hold.HELD
         assert (await take(wallet, dead, 100)).outcome is Hold.DONE
 
     async def test_ends_its_own_overdue_hold_behind_many_others(self, client: Client, wallet: Wallet) -> None:
-        rids = [new_rid() for _ in range(40)]
-        for rid in rids:
-            await take(wallet, rid, 1)
-        for rid in rids:
-            await overdue(client, rid)
-        reply = await take(wallet, max(rids), 1)
+        request_ids = [new_request_id() for _ in range(40)]
+        for request_id in request_ids:
+            await take(wallet, request_id, 1)
+        for request_id in request_ids:
+            await overdue(client, request_id)
+        reply = await take(wallet, max(request_ids), 1)
         assert (reply.outcome, reply.held, len(reply.expired)) == (Hold.DONE, 40 - 17, 17)
         assert await balance_and_held(client) == (100, 40 - 17)
 
     async def test_one_that_cannot_be_read_among_overdue_holds_changes_nothing(
         self, client: Client, wallet: Wallet
     ) -> None:
-        rids = [new_rid() for _ in range(2)]
-        for rid in rids:
-            await take(wallet, rid, floor=3)
-        for rid in rids:
-            await overdue(client, rid)
-        terms = await client.call("HGET", KEY + "holds", max(rids))
-        await client.call("HSET", KEY + "holds", max(rids), "unreadable")
+        request_ids = [new_request_id() for _ in range(2)]
+        for request_id in request_ids:
+            await take(wallet, request_id, floor=3)
+        for request_id in request_ids:
+            await overdue(client, request_id)
+        terms = await client.call("HGET", KEY + "holds", max(request_ids))
+        await client.call("HSET", KEY + "holds", max(request_ids), "unreadable")
         with pytest.raises(StoreError, match="a hold is not readable"):
-            await take(wallet, new_rid())
-        await client.call("HSET", KEY + "holds", max(rids), terms)
+            await take(wallet, new_request_id())
+        await client.call("HSET", KEY + "holds", max(request_ids), terms)
         assert await balance_and_held(client) == (100, 20)
         assert len(await wallet.sweep(ACCOUNT)) == 2
         assert await wallet.verify(ACCOUNT) == []
 
     async def test_tells_which_holds_it_ended(self, client: Client, wallet: Wallet) -> None:
-        dead, own = new_rid(), new_rid()
+        dead, own = new_request_id(), new_request_id()
         await take(wallet, dead, floor=3)
         await take(wallet, own)
         await overdue(client, dead)
         await overdue(client, own)
         reply = await take(wallet, own)
         assert (reply.outcome, set(reply.expired)) == (Hold.DONE, {(dead, 3), (own, 0)})
-        assert (await take(wallet, new_rid())).expired == ()
+        assert (await take(wallet, new_request_id())).expired == ()
 
     async def test_amounts_near_the_largest_stay_exact(self, client: Client, wallet: Wallet) -> None:
         most = 2**53 - 1
         await wallet.credit(ACCOUNT, "large", most - 100)
-        rid = new_rid()
-        reply = await take(wallet, rid, most)
+        request_id = new_request_id()
+        reply = await take(wallet, request_id, most)
         assert (reply.outcome, reply.held) == (Hold.HELD, most)
-        await wallet.settle(ACCOUNT, rid, most - 1)
+        await wallet.settle(ACCOUNT, request_id, most - 1)
         assert await balance_and_held(client) == (1, 0)
         assert await wallet.verify(ACCOUNT) == []
 
 
 class TestSettle:
     async def test_charges_the_cost_and_gives_the_hold_back(self, client: Client, wallet: Wallet) -> None:
-        rid = new_rid()
-        await take(wallet, rid, 30)
-        assert await wallet.settle(ACCOUNT, rid, 12) == Settled(Settle.OK, 12)
+        request_id = new_request_id()
+        await take(wallet, request_id, 30)
+        assert await wallet.settle(ACCOUNT, request_id, 12) == Settled(Settle.OK, 12)
         assert await balance_and_held(client) == (88, 0)
 
     async def test_repeated_charges_nothing_more(self, client: Client, wallet: Wallet) -> None:
-        rid = new_rid()
-        await take(wallet, rid, 30)
-        await wallet.settle(ACCOUNT, rid, 12)
-        assert await wallet.settle(ACCOUNT, rid, 12) == Settled(Settle.DONE, 12)
+        request_id = new_request_id()
+        await take(wallet, request_id, 30)
+        await wallet.settle(ACCOUNT, request_id, 12)
+        assert await wallet.settle(ACCOUNT, request_id, 12) == Settled(Settle.DONE, 12)
         assert await balance_and_held(client) == (88, 0)
 
     async def test_a_release_charges_nothing(self, client: Client, wallet: Wallet) -> None:
-        rid = new_rid()
-        await take(wallet, rid, 30)
-        assert await wallet.release(ACCOUNT, rid) == Settled(Settle.OK, 0)
+        request_id = new_request_id()
+        await take(wallet, request_id, 30)
+        assert await wallet.release(ACCOUNT, request_id) == Settled(Settle.OK, 0)
         assert await balance_and_held(client) == (100, 0)
 
     @pytest.mark.parametrize(("floor", "cost"), [(0, 12), (5, 12), (20, 12), (5, 0)])
     async def test_after_the_lease_it_is_late_and_the_charge_is_its_cost_in_all(
         self, client: Client, wallet: Wallet, floor: int, cost: int
     ) -> None:
-        rid = new_rid()
-        await take(wallet, rid, 30, floor=floor)
-        await overdue(client, rid)
-        assert await wallet.sweep(ACCOUNT) == [(rid, floor)]
+        request_id = new_request_id()
+        await take(wallet, request_id, 30, floor=floor)
+        await overdue(client, request_id)
+        assert await wallet.sweep(ACCOUNT) == [(request_id, floor)]
         assert await balance_and_held(client) == (100 - floor, 0)
-        assert await wallet.settle(ACCOUNT, rid, cost) == Settled(Settle.LATE, cost)
-        assert await wallet.settle(ACCOUNT, rid, cost) == Settled(Settle.DONE, cost)
+        assert await wallet.settle(ACCOUNT, request_id, cost) == Settled(Settle.LATE, cost)
+        assert await wallet.settle(ACCOUNT, request_id, cost) == Settled(Settle.DONE, cost)
         assert await balance_and_held(client) == (100 - cost, 0)
 
     async def test_a_request_whose_hold_was_lost_is_charged_once(self, client: Client, wallet: Wallet) -> None:
-        rid = new_rid()
-        assert await wallet.settle(ACCOUNT, rid, 12) == Settled(Settle.ORPHAN, 12)
-        assert await wallet.settle(ACCOUNT, rid, 12) == Settled(Settle.DONE, 12)
+        request_id = new_request_id()
+        assert await wallet.settle(ACCOUNT, request_id, 12) == Settled(Settle.ORPHAN, 12)
+        assert await wallet.settle(ACCOUNT, request_id, 12) == Settled(Settle.DONE, 12)
         assert await balance_and_held(client) == (88, 0)
 
     @pytest.mark.parametrize("age_s", [DAY_S + 1, -301])
     async def test_a_request_too_old_to_know_is_not_charged_but_found_again(
         self, client: Client, wallet: Wallet, age_s: int
     ) -> None:
-        rid = new_rid(age_s)
-        assert await wallet.settle(ACCOUNT, rid, 12) == Settled(Settle.STALE, 0)
+        request_id = new_request_id(age_s)
+        assert await wallet.settle(ACCOUNT, request_id, 12) == Settled(Settle.STALE, 0)
         assert await balance_and_held(client) == (100, 0)
-        assert await wallet.dead_letters(ACCOUNT) == {rid: 12}
+        assert await wallet.dead_letters(ACCOUNT) == {request_id: 12}
 
     async def test_an_unknown_account_is_not_created(self, client: Client) -> None:
-        assert (await Wallet(client).settle(ACCOUNT, new_rid(), 1)).outcome is Settle.NO_ACCOUNT
+        assert (await Wallet(client).settle(ACCOUNT, new_request_id(), 1)).outcome is Settle.NO_ACCOUNT
         assert await client.call("DBSIZE") == 0
 
     async def test_the_memory_of_ended_requests_is_trimmed(self, client: Client, wallet: Wallet) -> None:
-        old = new_rid()
+        old = new_request_id()
         await wallet.settle(ACCOUNT, old, 1)
         await client.call("ZADD", KEY + "ended_at", int((time.time() - DAY_S - 601) * 1000), old)
         for _ in range(8):
-            await wallet.settle(ACCOUNT, new_rid(), 1)
+            await wallet.settle(ACCOUNT, new_request_id(), 1)
         assert await client.call("HEXISTS", KEY + "ended", old) == 0
         assert await client.call("ZCARD", KEY + "ended_at") == 8
 
     async def test_an_end_is_remembered_while_any_clock_may_think_the_id_fresh(
         self, client: Client, wallet: Wallet
     ) -> None:
-        still_fresh = new_rid(DAY_S - 5)
+        still_fresh = new_request_id(DAY_S - 5)
         await wallet.settle(ACCOUNT, still_fresh, 1)
         ended_by_a_slow_clock = int((time.time() - DAY_S - 595) * 1000)
         await client.call("ZADD", KEY + "ended_at", ended_by_a_slow_clock, still_fresh)
         assert await wallet.settle(ACCOUNT, still_fresh, 1) == Settled(Settle.DONE, 1)
 
     async def test_every_movement_has_its_line(self, client: Client, wallet: Wallet) -> None:
-        held, released, dead = new_rid(), new_rid(), new_rid()
-        for rid in (held, released, dead):
-            await take(wallet, rid, 20, floor=3)
+        held, released, dead = new_request_id(), new_request_id(), new_request_id()
+        for request_id in (held, released, dead):
+            await take(wallet, request_id, 20, floor=3)
         await wallet.settle(ACCOUNT, held, 7)
         await wallet.release(ACCOUNT, released)
         await overdue(client, dead)
         await wallet.sweep(ACCOUNT)
         await wallet.settle(ACCOUNT, dead, 9)
-        await wallet.settle(ACCOUNT, new_rid(), 4)
+        await wallet.settle(ACCOUNT, new_request_id(), 4)
         await wallet.adjust(ACCOUNT, "ticket-1", -5, "goodwill, reversed")
         lines = await client.call("XRANGE", KEY + "ledger", "-", "+")
         assert [(line[b"kind"], int(line[b"amount"])) for _, line in lines] == [
@@ -270,22 +270,22 @@ GOOD = {"amount": 10, "floor": 0, "lease_ms": 1000, "fingerprint": "f00d", "max_
     ids=str,
 )
 async def test_a_bad_argument_of_a_hold_changes_nothing(client: Client, wallet: Wallet, bad: dict[str, object]) -> None:
-    terms = {"rid": new_rid(), **GOOD, **bad}
-    rid = terms.pop("rid")
+    terms = {"rid": new_request_id(), **GOOD, **bad}
+    request_id = terms.pop("rid")
     if isinstance(terms["amount"], str):
         terms["floor"] = terms["amount"]
     with pytest.raises(StoreError):
-        await wallet.hold(ACCOUNT, rid, **terms)  # type: ignore[arg-type]
+        await wallet.hold(ACCOUNT, request_id, **terms)  # type: ignore[arg-type]
     assert await balance_and_held(client) == (100, 0)
     assert await wallet.verify(ACCOUNT) == []
 
 
 @pytest.mark.parametrize("cost", [-1, 2**53, "1.5", ""])
 async def test_a_bad_cost_changes_nothing(client: Client, wallet: Wallet, cost: int) -> None:
-    rid = new_rid()
-    await take(wallet, rid)
+    request_id = new_request_id()
+    await take(wallet, request_id)
     with pytest.raises(StoreError):
-        await wallet.settle(ACCOUNT, rid, cost)
+        await wallet.settle(ACCOUNT, request_id, cost)
     assert await balance_and_held(client) == (100, 10)
 
 
@@ -297,31 +297,31 @@ async def test_a_bad_credit_changes_nothing(client: Client, wallet: Wallet, tran
 
 
 async def test_a_flushed_script_cache_goes_unnoticed(client: Client, wallet: Wallet) -> None:
-    rid = new_rid()
-    await take(wallet, rid)
+    request_id = new_request_id()
+    await take(wallet, request_id)
     await client.call("SCRIPT", "FLUSH")
-    assert (await wallet.settle(ACCOUNT, rid, 1)).outcome is Settle.OK
+    assert (await wallet.settle(ACCOUNT, request_id, 1)).outcome is Settle.OK
 
 
 async def test_a_connection_cut_by_the_store_goes_unnoticed(client: Client, wallet: Wallet, store_url: str) -> None:
     cutter = Client.connect(store_url, timeout_s=PATIENCE_S)
     await cutter.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-    rid = new_rid()
-    assert (await take(wallet, rid)).outcome is Hold.HELD
+    request_id = new_request_id()
+    assert (await take(wallet, request_id)).outcome is Hold.HELD
     await cutter.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-    assert (await wallet.settle(ACCOUNT, rid, 1)).outcome is Settle.OK
+    assert (await wallet.settle(ACCOUNT, request_id, 1)).outcome is Settle.OK
     await cutter.close()
 
 
 async def test_a_reply_that_belongs_to_another_request_counts_as_none(store_url: str) -> None:
     client = Client.connect(store_url, timeout_s=0.5)
-    wallet = Wallet(client, patience_s=0.1)
+    wallet = Wallet(client, retry_for_s=0.1)
     wallet.scripts["hold"] = Script("hold", 'return {"another", "HELD", 1, 1, 1}')
     wallet.scripts["settle"] = Script("settle", 'return {"another", "OK", 1}')
     with pytest.raises(StoreAway):
-        await take(wallet, new_rid())
+        await take(wallet, new_request_id())
     with pytest.raises(StoreAway):
-        await wallet.settle(ACCOUNT, new_rid(), 1)
+        await wallet.settle(ACCOUNT, new_request_id(), 1)
     await client.close()
 
 
@@ -329,21 +329,21 @@ async def test_a_reply_that_belongs_to_another_request_counts_as_none(store_url:
 async def test_a_balance_for_20_requests_admits_20_of_200_at_once(client: Client, amount: int) -> None:
     await open_account(client, 20 * amount)
     wallet = Wallet(client)
-    rids = [new_rid() for _ in range(200)]
-    replies = await asyncio.gather(*(take(wallet, rid, amount, max_holds=200) for rid in rids))
+    request_ids = [new_request_id() for _ in range(200)]
+    replies = await asyncio.gather(*(take(wallet, request_id, amount, max_holds=200) for request_id in request_ids))
     assert Counter(reply.outcome for reply in replies) == {Hold.HELD: 20, Hold.FUNDS: 180}
-    held = [rid for rid, reply in zip(rids, replies, strict=True) if reply.outcome is Hold.HELD]
-    await asyncio.gather(*(wallet.settle(ACCOUNT, rid, amount) for rid in held for _ in range(3)))
+    held = [request_id for request_id, reply in zip(request_ids, replies, strict=True) if reply.outcome is Hold.HELD]
+    await asyncio.gather(*(wallet.settle(ACCOUNT, request_id, amount) for request_id in held for _ in range(3)))
     assert await balance_and_held(client) == (0, 0)
     assert await wallet.verify(ACCOUNT) == []
 
 
 async def test_callers_that_give_up_leave_no_reply_for_others(client: Client, wallet: Wallet) -> None:
     await wallet.credit(ACCOUNT, "more", 10_000)
-    rids = [new_rid() for _ in range(300)]
+    request_ids = [new_request_id() for _ in range(300)]
     tasks = []
-    for index, rid in enumerate(rids):
-        tasks.append(asyncio.create_task(take(wallet, rid, 1, max_holds=1000)))
+    for index, request_id in enumerate(request_ids):
+        tasks.append(asyncio.create_task(take(wallet, request_id, 1, max_holds=1000)))
         if index % 3 == 2:
             for _ in range(index % 7):
                 await asyncio.sleep(0)
@@ -352,10 +352,10 @@ async def test_callers_that_give_up_leave_no_reply_for_others(client: Client, wa
     given_up = [reply for reply in replies if isinstance(reply, asyncio.CancelledError)]
     answered = [reply.outcome for reply in replies if not isinstance(reply, BaseException)]
     assert given_up
-    assert answered == [Hold.HELD] * (len(rids) - len(given_up))
-    settled = await asyncio.gather(*(wallet.settle(ACCOUNT, rid, 1) for rid in rids))
+    assert answered == [Hold.HELD] * (len(request_ids) - len(given_up))
+    settled = await asyncio.gather(*(wallet.settle(ACCOUNT, request_id, 1) for request_id in request_ids))
     assert {item.outcome for item in settled} <= {Settle.OK, Settle.ORPHAN}
-    assert await balance_and_held(client) == (10_100 - len(rids), 0)
+    assert await balance_and_held(client) == (10_100 - len(request_ids), 0)
 
 
 class TestAStoreOfItsOwn:
@@ -363,28 +363,28 @@ class TestAStoreOfItsOwn:
         store = own_store()
         client = Client.connect(store.url)
         await open_account(client, 100)
-        wallet = Wallet(client, patience_s=0.3)
-        rid = new_rid()
-        await take(wallet, new_rid())
+        wallet = Wallet(client, retry_for_s=0.3)
+        request_id = new_request_id()
+        await take(wallet, new_request_id())
         os.kill(store.pid, signal.SIGSTOP)
         try:
-            for call in (take(wallet, rid), wallet.settle(ACCOUNT, rid, 1)):
+            for call in (take(wallet, request_id), wallet.settle(ACCOUNT, request_id, 1)):
                 (error,), seconds = await timed(asyncio.gather(call, return_exceptions=True))
                 assert (type(error), seconds < 0.6) == (StoreAway, True)
         finally:
             os.kill(store.pid, signal.SIGCONT)
-        assert (await wallet.release(ACCOUNT, rid)).outcome in (Settle.OK, Settle.ORPHAN, Settle.DONE)
+        assert (await wallet.release(ACCOUNT, request_id)).outcome in (Settle.OK, Settle.ORPHAN, Settle.DONE)
         await client.close()
 
     async def test_a_settlement_outlives_a_restart(self, own_store: StartStore) -> None:
         store = own_store()
         client = Client.connect(store.url)
         await open_account(client, 100)
-        wallet = Wallet(client, patience_s=PATIENCE_S)
-        rid = new_rid()
-        await take(wallet, rid)
+        wallet = Wallet(client, retry_for_s=PATIENCE_S)
+        request_id = new_request_id()
+        await take(wallet, request_id)
         store.stop()
-        settling = asyncio.create_task(wallet.settle(ACCOUNT, rid, 4))
+        settling = asyncio.create_task(wallet.settle(ACCOUNT, request_id, 4))
         await asyncio.sleep(0.1)
         own_store()
         assert await settling == Settled(Settle.OK, 4)
@@ -396,11 +396,11 @@ class TestAStoreOfItsOwn:
         await client.call("CONFIG", "SET", "appendfsync", "always")  # what is acknowledged is in the file
         await open_account(client, 100)
         wallet = Wallet(client)
-        incarnation = Incarnation(client)
-        lost, kept = new_rid(), new_rid()
+        masters = Masters(client)
+        lost, kept = new_request_id(), new_request_id()
         await take(wallet, kept)
         await take(wallet, lost)
-        assert await incarnation.heal(wallet.repeat) == [0]
+        assert await masters.replay_after_failover(wallet.repeat) == [0]
         await wallet.settle(ACCOUNT, kept, 3)
         (log,) = (tmp_path / "appendonlydir").glob("*.incr.aof")
         size = log.stat().st_size
@@ -415,19 +415,19 @@ class TestAStoreOfItsOwn:
                 break
             except StoreAway:
                 continue
-        assert await incarnation.heal(wallet.repeat) == [2]
+        assert await masters.replay_after_failover(wallet.repeat) == [2]
         assert await balance_and_held(client) == (93, 0)
-        assert await incarnation.heal(wallet.repeat) == [0]
+        assert await masters.replay_after_failover(wallet.repeat) == [0]
         assert await wallet.verify(ACCOUNT) == []
         await client.close()
 
 
 class TestVerify:
     async def test_nothing_is_wrong_with_an_account_in_use(self, client: Client, wallet: Wallet) -> None:
-        await take(wallet, new_rid())
-        rid = new_rid()
-        await take(wallet, rid)
-        await overdue(client, rid)
+        await take(wallet, new_request_id())
+        request_id = new_request_id()
+        await take(wallet, request_id)
+        await overdue(client, request_id)
         assert await wallet.verify(ACCOUNT) == []
 
     @pytest.mark.parametrize(
@@ -448,33 +448,36 @@ class TestVerify:
     async def test_names_what_is_wrong(
         self, client: Client, wallet: Wallet, damage: tuple[str | int, ...], words: str
     ) -> None:
-        rid = new_rid()
-        await take(wallet, rid, 10)
+        request_id = new_request_id()
+        await take(wallet, request_id, 10)
         command, key, *rest = damage
-        await client.call(command, f"{KEY}{key}", *(rid if part == "RID" else part for part in rest))
+        await client.call(command, f"{KEY}{key}", *(request_id if part == "RID" else part for part in rest))
         wrong = await wallet.verify(ACCOUNT)
-        assert words.replace("RID", rid) in "\n".join(wrong)
+        assert words.replace("RID", request_id) in "\n".join(wrong)
         assert bool(wrong) == bool(words)
 
     async def test_names_a_request_that_was_charged_twice(self, client: Client, wallet: Wallet) -> None:
-        rid = new_rid()
-        await wallet.settle(ACCOUNT, rid, 5)
-        await client.call("HDEL", KEY + "ended", rid)
-        await wallet.settle(ACCOUNT, rid, 5)
-        assert await wallet.verify(ACCOUNT) == [f"request {rid} was resolved twice: orphan after orphan"]
+        request_id = new_request_id()
+        await wallet.settle(ACCOUNT, request_id, 5)
+        await client.call("HDEL", KEY + "ended", request_id)
+        await wallet.settle(ACCOUNT, request_id, 5)
+        assert await wallet.verify(ACCOUNT) == [f"request {request_id} was resolved twice: orphan after orphan"]
 
     async def test_audit_tells_what_each_request_was_charged(self, client: Client, wallet: Wallet) -> None:
-        charged, dead, late = new_rid(), new_rid(), new_rid(DAY_S + 1)
+        charged, dead, late = new_request_id(), new_request_id(), new_request_id(DAY_S + 1)
         await wallet.settle(ACCOUNT, charged, 5)
         await take(wallet, dead, floor=3)
         await overdue(client, dead)
         await wallet.settle(ACCOUNT, late, 7)
         audit = await wallet.audit(ACCOUNT)
-        assert {rid: resolved.charged for rid, resolved in audit.requests.items()} == {charged: 5, dead: 3}
+        assert {request_id: resolved.charged for request_id, resolved in audit.requests.items()} == {
+            charged: 5,
+            dead: 3,
+        }
         assert (audit.lines, audit.expired, audit.stale, audit.wrong) == (3, [(dead, 3)], {late: 7}, [])
 
     async def test_reads_a_ledger_of_many_pages(self, client: Client, wallet: Wallet) -> None:
-        await asyncio.gather(*(wallet.settle(ACCOUNT, new_rid(), 1) for _ in range(2500)))
+        await asyncio.gather(*(wallet.settle(ACCOUNT, new_request_id(), 1) for _ in range(2500)))
         assert await balance_and_held(client) == (-2400, 0)
         assert await wallet.verify(ACCOUNT) == []
 
@@ -484,19 +487,21 @@ async def test_settlements_are_repeated_to_a_master_that_could_not_be_asked_in_b
     client = Client.connect(store.url, timeout_s=1)
     await open_account(client, 100)
     wallet = Wallet(client)
-    incarnation = Incarnation(client)
-    assert await incarnation.heal(wallet.repeat) == [0]
-    rid = new_rid()
-    await wallet.settle(ACCOUNT, rid, 7)
-    assert await incarnation.heal(wallet.repeat) == [0]
+    masters = Masters(client)
+    assert await masters.replay_after_failover(wallet.repeat) == [0]
+    request_id = new_request_id()
+    await wallet.settle(ACCOUNT, request_id, 7)
+    assert await masters.replay_after_failover(wallet.repeat) == [0]
     os.kill(store.pid, signal.SIGSTOP)
     with pytest.raises(StoreAway):
-        await incarnation.heal(wallet.repeat)
+        await masters.replay_after_failover(wallet.repeat)
     os.kill(store.pid, signal.SIGCONT)
     async with asyncio.timeout(PATIENCE_S):
-        while (repeated := (await asyncio.gather(incarnation.heal(wallet.repeat), return_exceptions=True))[0]) != [1]:
+        while (
+            repeated := (await asyncio.gather(masters.replay_after_failover(wallet.repeat), return_exceptions=True))[0]
+        ) != [1]:
             assert isinstance(repeated, StoreAway), "another may have taken over meanwhile, and have gone again"
-    assert await incarnation.heal(wallet.repeat) == [0]
+    assert await masters.replay_after_failover(wallet.repeat) == [0]
     assert await wallet.verify(ACCOUNT) == []
     await client.close()
 
@@ -505,15 +510,15 @@ async def test_settlements_are_repeated_to_a_master_that_was_a_replica_in_betwee
     client = Client.connect(own_store().url, timeout_s=PATIENCE_S)
     await open_account(client, 100)
     wallet = Wallet(client)
-    incarnation = Incarnation(client)
-    assert await incarnation.heal(wallet.repeat) == [0]
-    rid = new_rid()
-    await wallet.settle(ACCOUNT, rid, 7)
+    masters = Masters(client)
+    assert await masters.replay_after_failover(wallet.repeat) == [0]
+    request_id = new_request_id()
+    await wallet.settle(ACCOUNT, request_id, 7)
     for master in (("127.0.0.1", 1), ("NO", "ONE")):
         await client.call("REPLICAOF", *master)
-    assert await incarnation.heal(wallet.repeat) == [1], (
+    assert await masters.replay_after_failover(wallet.repeat) == [1], (
         "it may have taken over what another had, without the last of its own"
     )
-    assert await incarnation.heal(wallet.repeat) == [0]
+    assert await masters.replay_after_failover(wallet.repeat) == [0]
     assert await wallet.verify(ACCOUNT) == []
     await client.close()

@@ -19,11 +19,11 @@ from gateway.errors import StoreAway
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
 from gateway.store.client.durability import check_store, told_by_masters
-from gateway.store.client.masters import Incarnation
+from gateway.store.client.masters import Masters
 from gateway.store.money.wallet import Credit, Hold, Settle, Wallet
 from tests.patience import PATIENCE_S, timed
 from tests.store.cluster import Cluster, cluster
-from tests.store.conftest import new_rid
+from tests.store.conftest import new_request_id
 from tests.store.money.test_archiver import TestArchiver, archive, archiver, past  # noqa: F401 - on this file's `client`
 from tests.store.money.test_wallet import (  # noqa: F401 - the same suite, on this file's `client`
     TestCredit,
@@ -76,11 +76,11 @@ async def test_accounts_of_all_slots_are_served_and_verified(client: Client) -> 
     for name in names:
         await accounts.create(name)
         assert (await wallet.credit(name, "opening", 100)).outcome is Credit.OK
-        rid = new_rid()
+        request_id = new_request_id()
         terms = {"floor": 0, "lease_ms": 60_000, "max_holds": 9}
-        held = await wallet.hold(name, rid, amount=10, fingerprint="a", **terms)
+        held = await wallet.hold(name, request_id, amount=10, fingerprint="a", **terms)
         assert held.outcome is Hold.HELD
-        assert (await wallet.settle(name, rid, 7)).outcome is Settle.OK
+        assert (await wallet.settle(name, request_id, 7)).outcome is Settle.OK
     assert sorted([account.id async for account in accounts.all()]) == sorted(names)
     assert [await wallet.verify(name) for name in names] == [[]] * 30
     sizes = [await client.redis.execute_command("DBSIZE", target_nodes=node) for node in client.redis.get_primaries()]  # type: ignore[union-attr]
@@ -99,13 +99,13 @@ async def test_every_master_is_looked_at(client: Client) -> None:
 async def test_settlements_are_repeated_where_one_master_is_another(client: Client) -> None:
     await Accounts(client).create("acme")
     wallet = Wallet(client)
-    incarnation = Incarnation(client)
-    assert await incarnation.heal(wallet.repeat) == [0]
-    rid = new_rid()
-    await wallet.settle("acme", rid, 7)
-    assert await incarnation.heal(wallet.repeat) == [0]
-    incarnation._masters = frozenset(sorted(incarnation._masters or ())[:2])
-    assert await incarnation.heal(wallet.repeat) == [1]
+    masters = Masters(client)
+    assert await masters.replay_after_failover(wallet.repeat) == [0]
+    request_id = new_request_id()
+    await wallet.settle("acme", request_id, 7)
+    assert await masters.replay_after_failover(wallet.repeat) == [0]
+    masters._masters = frozenset(sorted(masters._masters or ())[:2])
+    assert await masters.replay_after_failover(wallet.repeat) == [1]
     assert await wallet.verify("acme") == []
 
 
@@ -117,11 +117,11 @@ async def test_one_accounts_slot_on_its_way_holds_up_no_other_account(client: Cl
         await wallet.credit(name, "opening", 1000)
     terms: dict[str, Any] = {"amount": 1, "floor": 0, "lease_ms": 60_000, "max_holds": 99, "fingerprint": "a"}
     with masters.half_moved("gw:{moving}:account"):
-        refused = [asyncio.ensure_future(wallet.hold("moving", new_rid(), **terms)) for _ in range(8)]
-        served = [await wallet.hold("staying", new_rid(), **terms) for _ in range(20)]
+        refused = [asyncio.ensure_future(wallet.hold("moving", new_request_id(), **terms)) for _ in range(8)]
+        served = [await wallet.hold("staying", new_request_id(), **terms) for _ in range(20)]
         assert [reply.outcome for reply in served] == [Hold.HELD] * 20
         assert {type(error) for error in await asyncio.gather(*refused, return_exceptions=True)} == {StoreAway}
-    assert (await wallet.hold("moving", new_rid(), **terms)).outcome is Hold.HELD
+    assert (await wallet.hold("moving", new_request_id(), **terms)).outcome is Hold.HELD
     assert await wallet.verify("moving") == []
     await impatient.close()
 

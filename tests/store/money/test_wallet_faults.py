@@ -11,7 +11,7 @@ import pytest
 from gateway.store.client.client import Client
 from gateway.store.money.journal import Journal
 from gateway.store.money.wallet import Credit, Hold, Settle, Wallet
-from tests.store.conftest import ACCOUNT, balance_and_held, new_rid, open_account, take
+from tests.store.conftest import ACCOUNT, balance_and_held, new_request_id, open_account, take
 from tests.store_proxy import Fault, StoreProxy
 
 FAULTS = pytest.mark.parametrize("fault", Fault, ids=[fault.name.lower() for fault in Fault])
@@ -39,11 +39,11 @@ async def behind(client: Client, store_url: str, tmp_path: Path) -> AsyncIterato
 
 @FAULTS
 async def test_a_settlement_charges_once(behind: Behind, fault: Fault) -> None:
-    rid, other = new_rid(), new_rid()
-    await take(behind.wallet, rid)
+    request_id, other = new_request_id(), new_request_id()
+    await take(behind.wallet, request_id)
     await take(behind.wallet, other)
     behind.proxy.once(fault)
-    settled = await behind.wallet.settle(ACCOUNT, rid, 4)
+    settled = await behind.wallet.settle(ACCOUNT, request_id, 4)
     assert (settled.outcome in (Settle.OK, Settle.DONE), settled.charged) == (True, 4)
     assert behind.proxy.done[fault] == 1
     assert (await behind.wallet.settle(ACCOUNT, other, 7)).charged == 7
@@ -52,14 +52,14 @@ async def test_a_settlement_charges_once(behind: Behind, fault: Fault) -> None:
 
 @FAULTS
 async def test_a_hold_is_taken_once_or_can_be_given_back(behind: Behind, fault: Fault) -> None:
-    rid = new_rid()
+    request_id = new_request_id()
     behind.proxy.once(fault)
-    reply = await asyncio.gather(take(behind.wallet, rid, 30), return_exceptions=True)
+    reply = await asyncio.gather(take(behind.wallet, request_id, 30), return_exceptions=True)
     held = [item.outcome for item in reply if not isinstance(item, BaseException)]
     assert held in ([], [Hold.HELD])
     assert (await balance_and_held(behind.client))[1] in ((30,) if held else (0, 30))
     assert behind.proxy.done[fault] == 1
-    assert (await behind.wallet.release(ACCOUNT, rid)).charged == 0
+    assert (await behind.wallet.release(ACCOUNT, request_id)).charged == 0
     assert await balance_and_held(behind.client) == (100, 0)
 
 
@@ -76,11 +76,11 @@ async def test_replies_never_cross(behind: Behind) -> None:
     """Each of many calls, on connections that fail in turn, gets what was meant for it."""
     faults = [None, None, *Fault] * 4
     behind.proxy.fault = lambda: faults.pop() if faults else None
-    rids = [new_rid() for _ in range(60)]
+    request_ids = [new_request_id() for _ in range(60)]
 
     async def settled(number: int) -> None:
         await asyncio.sleep(number * 0.03)
-        assert (await behind.wallet.settle(ACCOUNT, rids[number], number)).charged == number
+        assert (await behind.wallet.settle(ACCOUNT, request_ids[number], number)).charged == number
 
     await asyncio.gather(*map(settled, range(60)))
     await behind.journal.replay(Wallet(behind.client).deliver)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gateway.store.client.client import Client, Script
 from gateway.store.money.wallet import Hold, Settle, Wallet
-from tests.store.conftest import ACCOUNT, balance_and_held, new_rid, open_account, overdue, take
+from tests.store.conftest import ACCOUNT, balance_and_held, new_request_id, open_account, overdue, take
 
 EARLIER = Path(__file__).parent / "earlier"
 
@@ -30,15 +30,15 @@ async def test_one_version_ends_what_the_other_began(client: Client) -> None:
     versions = (Wallet(client), earlier(client))
     assert versions[0].scripts["hold"].digest != versions[1].scripts["hold"].digest
     for one, other in (versions, reversed(versions)):
-        rid, dead = new_rid(), new_rid()
-        assert (await take(one, rid)).outcome is Hold.HELD
-        assert (await take(other, rid)).outcome is Hold.HELD
-        assert (await other.settle(ACCOUNT, rid, 4)).outcome is Settle.OK
-        assert (await one.settle(ACCOUNT, rid, 4)).outcome is Settle.DONE
-        assert (await take(one, rid)).outcome is Hold.DONE
+        request_id, dead = new_request_id(), new_request_id()
+        assert (await take(one, request_id)).outcome is Hold.HELD
+        assert (await take(other, request_id)).outcome is Hold.HELD
+        assert (await other.settle(ACCOUNT, request_id, 4)).outcome is Settle.OK
+        assert (await one.settle(ACCOUNT, request_id, 4)).outcome is Settle.DONE
+        assert (await take(one, request_id)).outcome is Hold.DONE
         await take(one, dead, floor=3)
         await overdue(client, dead)
-        await take(other, new_rid(), 1)
+        await take(other, new_request_id(), 1)
         assert (await one.settle(ACCOUNT, dead, 9)).outcome is Settle.LATE
     assert (await balance_and_held(client))[0] == 1000 - 2 * (4 + 9)
     assert await versions[0].verify(ACCOUNT) == []
@@ -47,12 +47,12 @@ async def test_one_version_ends_what_the_other_began(client: Client) -> None:
 async def test_both_at_once_charge_each_request_once(client: Client) -> None:
     await open_account(client, 1000)
     versions, chance = (Wallet(client), earlier(client)), random.Random(3)
-    rids = [new_rid() for _ in range(100)]
+    request_ids = [new_request_id() for _ in range(100)]
 
-    async def request(rid: str) -> None:
-        await take(chance.choice(versions), rid, 5, max_holds=1000)
-        await asyncio.gather(*(chance.choice(versions).settle(ACCOUNT, rid, 5) for _ in range(3)))
+    async def request(request_id: str) -> None:
+        await take(chance.choice(versions), request_id, 5, max_holds=1000)
+        await asyncio.gather(*(chance.choice(versions).settle(ACCOUNT, request_id, 5) for _ in range(3)))
 
-    await asyncio.gather(*map(request, rids))
+    await asyncio.gather(*map(request, request_ids))
     assert await balance_and_held(client) == (500, 0)
     assert await versions[0].verify(ACCOUNT) == []

@@ -27,7 +27,7 @@ from gateway.store.money.results import Settlement
 from gateway.store.money.scripts import KEYS
 from gateway.store.money.wallet import Credit, Hold, Settle, Wallet
 from tests.patience import PATIENCE_S
-from tests.store.conftest import ACCOUNT, KEY, rid_at
+from tests.store.conftest import ACCOUNT, KEY, request_id_at
 
 Reply = TypeVar("Reply")
 
@@ -98,11 +98,11 @@ class Truth:
         return sum(hold.amount for hold in self.holds.values())
 
     def expire(self, now: int) -> list[tuple[str, int]]:
-        over = sorted((hold.expiry, rid) for rid, hold in self.holds.items() if hold.expiry <= now)
-        for _, rid in over:
-            self.expired[rid] = self.holds.pop(rid).floor
-            self.balance -= self.expired[rid]
-        return [(rid, self.expired[rid]) for _, rid in over]
+        over = sorted((hold.expiry, request_id) for request_id, hold in self.holds.items() if hold.expiry <= now)
+        for _, request_id in over:
+            self.expired[request_id] = self.holds.pop(request_id).floor
+            self.balance -= self.expired[request_id]
+        return [(request_id, self.expired[request_id]) for _, request_id in over]
 
 
 class WalletMachine(RuleBasedStateMachine):
@@ -153,13 +153,13 @@ class WalletMachine(RuleBasedStateMachine):
     # What happens around the wallet
 
     def _arrive(self, born: int) -> str:
-        rid = rid_at(born, 4 * len(self.born))  # every other one's settlement forgets old ends
-        self.born[rid] = born
-        return rid
+        request_id = request_id_at(born, 4 * len(self.born))  # every other one's settlement forgets old ends
+        self.born[request_id] = born
+        return request_id
 
     def _recent(self, back: int) -> str:
-        rids = list(self.born)
-        return rids[-1 - back % len(rids)]
+        request_ids = list(self.born)
+        return request_ids[-1 - back % len(request_ids)]
 
     @rule(off_ms=st.sampled_from((-KEEP_MS - 1, -KEEP_MS, -SKEW_MS - 1, SKEW_MS, SKEW_MS + 1)))
     def a_request_with_a_strange_time_arrives(self, off_ms: int) -> None:
@@ -173,10 +173,10 @@ class WalletMachine(RuleBasedStateMachine):
     )
     def requests_arrive_and_are_held(self, error_ms: int, amounts: list[int], floor: int, again: str) -> None:
         for amount in amounts:
-            rid = self._arrive(self.true_ms + error_ms)
-            self._hold(rid, amount, floor, "a")
+            request_id = self._arrive(self.true_ms + error_ms)
+            self._hold(request_id, amount, floor, "a")
             if again:
-                self._hold(rid, amount, floor, again)
+                self._hold(request_id, amount, floor, again)
 
     @rule(
         passed_ms=st.sampled_from((LEASE_MS, 1, LEASE_MS - 1, SKEW_MS, KEEP_MS + 1, KEEP_MS + 3 * SKEW_MS)),
@@ -207,19 +207,19 @@ class WalletMachine(RuleBasedStateMachine):
     def hold(self, back: int, amount: int, floor: int, fingerprint: str) -> None:
         self._hold(self._recent(back), amount, floor, fingerprint)
 
-    def _hold(self, rid: str, amount: int, floor: int, fingerprint: str) -> None:
-        expected = self._expected_of_hold(rid, amount, min(floor, amount), fingerprint)
+    def _hold(self, request_id: str, amount: int, floor: int, fingerprint: str) -> None:
+        expected = self._expected_of_hold(request_id, amount, min(floor, amount), fingerprint)
         terms: dict[str, Any] = {"lease_ms": LEASE_MS, "fingerprint": fingerprint, "max_holds": MAX_HOLDS}
-        reply = self.run(self.wallet.hold(ACCOUNT, rid, amount=amount, floor=floor, **terms))
+        reply = self.run(self.wallet.hold(ACCOUNT, request_id, amount=amount, floor=floor, **terms))
         assert reply.outcome in expected, (reply, expected)
         assert (reply.balance, reply.held) == (self.truth.balance, self.truth.held)
 
-    def _expected_of_hold(self, rid: str, amount: int, floor: int, fingerprint: str) -> set[Hold]:
-        truth, strange = self.truth, abs(self.born[rid] - self.now) > SKEW_MS
+    def _expected_of_hold(self, request_id: str, amount: int, floor: int, fingerprint: str) -> set[Hold]:
+        truth, strange = self.truth, abs(self.born[request_id] - self.now) > SKEW_MS
         truth.expire(self.now)
-        if rid in truth.holds:
-            return {Hold.HELD if truth.holds[rid].fingerprint == fingerprint else Hold.CONFLICT}
-        if rid in truth.expired or rid in truth.resolved:
+        if request_id in truth.holds:
+            return {Hold.HELD if truth.holds[request_id].fingerprint == fingerprint else Hold.CONFLICT}
+        if request_id in truth.expired or request_id in truth.resolved:
             return {Hold.DONE, Hold.SKEW} if strange else {Hold.DONE}
         if strange:
             return {Hold.SKEW}
@@ -229,51 +229,51 @@ class WalletMachine(RuleBasedStateMachine):
             return {Hold.BUSY}
         if truth.balance - truth.held + CREDIT_LINE < amount:
             return {Hold.FUNDS}
-        truth.holds[rid] = Held(amount, floor, fingerprint, self.now + LEASE_MS)
+        truth.holds[request_id] = Held(amount, floor, fingerprint, self.now + LEASE_MS)
         return {Hold.HELD}
 
     @rule(back=RECENT, cost=AMOUNTS, calls=st.sampled_from((2, 1)))
     def settle(self, back: int, cost: int, calls: int) -> None:
-        rid = self._recent(back)
+        request_id = self._recent(back)
         for _ in range(calls):
-            self._resolve(Settlement(ACCOUNT, rid, cost), self.wallet.settle(ACCOUNT, rid, cost))
+            self._resolve(Settlement(ACCOUNT, request_id, cost), self.wallet.settle(ACCOUNT, request_id, cost))
 
     @rule(back=RECENT)
     def release(self, back: int) -> None:
-        rid = self._recent(back)
-        self._resolve(Settlement(ACCOUNT, rid, kind="release"), self.wallet.release(ACCOUNT, rid))
+        request_id = self._recent(back)
+        self._resolve(Settlement(ACCOUNT, request_id, kind="release"), self.wallet.release(ACCOUNT, request_id))
 
     def _resolve(self, settlement: Settlement, call: Coroutine[Any, Any, Any]) -> None:
         old = self._old_ends()
         settled = self.run(call)
-        if settlement.rid[-1] in TRIMMING:
+        if settlement.request_id[-1] in TRIMMING:
             assert self._old_ends() == max(0, old - MOST_TRIMMED)
-        expected = self._expected_of_settlement(settlement.rid, settlement.cost, settled.outcome)
+        expected = self._expected_of_settlement(settlement.request_id, settlement.cost, settled.outcome)
         assert (settled.outcome, settled.charged) == expected
         self.since_copy.append(settlement)
 
-    def _expected_of_settlement(self, rid: str, cost: int, told: Settle) -> tuple[Settle, int]:
+    def _expected_of_settlement(self, request_id: str, cost: int, told: Settle) -> tuple[Settle, int]:
         """Where the request is so old that its end may have been trimmed, `STALE` is as right as the full answer."""
-        truth, born = self.truth, self.born[rid]
+        truth, born = self.truth, self.born[request_id]
         old = born < self.now - KEEP_MS
-        if rid in truth.holds:
-            del truth.holds[rid]
-            truth.resolved[rid] = cost
+        if request_id in truth.holds:
+            del truth.holds[request_id]
+            truth.resolved[request_id] = cost
             truth.balance -= cost
             return Settle.OK, cost
-        if rid in truth.resolved or rid in truth.expired:
+        if request_id in truth.resolved or request_id in truth.expired:
             if old and told is Settle.STALE:
-                truth.stale.setdefault(rid, cost)
+                truth.stale.setdefault(request_id, cost)
                 return Settle.STALE, 0
-            if rid in truth.resolved:
-                return Settle.DONE, truth.resolved[rid]
-            truth.balance += truth.expired.pop(rid) - cost
-            truth.resolved[rid] = cost
+            if request_id in truth.resolved:
+                return Settle.DONE, truth.resolved[request_id]
+            truth.balance += truth.expired.pop(request_id) - cost
+            truth.resolved[request_id] = cost
             return Settle.LATE, cost
         if old or born > self.now + SKEW_MS:
-            truth.stale.setdefault(rid, cost)
+            truth.stale.setdefault(request_id, cost)
             return Settle.STALE, 0
-        truth.resolved[rid] = cost
+        truth.resolved[request_id] = cost
         truth.balance -= cost
         return Settle.ORPHAN, cost
 
@@ -300,11 +300,11 @@ class WalletMachine(RuleBasedStateMachine):
 
     @rule(back=RECENT, bad=st.sampled_from(BAD_TERMS))
     def a_bad_argument_is_refused(self, back: int, bad: dict[str, Any]) -> None:
-        rid = self._recent(back)
+        request_id = self._recent(back)
         if "cost" in bad:
-            self._refused(self.wallet.settle(ACCOUNT, rid, bad["cost"]))
+            self._refused(self.wallet.settle(ACCOUNT, request_id, bad["cost"]))
         else:
-            self._refused(self.wallet.hold(ACCOUNT, rid, **(GOOD_TERMS | bad)))
+            self._refused(self.wallet.hold(ACCOUNT, request_id, **(GOOD_TERMS | bad)))
 
     def _refused(self, call: Coroutine[Any, Any, Any]) -> None:
         try:
@@ -368,7 +368,7 @@ class WalletMachine(RuleBasedStateMachine):
                 self.run(self.client.call("RESTORE", KEY + name, 0, copy))
         for settlement in self.since_copy:
             settled = self.run(self.wallet.deliver(settlement))
-            expected = self._expected_of_settlement(settlement.rid, settlement.cost, settled.outcome)
+            expected = self._expected_of_settlement(settlement.request_id, settlement.cost, settled.outcome)
             assert (settled.outcome, settled.charged) == expected
 
     # What always holds
