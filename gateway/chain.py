@@ -1,4 +1,4 @@
-"""The plugins in their order: checked once, then run moment by moment."""
+"""The plugins in their order: checked once, then run hook by hook."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Step(msgspec.Struct, frozen=True):
     wrong: Callable[[str], Misconfigured] = Misconfigured
     """Makes the error about this step; one that came from a file names its place there."""
 
-    def defines(self, moment: str) -> bool:
-        """Whether the plugin does anything at `moment`."""
-        return getattr(type(self.plugin), moment) is not getattr(Plugin, moment)
+    def defines(self, hook: str) -> bool:
+        """Whether the plugin does anything at `hook`."""
+        return getattr(type(self.plugin), hook) is not getattr(Plugin, hook)
 
 
 class Chain:
@@ -83,7 +83,7 @@ class Chain:
                 reply = await step.plugin.on_request(exchange)
             except Exception as error:
                 if step.on_error == "ignore" and not isinstance(error, Refused):
-                    log.exception("plugin_failed", plugin=step.name, moment="on_request", request_id=exchange.id)
+                    log.exception("plugin_failed", plugin=step.name, hook="on_request", request_id=exchange.id)
                     continue
                 exchange.refused_by = step.name
                 raise
@@ -100,7 +100,7 @@ class Chain:
             except (Exception, asyncio.CancelledError):
                 if _cancelled_from_outside():
                     raise
-                log.exception("plugin_failed", plugin=step.name, moment="on_end", request_id=exchange.id)
+                log.exception("plugin_failed", plugin=step.name, hook="on_end", request_id=exchange.id)
         self._open -= 1
         if not self._open:
             self._idle.set()
@@ -123,7 +123,7 @@ async def _stop(steps: Sequence[Step]) -> None:
         try:
             await step.plugin.stop()
         except Exception:
-            log.exception("plugin_failed", plugin=step.name, moment="stop")
+            log.exception("plugin_failed", plugin=step.name, hook="stop")
 
 
 def _cancelled_from_outside() -> bool:
@@ -158,15 +158,15 @@ def _cure(name: str, fact: type, below: Sequence[Step]) -> str:
     return f"{problem}: add a plugin that provides it above '{name}'"
 
 
-def _guarded(step: Step, moment: Callable[..., Any]) -> Callable[..., None]:
-    """The moment itself, or, for a plugin that may fail, one that only logs."""
+def _guarded(step: Step, hook: Callable[..., Any]) -> Callable[..., None]:
+    """The hook itself, or, for a plugin that may fail, one that only logs."""
     if step.on_error == "refuse":
-        return moment
+        return hook
 
     def guarded(*arguments: Any) -> None:
         try:
-            moment(*arguments)
+            hook(*arguments)
         except Exception:
-            log.exception("plugin_failed", plugin=step.name, moment=moment.__name__)
+            log.exception("plugin_failed", plugin=step.name, hook=hook.__name__)
 
     return guarded

@@ -3,12 +3,12 @@
 Promises of the core:
 
 1. **Before the first byte and after the last, a plugin may wait; in between, it may only look.**
-2. Moments run in the order of the YAML list on the way in, and in reverse on the way out.
+2. Hooks run in the order of the YAML list on the way in, and in reverse on the way out.
 3. `on_end` comes exactly once for each plugin whose `on_request` was entered, whatever happened: refused further down,
    caller gone, upstream failed, plugin crashed. What `on_request` took, `on_end` gives back.
 4. The caller leaving stops the copying of bytes; it never cancels a plugin.
 5. An exchange stays with the chain it began with, also across a reload.
-6. A moment that a plugin does not define costs nothing.
+6. A hook that a plugin does not define costs nothing.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The shipped plugins: thin, each turns the moments of an exchange into calls of the store."""
+"""The shipped plugins: thin, each turns the hooks of an exchange into calls of the store."""

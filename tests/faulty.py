@@ -106,7 +106,7 @@ class NamesFacts(Plugin):
 
 
 class PromisesOnly(Plugin):
-    """Provides what it has no moment to set."""
+    """Provides what it has no hook to set."""
 
     provides = (Caller,)
 

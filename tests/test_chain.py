@@ -18,16 +18,16 @@ Does = Callable[[], object]
 
 
 class Recorder(Plugin, kw_only=False):
-    """Writes down what it is told, and does what the test says at some moment."""
+    """Writes down what it is told, and does what the test says at some hook."""
 
     told: list[str]
     name: str
     at: str = ""
     does: Does = lambda: None
 
-    def note(self, moment: str) -> object:
-        self.told.append(f"{self.name} {moment}")
-        return self.does() if moment == self.at else None
+    def note(self, hook: str) -> object:
+        self.told.append(f"{self.name} {hook}")
+        return self.does() if hook == self.at else None
 
     async def start(self, services: Services) -> None:
         self.note(f"start as {services.name}")
@@ -55,7 +55,7 @@ class Recorder(Plugin, kw_only=False):
 
 
 class Routes(Plugin):
-    """Makes a chain whole; defines no moment."""
+    """Makes a chain whole; defines no hook."""
 
     provides: ClassVar[tuple[type, ...]] = (Route,)
 
@@ -201,8 +201,8 @@ def test_looking_moments_run_in_order_and_fail_only_where_the_plugin_matters() -
     first(exchange(), b"data: x\n\n")
     with pytest.raises(RuntimeError):
         second(exchange(), b"data: x\n\n")
-    for moment in chain.on_response:
-        moment(exchange())
+    for hook in chain.on_response:
+        hook(exchange())
     assert told == ["a chunk", "b chunk", "a response", "b response"]
 
 

@@ -24,7 +24,7 @@ async def test_a_good_plugin_keeps_every_promise(store_url: str, client: Client,
     findings = await check(use, EXAMPLES.get(use), url=store_url)
     assert broken(findings) == []
     assert [finding.check for finding in findings] == [
-        *("docstring", "settings", "moments", "facts"),
+        *("docstring", "settings", "hooks", "facts"),
         *("start", "request", "ends", "gives back", "explains", "chunks", "reload", "stop", "secrets"),
     ]
 
@@ -33,10 +33,10 @@ FAULTS = {
     "NoDocstring": "docstring: say in one sentence what it does",
     "Undocumented": "settings: `unknown` is not documented",
     "Inherits": "settings: `unknown` is not documented",
-    "Waits": "moments: `on_chunk` must be `def`",
-    "Blocks": "moments: `on_request` must be `async def`",
-    "TakesTooLittle": "moments: `on_chunk` must take (self, exchange: 'Exchange', chunk: 'bytes')",
-    "Misspelt": "moments: `on_requests` is no moment, nobody calls it: did you mean `on_request`?",
+    "Waits": "hooks: `on_chunk` must be `def`",
+    "Blocks": "hooks: `on_request` must be `async def`",
+    "TakesTooLittle": "hooks: `on_chunk` must take (self, exchange: 'Exchange', chunk: 'bytes')",
+    "Misspelt": "hooks: `on_requests` is no hook, nobody calls it: did you mean `on_request`?",
     "NamesFacts": "facts: `requires` must be a tuple of types",
     "PromisesOnly": "facts: `provides` names facts, but there is no `on_request`",
     "NeverStarts": "start: does not start: today is no day for it",

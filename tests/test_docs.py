@@ -112,9 +112,9 @@ def test_every_moment_is_in_the_plugin_guide() -> None:
     from gateway.plugin import Plugin
 
     text = (ROOT / "plugins/README.md").read_text()
-    moments = [name for name in vars(Plugin) if name in ("start", "stop") or name.startswith("on_")]
-    assert len(moments) == 6
-    assert [moment for moment in moments if f"{moment}(" not in text] == []
+    hooks = [name for name in vars(Plugin) if name in ("start", "stop") or name.startswith("on_")]
+    assert len(hooks) == 6
+    assert [hook for hook in hooks if f"{hook}(" not in text] == []
 
 
 def test_every_example_plugin_is_in_the_guide_with_the_codes_it_refuses_with() -> None:

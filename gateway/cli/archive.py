@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from gateway.cli.common import ConfigOption, JsonOption, moment, print_json, refuse, run_with_store
+from gateway.cli.common import ConfigOption, JsonOption, point_in_time, print_json, refuse, run_with_store
 from gateway.services import Store
 from gateway.store.accounts import unknown
 from gateway.store.money.archive import Archive, ArchiveError
@@ -26,7 +26,7 @@ class Moved(msgspec.Struct, frozen=True):
 
 
 def _old(text: str) -> int:
-    before_ms = moment(text)
+    before_ms = point_in_time(text)
     if before_ms > (time.time() - YOUNGEST_S) * 1000:
         raise typer.BadParameter(
             f"lines move once they are {YOUNGEST_S / 60:.0f} minutes old: a charge may be repeated until then"

@@ -105,7 +105,7 @@ def micros(text: str) -> int:
     return int(value)
 
 
-def moment(text: str) -> int:
+def point_in_time(text: str) -> int:
     """Milliseconds since 1970, from a day or from how long ago it was. Raises `typer.BadParameter`."""
     match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
     if match:

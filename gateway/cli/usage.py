@@ -19,7 +19,7 @@ from gateway.cli.common import (
     amount,
     configuration,
     day,
-    moment,
+    point_in_time,
     print_fields,
     print_json,
     print_table,
@@ -51,7 +51,7 @@ def _groups(text: str) -> list[str]:
 AccountOption = Annotated[str | None, typer.Option(metavar="ID", help="Only this account's requests.")]
 OutcomeOption = Annotated[Outcome | None, typer.Option(help="Only requests that ended so.")]
 SinceOption = Annotated[
-    int | None, typer.Option(parser=moment, metavar="TIME", help="Back to then: 30m, 12h, 7d, or a day (UTC).")
+    int | None, typer.Option(parser=point_in_time, metavar="TIME", help="Back to then: 30m, 12h, 7d, or a day (UTC).")
 ]
 DayOption = Annotated[str | None, typer.Option(parser=day, metavar="DAY", help="Such as 2026-11-21 (UTC), included.")]
 

@@ -41,12 +41,12 @@ async def check(
     """Every promise that a plugin makes by being one, and whether it keeps it. A second or less.
 
     `use` and `settings` are what stands in the YAML. `headers` go with every request, beside the token of an account.
-    The store is the one at `url`, an empty one, or one started for the moment.
+    The store is the one at `url`, an empty one, or one started for the hook.
     Raises `ValueError` where `use` names no plugin, and `Misconfigured` where the settings do not fit it.
     """
     kind = plugin_class(use)
     findings = list(declared(kind))
-    if broken(finding for finding in findings if finding.check in ("moments", "facts")):
+    if broken(finding for finding in findings if finding.check in ("hooks", "facts")):
         return findings
     with TemporaryDirectory() as folder:
         (Path(folder) / "gateway.yaml").write_text(CONFIGURATION)

@@ -1,4 +1,4 @@
-"""What a plugin's source says, before anything of it runs: is it documented, and are its moments of the right kind?"""
+"""What a plugin's source says, before anything of it runs: is it documented, and are its hooks of the right kind?"""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import msgspec
 from gateway.contract.finding import Finding
 from gateway.plugin import Plugin
 
-MOMENTS: Final = ("start", "stop", "on_request", "explain", "on_response", "on_chunk", "on_end")
+HOOKS: Final = ("start", "stop", "on_request", "explain", "on_response", "on_chunk", "on_end")
 
 
 def declared(kind: type[Plugin]) -> Iterator[Finding]:
-    """Docstring, settings, moments and facts."""
+    """Docstring, settings, hooks and facts."""
     yield _docstring(kind)
     yield Finding.of("settings", _undocumented(kind), f"{len(msgspec.structs.fields(kind))}, all documented")
-    yield Finding.of("moments", _wrong_moments(kind), ", ".join(defined(kind)) or "none")
+    yield Finding.of("hooks", _wrong_moments(kind), ", ".join(defined(kind)) or "none")
     yield Finding.of("facts", _wrong_facts(kind), _facts_in_words(kind))
 
 
 def defined(kind: type[Plugin]) -> list[str]:
-    """The moments that the plugin does not leave as they are."""
-    return [moment for moment in MOMENTS if getattr(kind, moment) is not getattr(Plugin, moment)]
+    """The hooks that the plugin does not leave as they are."""
+    return [hook for hook in HOOKS if getattr(kind, hook) is not getattr(Plugin, hook)]
 
 
 def _docstring(kind: type[Plugin]) -> Finding:
@@ -67,20 +67,20 @@ def _documented(source: str) -> set[str]:
 
 
 def _wrong_moments(kind: type[Plugin]) -> Iterator[str]:
-    for moment in defined(kind):
-        found, promised = getattr(kind, moment), getattr(Plugin, moment)
+    for hook in defined(kind):
+        found, promised = getattr(kind, hook), getattr(Plugin, hook)
         waits = inspect.iscoroutinefunction(promised)
         if waits != inspect.iscoroutinefunction(found):
-            yield f"`{moment}` must be `{'async def' if waits else 'def'}`"
+            yield f"`{hook}` must be `{'async def' if waits else 'def'}`"
         try:
             inspect.signature(found).bind(*inspect.signature(promised).parameters)
         except TypeError:
-            yield f"`{moment}` must take {inspect.signature(promised)}"
+            yield f"`{hook}` must take {inspect.signature(promised)}"
     for parent in _parents(kind):
         for name, value in vars(parent).items():
-            if name.startswith("on_") and inspect.isroutine(value) and name not in MOMENTS:
-                meant = get_close_matches(name, MOMENTS, n=1)
-                yield f"`{name}` is no moment, nobody calls it" + (f": did you mean `{meant[0]}`?" if meant else "")
+            if name.startswith("on_") and inspect.isroutine(value) and name not in HOOKS:
+                meant = get_close_matches(name, HOOKS, n=1)
+                yield f"`{name}` is no hook, nobody calls it" + (f": did you mean `{meant[0]}`?" if meant else "")
 
 
 def _wrong_facts(kind: type[Plugin]) -> Iterator[str]:

@@ -26,7 +26,7 @@ from gateway.store.client.client import Client
 from gateway.testing import exchange
 
 LONGEST_S: Final = 5
-"""A moment that takes longer is one that hangs."""
+"""A hook that takes longer is one that hangs."""
 
 
 class ScenarioResult(msgspec.Struct):
@@ -114,11 +114,11 @@ class ScenarioRunner:
         ]
 
     async def _request(self, asked: Exchange, lived: ScenarioResult) -> Reply | None:
-        moment = LostReplies(self.plugin.on_request(asked), lived.ending.loses)
+        hook = LostReplies(self.plugin.on_request(asked), lived.ending.loses)
         reply: Reply | None = None
         try:
             async with asyncio.timeout(LONGEST_S):
-                reply = await moment
+                reply = await hook
                 await asked.settle_pending()
         except GatewayError as error:
             lived.refused = asked.error = as_refused(error)
@@ -131,7 +131,7 @@ class ScenarioRunner:
             lived.missing = [fact.__name__ for fact in provides if not isinstance(asked.get(fact), fact)]
         with suppress(GatewayError):
             await asked.settle_pending()
-        lived.waits = moment.waits
+        lived.waits = hook.waits
         return reply
 
     def _answer(self, asked: Exchange, lived: ScenarioResult) -> None:
@@ -147,17 +147,17 @@ class ScenarioRunner:
         asked.channel = "check"
         asked.attempts.append(Attempt("check", "words", 200))
         asked.first_byte = time.monotonic()
-        moment = "on_response"
+        hook = "on_response"
         try:
             self.plugin.on_response(asked)
-            moment = "on_chunk"
+            hook = "on_chunk"
             for chunk in CHUNKS[: ending.chunks]:
                 asked.bytes += len(chunk)
                 asked.events += chunk.count(b"data:")
                 with self.cost:
                     self.plugin.on_chunk(asked, chunk)
         except Exception as error:
-            lived.problems.append(_said(moment, error, ending))
+            lived.problems.append(_said(hook, error, ending))
             asked.outcome = Outcome.INTERNAL_ERROR
         asked.attempts[-1].usage = Usage(10, 10, "upstream")
 
@@ -166,10 +166,10 @@ class ScenarioRunner:
         return memory | await in_store(self._client, asked.id) if self._looks_at_store else memory
 
 
-def _said(moment: str, error: Exception, ending: Ending) -> str:
+def _said(hook: str, error: Exception, ending: Ending) -> str:
     when = (
         f"where replies were lost (from wait {ending.loses + 1} on)" if ending.loses is not None else f"({ending.name})"
     )
     if isinstance(error, TimeoutError):
-        return f"`{moment}` did not end within {LONGEST_S} s {when}"
-    return f"`{moment}` raised {type(error).__name__}: {error} {when}"
+        return f"`{hook}` did not end within {LONGEST_S} s {when}"
+    return f"`{hook}` raised {type(error).__name__}: {error} {when}"

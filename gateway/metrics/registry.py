@@ -37,7 +37,7 @@ MOST_CODES: Final = 64
 
 WAITS: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 DURATIONS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-MOMENTS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+STORE_CALLS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 PLACE: Final = ("model", "channel")
 
@@ -71,9 +71,9 @@ FAMILIES: Final[dict[str, Family]] = {
     "longest_gap_seconds": Family("histogram", "The longest pause inside an answer.", ("channel",), WAITS),
     "open_requests": Family("gauge", "Requests under way."),
     "open_streams": Family("gauge", "Upstream answers under way."),
-    "store_call_seconds": Family("histogram", "Until the store answered a call.", (), MOMENTS),
+    "store_call_seconds": Family("histogram", "Until the store answered a call.", (), STORE_CALLS),
     "store_errors": Family("counter", "Calls that the store did not answer (away) or refused (error).", ("kind",)),
-    "loop_lag_seconds": Family("histogram", "How late the event loop was, sampled.", (), MOMENTS),
+    "loop_lag_seconds": Family("histogram", "How late the event loop was, sampled.", (), STORE_CALLS),
     "usage_log_waiting": Family("gauge", "Entries of the usage log that are not on the disk yet.", merge=max),
     "usage_log_spooled": Family("gauge", "Files of the usage log's spool.", merge=max),
     "config_generation": Family("gauge", "The configuration that serves.", ("process",), merge=None),

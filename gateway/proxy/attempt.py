@@ -200,8 +200,8 @@ class UpstreamCall:
     def _begin(self) -> dict[str, str]:
         """The first event is here: the head of the answer."""
         self._answered()
-        for moment in self.chain.on_response:
-            moment(self.exchange)
+        for hook in self.chain.on_response:
+            hook(self.exchange)
         return {**STREAM_HEADERS, **self.exchange.response_headers}
 
     def _answered(self) -> None:

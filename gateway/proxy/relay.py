@@ -33,7 +33,7 @@ REDACTED: Final = failure.REDACTED.encode()
 
 log = structlog.get_logger("gateway.proxy.relay")
 
-ChunkMoment = Callable[[Exchange, bytes], None]
+ChunkHook = Callable[[Exchange, bytes], None]
 
 
 class Relay:
@@ -51,7 +51,7 @@ class Relay:
         caller: CallerConnection,
         upstream: UpstreamConnection,
         begin: Callable[[], dict[str, str]],
-        moments: tuple[ChunkMoment, ...],
+        hooks: tuple[ChunkHook, ...],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._exchange = exchange
@@ -60,7 +60,7 @@ class Relay:
         self._caller = caller
         self._upstream = upstream
         self._begin = begin
-        self._moments = moments
+        self._hooks = hooks
         self._secrets = tuple(credential.encode() for credential in channel.credentials)
         self._tail = b""
         self._draining = False
@@ -151,7 +151,7 @@ class Relay:
             self._caller.write(whole)
             exchange.bytes += len(whole)
             exchange.events = events.events
-            if self._moments:
+            if self._hooks:
                 self._tell(whole)
 
     def _first(self) -> None:
@@ -183,10 +183,10 @@ class Relay:
 
     def _tell(self, whole: bytes) -> None:
         try:
-            for moment in self._moments:
-                moment(self._exchange, whole)
+            for hook in self._hooks:
+                hook(self._exchange, whole)
         except Exception:
-            log.exception("plugin_failed", moment="on_chunk", request_id=self._exchange.id)
+            log.exception("plugin_failed", hook="on_chunk", request_id=self._exchange.id)
             self.end(EndReason.PLUGIN)
 
     def rest(self) -> bytes:

@@ -1,1 +1,1 @@
-"""Small plugins that people ask gateways for, one for each moment: to use as they are, or to begin your own from."""
+"""Small plugins that people ask gateways for, one for each hook: to use as they are, or to begin your own from."""
