@@ -11,12 +11,17 @@ from pathlib import Path
 import pytest
 import typer.main
 
+import gateway
+import gateway.testing
 from gateway import loading
 from gateway.cli.commands import program
 from gateway.config import schema
 from gateway.errors import Misconfigured
+from tests.test_architecture import LAYERS
 
 ROOT = Path(__file__).parent.parent
+PICTURE = ROOT / "docs/request.svg"
+DOCUMENTS = ("README.md", "plugins/README.md", "deploy/README.md", "tests/bench/PROFILE.md")
 
 
 def blocks(file: str, language: str) -> list[str]:
@@ -27,6 +32,61 @@ def blocks(file: str, language: str) -> list[str]:
 def named(file: str) -> dict[str, str]:
     """The Python blocks that begin with a comment naming their file."""
     return {block.partition("\n")[0].removeprefix("# "): block for block in blocks(file, "python")}
+
+
+def pictured() -> list[str]:
+    """The packages and modules that the picture names, from top to bottom and left to right."""
+    return re.findall(r'<tspan class="m"[^>]*>(\w+)</tspan>', PICTURE.read_text())
+
+
+def test_the_picture_names_packages_that_exist_in_the_order_of_the_imports() -> None:
+    names = pictured()
+    for name in names:
+        assert (ROOT / "gateway" / name / "__init__.py").exists() or (ROOT / f"gateway/{name}.py").exists(), name
+    layers = [next(index for index, layer in enumerate(LAYERS) if name in layer) for name in names]
+    assert layers == sorted(layers)
+
+
+def test_every_package_that_a_request_passes_is_in_the_picture() -> None:
+    modules = ", ".join(f"plugins.{file.stem}" for file in (ROOT / "plugins").glob("[a-z]*.py"))
+    code = f"import sys, gateway.server.gateway, {modules}; print(*sys.modules, sep='\\n')"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    imported = {name.split(".")[1] for name in run.stdout.split() if name.startswith("gateway.")}
+    passed = {name for name in imported if (ROOT / "gateway" / name).is_dir()} | {"chain"}
+    assert {"server", "proxy", "store", "usage"} <= passed
+    assert passed - set(pictured()) == set()
+
+
+def test_the_picture_is_small_and_has_the_shipped_plugins_in_their_order() -> None:
+    text = PICTURE.read_text()
+    assert len(text.encode()) <= 6 * 1024
+    chain = [entry.label for entry in schema.load(ROOT / "config/demo.yaml").config.plugins]
+    assert [name for name in re.findall(r'<text class="p"[^>]*>([\w-]+)</text>', text)] == chain
+    assert 'src="docs/request.svg"' in (ROOT / "README.md").read_text()
+
+
+def test_the_way_without_make_is_what_make_does() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    variables = dict(re.findall(r"^(\w+) \??:?= ?(.*)$", makefile, flags=re.MULTILINE))
+    recipes = {"install": r"\$\(VENV\)/\.serve: .*\n((?:\t.*\n)+)", "serve": r"\nserve: .*\n((?:\t.*\n)+)"}
+    made = "".join(re.search(recipe, makefile)[1] for recipe in recipes.values())  # type: ignore[index]
+    while "$(" in made:
+        made = re.sub(r"\$\((\w+)\)", lambda name: variables[name[1]], made)
+    commands = [line.split("|| ")[-1].strip() for line in made.replace(" --quiet", "").splitlines()]
+    (shown,) = [block for block in blocks("README.md", "sh") if "python3 -m venv" in block]
+    assert shown.splitlines() == [command for command in commands if not command.startswith("touch")]
+
+
+@pytest.mark.parametrize("file", DOCUMENTS)
+def test_every_file_that_a_document_names_exists(file: str) -> None:
+    text = (ROOT / file).read_text()
+    folders = "gateway|plugins|config|deploy|docs|tests"
+    paths = set(re.findall(rf"(?<![\w./-])(?:{folders})/[\w./-]*\w", text))
+    links = {link for link in re.findall(r"\]\(([^)#]+)\)", text) if not link.startswith("http")}
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+    assert [link for link in sorted(links) if not ((ROOT / file).parent / link).exists()] == []
+    modules = set(re.findall(r"python -m (tests[\w.]+)", text))
+    assert [name for name in modules if not (ROOT / f"{name.replace('.', '/')}.py").exists()] == []
 
 
 def test_the_example_plugin_and_its_test_run(tmp_path: Path) -> None:
@@ -108,13 +168,30 @@ def test_every_command_and_subcommand_is_in_the_readme() -> None:
         assert [verb for verb in getattr(noun, "commands", ()) if verb not in row] == []
 
 
-def test_every_moment_is_in_the_plugin_guide() -> None:
+def test_every_hook_is_in_the_plugin_guide() -> None:
     from gateway.plugin import Plugin
 
     text = (ROOT / "plugins/README.md").read_text()
     hooks = [name for name in vars(Plugin) if name in ("start", "stop") or name.startswith("on_")]
     assert len(hooks) == 6
     assert [hook for hook in hooks if f"{hook}(" not in text] == []
+
+
+def test_every_public_name_is_in_the_plugin_guide() -> None:
+    text = (ROOT / "plugins/README.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| \S", text, flags=re.MULTILINE)
+    assert [name for name in gateway.__all__ if rows.count(name) != 1] == []
+
+
+def test_every_name_for_tests_is_in_the_plugin_guide() -> None:
+    text = (ROOT / "plugins/README.md").read_text()
+    assert [name for name in gateway.testing.__all__ if not re.search(rf"`(async )?{name}\b", text)] == []
+
+
+def test_every_field_of_an_exchange_is_in_the_plugin_guide() -> None:
+    text = (ROOT / "plugins/README.md").read_text()
+    fields = {name for name in dir(gateway.Exchange) if not name.startswith("_")}
+    assert sorted(name for name in fields if not re.search(rf"^\| `{name}\b", text, flags=re.MULTILINE)) == []
 
 
 def test_every_example_plugin_is_in_the_guide_with_the_codes_it_refuses_with() -> None:
