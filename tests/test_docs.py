@@ -18,6 +18,7 @@ from gateway.chat.request import Body
 from gateway.cli.commands import program
 from gateway.config import schema
 from gateway.errors import Misconfigured
+from gateway.tools.exposure import exposure_of
 from tests.test_architecture import LAYERS
 
 ROOT = Path(__file__).parent.parent
@@ -141,6 +142,17 @@ def test_the_example_above_auth_is_refused_with_the_documented_cure(tmp_path: Pa
     cure = str(refused.value).partition("plugins[1]: ")[2]
     assert cure
     assert cure in (ROOT / "plugins/README.md").read_text()
+
+
+def test_the_line_about_the_lowest_balance_is_what_the_demo_prints() -> None:
+    loaded = schema.load(ROOT / "config/demo.yaml")
+    printed = str(exposure_of(loaded.config, loading.build(loaded)))
+    assert printed in (ROOT / "deploy/README.md").read_text()
+
+
+def test_the_export_as_csv_names_fields_of_a_record() -> None:
+    (command,) = re.findall(r"gateway usage export .*?'\[(.*?)\]", (ROOT / "deploy/README.md").read_text())
+    assert {field.strip(" .") for field in command.split(",")} <= set(gateway.Record.__struct_fields__)
 
 
 def codes(tree: ast.AST) -> set[str]:
