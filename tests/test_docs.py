@@ -1,4 +1,4 @@
-"""What the documentation says is true: its examples run, and it names every setting, command and error code."""
+"""The documents agree with the code: examples run, files exist, every command, error code and public name is there."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ CORE_ALONE = {"caller_gone", "settle_pending"}
 
 
 def blocks(file: str, language: str) -> list[str]:
-    """The fenced blocks of a language in a document."""
+    """Return the fenced blocks of a language in a document."""
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / file).read_text(), flags=re.DOTALL)
 
 
 def named(file: str) -> dict[str, str]:
-    """The Python blocks that begin with a comment naming their file."""
+    """Return the Python blocks by the file name in the comment that they begin with."""
     return {block.partition("\n")[0].removeprefix("# "): block for block in blocks(file, "python")}
 
 
 def pictured() -> list[str]:
-    """The packages and modules that the picture names, from top to bottom and left to right."""
+    """Return the packages and modules that the picture names, from top to bottom and left to right."""
     return re.findall(r'<tspan class="m"[^>]*>(\w+)</tspan>', PICTURE.read_text())
 
 
@@ -91,6 +91,14 @@ def test_every_file_that_a_document_names_exists(file: str) -> None:
     assert [link for link in sorted(links) if not ((ROOT / file).parent / link).exists()] == []
     modules = set(re.findall(r"python -m (tests[\w.]+)", text))
     assert [name for name in modules if not (ROOT / f"{name.replace('.', '/')}.py").exists()] == []
+
+
+def test_every_anchor_that_a_document_links_to_is_a_heading() -> None:
+    for document in DOCUMENTS:
+        text = (ROOT / document).read_text()
+        headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+        anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert set(re.findall(r"\]\(#([\w-]+)\)", text)) <= anchors, document
 
 
 def test_the_example_plugins_and_their_tests_run(tmp_path: Path) -> None:
@@ -156,7 +164,7 @@ def test_the_export_as_csv_names_fields_of_a_record() -> None:
 
 
 def codes(tree: ast.AST) -> set[str]:
-    """The second arguments of all calls of `Refused` and of the helper that makes a 502."""
+    """Return the second arguments of all calls of `Refused` and of the helper that makes a 502."""
     place = {"Refused": 1, "failed": 1}
     return {
         argument.value
