@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -189,6 +190,30 @@ def test_every_command_and_subcommand_is_in_the_readme() -> None:
     for name, noun in command.commands.items():  # type: ignore[attr-defined]
         (row,) = [line for line in text.splitlines() if line.startswith(f"| `gateway {name}`")]
         assert [verb for verb in getattr(noun, "commands", ()) if verb not in row] == []
+
+
+@pytest.mark.parametrize("file", ["README.md", "plugins/README.md", "deploy/README.md"])
+def test_the_commands_in_a_document_exist_with_their_options(file: str) -> None:
+    text = "\n".join(blocks(file, "sh")).replace("\\\n", " ")
+    lines = [words for line in text.splitlines() if (words := shlex.split(line, comments=True))]
+    commands = [line for line in lines if any(word.rpartition("/")[2] == "gateway" for word in line)]
+    assert len(commands) >= 2
+    for line in commands:
+        words = line[next(index for index, word in enumerate(line) if word.rpartition("/")[2] == "gateway") + 1 :]
+        command = typer.main.get_command(program()).commands[words.pop(0)]  # type: ignore[attr-defined]
+        if words and words[0] in getattr(command, "commands", ()):
+            command = command.commands[words.pop(0)]
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("-")} <= known, line
+
+
+def test_the_configurations_in_the_documents_load(tmp_path: Path) -> None:
+    (whole,) = blocks("README.md", "yaml")
+    environment = {"OPENAI_API_KEY": "key", "CLICKHOUSE_USER": "user", "CLICKHOUSE_PASSWORD": "password"}
+    for part in ("", *blocks("deploy/README.md", "yaml")):
+        file = tmp_path / "gateway.yaml"
+        file.write_text(whole + part)
+        loading.build(schema.load(file, environment))
 
 
 def test_every_hook_is_in_the_plugin_guide() -> None:
