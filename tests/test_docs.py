@@ -239,10 +239,10 @@ def test_every_name_for_tests_is_in_the_plugin_guide() -> None:
 def test_the_guide_has_every_field_of_an_exchange_and_no_other() -> None:
     text = (ROOT / "plugins/README.md").read_text().partition("## Exchange")[2].partition("\n## ")[0]
     cells = re.findall(r"^\| (`.*?`) \|", text, flags=re.MULTILINE)
-    told = {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
+    listed = {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
     fields = {name for name in dir(gateway.Exchange) if not name.startswith("_")}
-    assert fields - told <= CORE_ALONE
-    assert told <= fields
+    assert fields - listed <= CORE_ALONE
+    assert listed <= fields
 
 
 def test_the_guide_names_everything_that_a_body_offers() -> None:
