@@ -94,7 +94,6 @@ class Exchange:
         "arrived_at",
         "attempts",
         "bytes",
-        "caller_gone",
         "channel",
         "charge_micros",
         "ended",
@@ -146,7 +145,6 @@ class Exchange:
         self.charge_micros = 0
         self.price: dict[str, object] = {}
         """What the charge was computed from, as it goes into the record."""
-        self.caller_gone = False
         self.first_byte: float | None = None
         self.ended: float | None = None
         self.longest_gap_s = 0.0
