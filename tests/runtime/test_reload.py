@@ -78,7 +78,7 @@ async def test_new_exchanges_get_the_new_chain_and_old_ones_keep_theirs(
             answer = await read_answer(reader)
             writer.close()
             assert (answer.headers["x-stamp"], answer.whole) == ("old", True)
-            await gateway.gateway.runner.settled()
+            await gateway.gateway.runner.wait_ended()
             await asyncio.sleep(0)
         assert stopped == ["old"]
         record = await gateway.store.usage.find(answer.headers["x-request-id"])

@@ -37,7 +37,7 @@ async def test_an_open_stream_is_counted_while_it_runs(store_url: str, client: C
         assert (numbers(gateway, "open_requests"), numbers(gateway, "open_streams")) == ([1.0], [1.0])
         assert (await read_answer(reader)).whole
         writer.close()
-        await gateway.gateway.runner.settled()
+        await gateway.gateway.runner.wait_ended()
         sampling.sample()
         assert (numbers(gateway, "open_requests"), numbers(gateway, "open_streams")) == ([0.0], [0.0])
         assert numbers(gateway, "config_generation") == [1.0]
