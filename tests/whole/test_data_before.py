@@ -161,7 +161,8 @@ async def used(old: OldData) -> None:
         ("laptop", "minute", 503, "model_unavailable"),
     ):
         answer = await said(token, model)
-        assert (answer.status, answer.error["code"]) == (status, code), (token, model, answer)
+        assert answer.status == status, (token, model, answer)
+        assert answer.error["code"] == code, (token, model)
     now = {account["id"]: account["balance_micros"] for account in await old.told("account", "list", "--json")}
     assert {name: before[name] - now[name] for name in now if before[name] != now[name]} == {
         "alice": 3 * CHARGE,
