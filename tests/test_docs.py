@@ -23,7 +23,7 @@ from gateway.tools.exposure import exposure_of
 from tests.test_architecture import LAYERS
 
 ROOT = Path(__file__).parent.parent
-PICTURE = ROOT / "docs/request.svg"
+PICTURE = ROOT / "gateway/request.svg"
 DOCUMENTS = ("README.md", "plugins/README.md", "deploy/README.md", "tests/bench/PROFILE.md")
 CORE_ALONE = {"caller_gone", "settle_pending"}
 """Of an exchange, what plugins have no use for."""
@@ -67,7 +67,7 @@ def test_the_picture_is_small_and_has_the_shipped_plugins_in_their_order() -> No
     assert len(text.encode()) <= 6 * 1024
     chain = [entry.label for entry in schema.load(ROOT / "config/demo.yaml").config.plugins]
     assert re.findall(r'<text class="p"[^>]*>([\w-]+)</text>', text) == chain
-    assert 'src="docs/request.svg"' in (ROOT / "README.md").read_text()
+    assert 'src="gateway/request.svg"' in (ROOT / "README.md").read_text()
 
 
 def test_the_way_without_make_is_what_make_does() -> None:
