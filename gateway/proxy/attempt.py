@@ -261,4 +261,4 @@ class UpstreamCall:
             exchange.error = error
             if why in (EndReason.UPSTREAM, EndReason.BROKEN, EndReason.IDLE):
                 self.breaker.failed(self.candidate, exchange.id, code, None)
-            await caller.cut(b"data: %b\n\n" % render(error, exchange.id) if relay.events.at_border else b"")
+            await caller.cut(b"data: %b\n\n" % render(error, exchange.id) if relay.events.at_boundary else b"")

@@ -48,7 +48,7 @@ def facts(stream: EventStream) -> tuple[object, ...]:
         stream.error,
         stream.first_error,
         stream.complete,
-        stream.at_border,
+        stream.at_boundary,
         stream.output.tokens(),
     )
 
@@ -56,7 +56,7 @@ def facts(stream: EventStream) -> tuple[object, ...]:
 def passed_through(
     body: bytes, *cuts: int, drop_usage: bool = False, longest: int = 1 << 20
 ) -> tuple[EventStream, list[bytes]]:
-    stream = EventStream(drop_usage=drop_usage, longest_event=longest)
+    stream = EventStream(drop_usage=drop_usage, max_event_bytes=longest)
     ends = [*sorted(cuts), len(body)]
     passed = [stream.feed(body[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
     return stream, [*passed, stream.close()]
@@ -138,12 +138,12 @@ def test_any_stream_cut_anywhere_is_passed_on_whole_and_tells_the_same(
     kept = [part for part in stream_parts if not (drop_usage and part.kind == "usage")]
     expected = b"".join(part.raw for part in kept)
     where = range(len(body)) if every_byte and len(body) < 3000 else [cut % (len(body) + 1) for cut in cuts]
-    stream = EventStream(drop_usage=drop_usage, longest_event=LONGEST)
+    stream = EventStream(drop_usage=drop_usage, max_event_bytes=LONGEST)
     borders = {0} | {len(b"".join(part.raw for part in kept[:count])) for count in range(1, len(kept) + 1)}
     passed, ends = b"", [*sorted(where), len(body)]
     for start, end in zip([0, *ends], ends, strict=False):
         passed += stream.feed(body[start:end])
-        assert not stream.at_border or len(passed) in borders
+        assert not stream.at_boundary or len(passed) in borders
     passed += stream.close()
     assert passed == expected
 
@@ -230,13 +230,13 @@ def test_an_unfinished_event_is_never_passed_on() -> None:
 
 
 def test_an_event_past_the_bound_passes_in_pieces_up_to_its_border() -> None:
-    stream = EventStream(drop_usage=False, longest_event=100)
+    stream = EventStream(drop_usage=False, max_event_bytes=100)
     long = event(text("x" * 300))
     assert stream.feed(long[:200]) == long[:200]
-    assert not stream.at_border
+    assert not stream.at_boundary
     assert stream.feed(long[200:-1]) == long[200:-2], "a line end may be half of the border"
     assert stream.feed(long[-1:] + DONE) == long[-2:] + DONE
-    assert stream.at_border and stream.done and stream.events == 2
+    assert stream.at_boundary and stream.done and stream.events == 2
 
 
 def test_a_megabyte_in_small_pieces_costs_time_in_proportion() -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from gateway.config.decode import convert, in_words
+from gateway.config.decode import convert, describe_type
 from gateway.config.document import Document
 from gateway.errors import Misconfigured
 
@@ -100,4 +100,4 @@ def test_what_fits_is_converted() -> None:
     ],
 )
 def test_a_type_is_said_in_words(kind: object, words: str) -> None:
-    assert in_words(kind) == words
+    assert describe_type(kind) == words
