@@ -63,7 +63,7 @@ async def until(gateway: Running, channel: str, condition: Condition) -> None:
     routing = gateway.gateway.chain.steps[-1].plugin
     assert isinstance(routing, ModelRouting)
     async with asyncio.timeout(PATIENCE_S):
-        while {routing.health._channels[channel].known.condition, (await conditions(gateway))[channel]} != {condition}:
+        while {routing.health._channels[channel].status.condition, (await conditions(gateway))[channel]} != {condition}:
             await asyncio.sleep(0.01)
 
 
