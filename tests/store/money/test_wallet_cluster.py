@@ -18,7 +18,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from gateway.errors import StoreAway
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
-from gateway.store.client.durability import check_store, told_by_masters
+from gateway.store.client.durability import check_store, info_of_masters
 from gateway.store.client.masters import Masters
 from gateway.store.money.wallet import Credit, Hold, Settle, Wallet
 from tests.patience import PATIENCE_S, timed
@@ -88,7 +88,7 @@ async def test_accounts_of_all_slots_are_served_and_verified(client: Client) -> 
 
 
 async def test_every_master_is_looked_at(client: Client) -> None:
-    assert len({told["run_id"] for told in await told_by_masters(client, "server")}) == 3
+    assert len({told["run_id"] for told in await info_of_masters(client, "server")}) == 3
     assert await check_store(client, accept_loss=False) == []
     weak = client.redis.get_primaries()[1]  # type: ignore[union-attr]
     for policy, found in (("allkeys-lru", 1), ("noeviction", 0)):
