@@ -84,7 +84,7 @@ def from_url(url: str, timeout_s: float, connections: int) -> Topology:
         sentinel = Sentinel(hosts, sentinel_kwargs={"socket_timeout": timeout_s, **encrypted}, **options)  # type: ignore[no-untyped-call, unused-ignore]
         return SingleServer(sentinel.master_for(parts.path.strip("/") or "mymaster"), timeout_s)  # type: ignore[no-untyped-call, unused-ignore]
     nodes = [ClusterNode(host, port) for host, port in hosts]
-    spared = 2 * connections  # the rest is for redis-py's own use, as by SCAN
+    spared = 2 * connections  # half of them are for calls outside `submit`: SCAN and INFO
     return Cluster(RedisCluster(startup_nodes=nodes, max_connections=spared, **options), timeout_s, connections)  # type: ignore[abstract, unused-ignore]
 
 

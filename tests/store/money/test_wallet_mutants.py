@@ -1,4 +1,4 @@
-"""The test of the model: scripts with one deliberate fault each, which it must catch."""
+"""Mutation tests of the wallet's model: it must detect each script with one deliberate fault."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutation", MUTANTS.values(), ids=MUTANTS)
-def test_the_model_catches(store_url: str, mutation: tuple[str, str]) -> None:
+def test_the_model_detects(store_url: str, mutation: tuple[str, str]) -> None:
     class Mutant(WalletMachine):
         url = store_url
 
@@ -71,7 +71,7 @@ def test_the_model_catches(store_url: str, mutation: tuple[str, str]) -> None:
         run_state_machine_as_test(
             Mutant,
             settings=settings(
-                max_examples=3000,  # the first that catches it is the last
+                max_examples=3000,  # the run stops at the first failure
                 stateful_step_count=40,
                 phases=[Phase.generate],
                 derandomize=True,
