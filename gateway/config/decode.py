@@ -33,16 +33,16 @@ GIVEN_TYPE_NAMES: Final[Mapping[str, str]] = {**TYPE_NAMES, "float": "a fraction
 """The same for the type of the value that was given."""
 
 
-def convert(document: Document, place: KeyPath, value: object, kind: type[Section]) -> Section:
-    """Return `value`, which stands at `place` in the file, as a `kind`. Raises `Misconfigured`."""
+def convert(document: Document, key_path: KeyPath, value: object, kind: type[Section]) -> Section:
+    """Return `value`, which stands at `key_path` in the file, as a `kind`. Raises `Misconfigured`."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         text, inner_path = _split(str(error))
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", text, re.DOTALL):
         known = ", ".join(sorted(_fields(_type_at(kind, inner_path)))) or "nothing"
-        raise document.wrong((*place, *inner_path, unknown[1]), f"unknown setting; known here: {known}")
-    raise document.wrong((*place, *inner_path), _explain(text, _type_at(kind, inner_path)))
+        raise document.wrong((*key_path, *inner_path, unknown[1]), f"unknown setting; known here: {known}")
+    raise document.wrong((*key_path, *inner_path), _explain(text, _type_at(kind, inner_path)))
 
 
 def describe_type(kind: Any) -> str:

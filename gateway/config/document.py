@@ -1,7 +1,7 @@
 """A YAML document as plain data, with the line number of every setting.
 
 1. An ambiguous value is an error: `yes`, `0x10`, `1_000`, a duplicate key, an alias, a tag.
-2. The value of an environment variable is never shown: an error shows `${NAME}` in its place.
+2. The value of an environment variable is never shown: an error shows `${NAME}` instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VARIABLE: Final = re.compile(r"\$\{([^}]*)\}?")
 NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 INTEGER: Final = re.compile(r"[-+]?(0|[1-9][0-9]{0,14})")
 DECIMAL: Final = re.compile(r"(?=[^0-9]*([0-9]\.?){1,15}$)[-+]?[0-9]*\.[0-9]+")
-"""Up to 15 digits, which a binary float holds exactly."""
+"""Up to 15 digits, which survive the conversion to a binary float and back."""
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -42,12 +42,12 @@ class Document:
         self.lines: dict[KeyPath, int] = {}
         self._variables: dict[str, str] = {}
 
-    def wrong(self, place: KeyPath, text: str) -> Misconfigured:
+    def wrong(self, key_path: KeyPath, text: str) -> Misconfigured:
         """Return the error for a key path, on one line: `file:line: key: what is wrong`."""
-        known = place
+        known = key_path
         while known not in self.lines and known:
             known = known[:-1]
-        key = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place).lstrip(".")
+        key = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in key_path).lstrip(".")
         return self.wrong_at(self.lines.get(known, 1), f"{key}: {text}" if key else text)
 
     def wrong_at(self, line: int, text: str) -> Misconfigured:
@@ -59,15 +59,15 @@ class Document:
         )
         return Misconfigured(f"{self.path}:{line}: {printable}")
 
-    def resolve(self, place: KeyPath, text: str, environment: Mapping[str, str]) -> str:
+    def resolve(self, key_path: KeyPath, text: str, environment: Mapping[str, str]) -> str:
         """Replace the variables in `text`. Raises `Misconfigured` for one that is not set."""
 
         def value_of(match: re.Match[str]) -> str:
             name = match[1]
             if match[0][-1] != "}" or not NAME.fullmatch(name):
-                raise self.wrong(place, "write a variable as ${NAME}, of letters, digits and _")
+                raise self.wrong(key_path, "write a variable as ${NAME}, of letters, digits and _")
             if name not in environment:
-                raise self.wrong(place, f"the environment variable {name} is not set; export it or write a value")
+                raise self.wrong(key_path, f"the environment variable {name} is not set; export it or write a value")
             value = environment[name]
             if len(value) >= MIN_SECRET_LENGTH:
                 self._variables[value] = name
@@ -131,17 +131,17 @@ def _reject_yaml_features(document: Document, text: str) -> None:
             raise document.wrong_at(line, f"nested deeper than {MAX_DEPTH}; no setting is")
 
 
-def _to_plain(document: Document, node: yaml.Node, place: KeyPath, environment: Mapping[str, str]) -> Any:
-    document.lines.setdefault(place, node.start_mark.line + 1)
+def _to_plain(document: Document, node: yaml.Node, key_path: KeyPath, environment: Mapping[str, str]) -> Any:
+    document.lines.setdefault(key_path, node.start_mark.line + 1)
     if isinstance(node, yaml.MappingNode):
-        return _mapping(document, node, place, environment)
+        return _mapping(document, node, key_path, environment)
     if isinstance(node, yaml.SequenceNode):
-        return [_to_plain(document, item, (*place, index), environment) for index, item in enumerate(node.value)]
-    return _scalar(document, node, place, environment)
+        return [_to_plain(document, item, (*key_path, index), environment) for index, item in enumerate(node.value)]
+    return _scalar(document, node, key_path, environment)
 
 
 def _mapping(
-    document: Document, node: yaml.MappingNode, place: KeyPath, environment: Mapping[str, str]
+    document: Document, node: yaml.MappingNode, key_path: KeyPath, environment: Mapping[str, str]
 ) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key_node, value_node in node.value:
@@ -151,12 +151,12 @@ def _mapping(
         key = key_node.value
         if key in result:
             raise document.wrong_at(line, f"the key `{key}` is given twice; keep one")
-        document.lines[(*place, key)] = line
-        result[key] = _to_plain(document, value_node, (*place, key), environment)
+        document.lines[(*key_path, key)] = line
+        result[key] = _to_plain(document, value_node, (*key_path, key), environment)
     return result
 
 
-def _scalar(document: Document, node: yaml.Node, place: KeyPath, environment: Mapping[str, str]) -> Any:
+def _scalar(document: Document, node: yaml.Node, key_path: KeyPath, environment: Mapping[str, str]) -> Any:
     kind, text = node.tag.rpartition(":")[2], node.value
     if kind == "null":
         return None
@@ -167,7 +167,7 @@ def _scalar(document: Document, node: yaml.Node, place: KeyPath, environment: Ma
     if kind == "float" and DECIMAL.fullmatch(text):
         return float(text)
     if kind == "bool":
-        raise document.wrong(place, f"write true or false, or put `{text}` in quotes if it is a name")
+        raise document.wrong(key_path, f"write true or false, or put `{text}` in quotes if it is a name")
     if kind in ("int", "float"):
-        raise document.wrong(place, f"write `{text}` in plain digits (at most 15), or in quotes if it is a name")
-    return document.resolve(place, text, environment)
+        raise document.wrong(key_path, f"write `{text}` in plain digits (at most 15), or in quotes if it is a name")
+    return document.resolve(key_path, text, environment)

@@ -226,10 +226,10 @@ def _check_references(config: Config, parsed: Document) -> None:
         named += [
             (("groups", name, "channels", index), used) for index, used in enumerate(group.channels) if "*" not in used
         ]
-    for place, used in named:
+    for key_path, used in named:
         if used not in config.channels:
             known = ", ".join(config.channels) or "none yet"
-            raise parsed.wrong(place, f"there is no channel `{used}`; known: {known}")
+            raise parsed.wrong(key_path, f"there is no channel `{used}`; known: {known}")
     labels: set[str] = set()
     for index, entry in enumerate(config.plugins):
         if entry.label in labels:
@@ -244,11 +244,11 @@ def _check_references(config: Config, parsed: Document) -> None:
         addresses["demo", "upstream"] = config.demo.upstream
         if not config.models:
             raise parsed.wrong(("demo",), "a demo needs a model to talk to; add one under `models:`")
-    for place, address in addresses.items():
+    for key_path, address in addresses.items():
         try:
             host_port(address)
         except ValueError as error:
-            raise parsed.wrong(place, str(error)) from None
+            raise parsed.wrong(key_path, str(error)) from None
 
 
 def host_port(address: str) -> tuple[str, int]:

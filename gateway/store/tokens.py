@@ -128,13 +128,13 @@ class Tokens:
             raise TokenRefused("token_expired", "The token has expired. Ask for a new one.", token)
         return Authenticated(token, account, raw)
 
-    async def touch(self, known: Authenticated) -> None:
+    async def touch(self, authenticated: Authenticated) -> None:
         """Record that the token was used, at most once an hour. If the store is away, nothing is recorded."""
         hour = int(time.time()) // HOUR_S * HOUR_S
-        if known.token.last_used != hour:
-            used = _replace(_decode(known.record), last_used=hour)
+        if authenticated.token.last_used != hour:
+            used = _replace(_decode(authenticated.record), last_used=hour)
             with contextlib.suppress(StoreAway):
-                await self._swap(known.token.id, known.record, used)
+                await self._swap(authenticated.token.id, authenticated.record, used)
 
     async def create(
         self,

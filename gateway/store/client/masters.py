@@ -22,11 +22,11 @@ class Masters:
         """
         for client in self._clients:
             await client.follow()
-        known, self._masters = self._masters, frozenset()  # if this fails, a master may change before the next check
+        previous, self._masters = self._masters, frozenset()  # if this fails, a master may change before the next check
         infos = await info_of_masters(self._clients[-1], "server", "replication")
         # A master that was replaced and promoted again is the same process with another replication history.
         masters = frozenset(f"{info['run_id']} {info['master_replid']}" for info in infos)
-        changed = known is not None and not masters <= known
+        changed = previous is not None and not masters <= previous
         results = [await repeat() if changed else 0 for repeat in repeats]
         self._masters = masters
         return results
