@@ -6,8 +6,8 @@
 3. **A cancelled call leaves nothing behind.** The client owns the connections, not the calling task, so a cancelled task
    cannot leave a reply on a connection for the next one to read. A command that was not sent yet is not sent.
 
-redis-py handles addresses (URLs, TLS, Sentinel) and all commands to a cluster. Commands to other stores bypass it, since its
-pipeline costs more than everything else that a request does.
+redis-py opens every connection (URLs, TLS, Sentinel, passwords), and sends all commands to a cluster. Commands to other
+stores bypass it, since its pipeline costs more than everything else that a request does.
 """
 
 from __future__ import annotations
