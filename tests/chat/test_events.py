@@ -428,7 +428,7 @@ def test_snowflake_never_finishes_and_zai_leaves_the_finish_out_until_it_has_one
     assert zai.complete and zai.usage == REPORTED and not zai.done
 
 
-# How much output there was, where nobody tells
+# The estimate of output tokens, if no usage is reported
 
 
 def test_no_output_is_estimated_as_no_tokens() -> None:

@@ -66,10 +66,10 @@ async def test_calls_to_a_frozen_server_fail_in_time_and_it_is_reached_again(own
         try:
             early = [client.submit("INCR", "n") for _ in range(3)]
             await asyncio.sleep(0.05)
-            told, seconds = await timed(outcomes(*early, client.submit("INCR", "n")))
-            assert (told, seconds < 0.25) == ([StoreAway] * 4, True)
-            told, seconds = await timed(outcomes(client.submit("INCR", "m")))
-            assert (told, seconds < 0.25) == ([StoreAway], True), "nor does a new connection help"
+            errors, seconds = await timed(outcomes(*early, client.submit("INCR", "n")))
+            assert (errors, seconds < 0.25) == ([StoreAway] * 4, True)
+            errors, seconds = await timed(outcomes(client.submit("INCR", "m")))
+            assert (errors, seconds < 0.25) == ([StoreAway], True), "nor does a new connection help"
         finally:
             os.kill(store.pid, signal.SIGCONT)
         while await outcomes(client.submit("PING")) == [StoreAway]:
@@ -100,9 +100,9 @@ async def test_a_push_message_is_not_taken_for_a_reply(client: Client, store_url
     await client.call("CLIENT", "TRACKING", "ON", "BCAST")
     async with connected(store_url) as other:
         for index in range(10):
-            told = client.submit("ECHO", str(index))
+            pending = client.submit("ECHO", str(index))
             await other.call("SET", f"key{index}", index)
-            assert await told == str(index).encode()
+            assert await pending == str(index).encode()
     assert await client.call("ECHO", "after") == b"after"
 
 

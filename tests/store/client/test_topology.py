@@ -193,7 +193,7 @@ async def test_an_unreachable_store_is_store_away_in_every_topology(tmp_path: Pa
 @pytest.mark.parametrize("shape", ["redis", "cluster"])
 async def test_a_failure_that_is_never_retrieved_is_not_logged(shape: str) -> None:
     complaints: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     async with connected(f"{shape}://127.0.0.1:1") as client:
         forgotten = client.submit("PING")
         await asyncio.wait((forgotten,))
