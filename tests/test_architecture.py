@@ -40,7 +40,7 @@ LAYERS = (
     ("catalogue", "facts", "exchange"),
     ("config", "chat"),
     ("fake_upstream",),
-    ("errors", "request_id", "crash_points"),
+    ("errors", "request_id", "durable", "crash_points"),
 )
 """Packages and single modules, what imports above what is imported. Within a layer there are no circles."""
 
