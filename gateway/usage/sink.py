@@ -34,7 +34,7 @@ from gateway.usage import queries
 from gateway.usage.database import UsageDatabase, months_ago
 from gateway.usage.log import FIELD, UsageLog
 from gateway.usage.record import Record, decode
-from gateway.usage.spool import keep
+from gateway.usage.spool import write_lines
 
 log = structlog.get_logger("gateway.usage.sink")
 
@@ -202,7 +202,7 @@ class Sink:
                 records.append(record)
             except (msgspec.MsgspecError, ValueError):
                 log.error("usage_record_unreadable", set_aside="unreadable")
-                keep(self.usage.folder / "unreadable", [line])
+                write_lines(self.usage.folder / "unreadable", [line])
         return records
 
 

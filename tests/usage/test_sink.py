@@ -28,7 +28,7 @@ from gateway.usage.database import files, months_ago, path_of
 from gateway.usage.log import FIELD, UsageLog
 from gateway.usage.record import Record, encode
 from gateway.usage.sink import GROUP, Sink
-from gateway.usage.spool import keep
+from gateway.usage.spool import write_lines
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end, id_at
 from tests.usage.test_database import rolled_up, summed
@@ -117,7 +117,7 @@ async def test_the_spool_is_replayed_once(usage: UsageLog) -> None:
 async def test_a_record_that_cannot_be_read_is_set_aside_and_stops_nobody(usage: UsageLog) -> None:
     good = arrival()
     await usage.client.call("XADD", usage.stream, "*", FIELD, b"\xff{")
-    keep(usage.spool.folder, [b'{"id": "no id", "arrived_at": ""}', encode(good)])
+    write_lines(usage.spool.folder, [b'{"id": "no id", "arrived_at": ""}', encode(good)])
     await drain(sink_of(usage))
     assert list(queries.select(usage.folder)) == [good]
     aside = [path.read_bytes() for path in (usage.folder / "unreadable").iterdir()]

@@ -140,8 +140,8 @@ class TestArchiver:
             await past.settle(ACCOUNT, new_request_id(OLD_S), 1)
         whole = await text_of_ledger(client)
         for size in random.sample(range(len(whole) + 1), 20):
-            with archive.growing(ACCOUNT) as file:
-                file.prove(Archived())
+            with archive.locked(ACCOUNT) as file:
+                file.verify(Archived())
             archive.file(ACCOUNT).write_bytes(whole[:size])
             dump = {name: await client.call("DUMP", KEY + name) for name in ("ledger", "account")}
             assert await archiver.move(ACCOUNT, days_ago(90)) == 4
@@ -185,7 +185,7 @@ class TestArchiver:
         assert await archiver.move(ACCOUNT, days_ago(90)) == 1
 
     async def test_two_on_one_file_are_one_too_many(self, past: Wallet, archive: Archive, archiver: Archiver) -> None:
-        with archive.growing(ACCOUNT), pytest.raises(ArchiveError, match="another archiver is at work"):
+        with archive.locked(ACCOUNT), pytest.raises(ArchiveError, match="another archiver is at work"):
             await archiver.move(ACCOUNT, days_ago(90))
         assert await archiver.move(ACCOUNT, days_ago(90)) == 1
 
@@ -208,8 +208,8 @@ class TestArchiver:
     async def test_a_trim_that_arrives_twice_trims_once(self, client: Client, past: Wallet, archiver: Archiver) -> None:
         await past.settle(ACCOUNT, new_request_id(OLD_S), 7)
         (first, _), _ = await client.call("XRANGE", KEY + "ledger", "-", "+")
-        with archiver.archive.growing(ACCOUNT) as file:
-            file.hold(await client.call("XRANGE", KEY + "ledger", "-", "+"))
+        with archiver.archive.locked(ACCOUNT) as file:
+            file.append(await client.call("XRANGE", KEY + "ledger", "-", "+"))
         assert (await archiver.trim(ACCOUNT, Archived(), 1, first)).lines == 1
         with pytest.raises(ArchiveError, match="archived elsewhere"):
             await archiver.trim(ACCOUNT, Archived(), 1, first)
