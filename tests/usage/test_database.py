@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.exchange import Outcome
 from gateway.request_id import arrival_ms
 from gateway.usage import queries
-from gateway.usage.database import GROUPS, SUMS, UsageDatabase, files, months_ago, path_of
+from gateway.usage.database import GROUPS, SUMS, UsageDatabase, months, months_ago, path_of
 from gateway.usage.record import Record
 from tests.records import arrival, end, id_at
 
@@ -76,7 +76,7 @@ def test_what_is_written_again_changes_nothing(rows: UsageDatabase) -> None:
 def test_requests_around_midnight_on_new_year_are_in_their_own_files(rows: UsageDatabase) -> None:
     old, new = arrival(id_at(NEW_YEAR_MS - 1)), arrival(id_at(NEW_YEAR_MS))
     rows.write([old, new, end(old), end(new)])
-    assert files(rows.folder) == ["2026-12", "2027-01"]
+    assert months(rows.folder) == ["2026-12", "2027-01"]
     assert [day["day"] for day in queries.summary(rows.folder, ["day"])] == ["2026-12-31", "2027-01-01"]
 
 
@@ -122,7 +122,7 @@ def test_months_are_counted_back_over_the_turn_of_the_year() -> None:
 def test_a_batch_that_fails_leaves_neither_a_row_nor_a_sum(rows: UsageDatabase) -> None:
     good = arrival()
     rows.write([good])
-    with sqlite3.connect(path_of(rows.folder, files(rows.folder)[0])) as other:
+    with sqlite3.connect(path_of(rows.folder, months(rows.folder)[0])) as other:
         other.execute("CREATE TRIGGER full BEFORE INSERT ON days BEGIN SELECT raise(ABORT, 'disk is full'); END")
     other.close()
     late = arrival()

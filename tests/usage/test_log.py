@@ -99,7 +99,7 @@ async def test_a_full_stream_is_left_alone_and_the_spool_takes_the_rest_until_it
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MEASURE_S", 0.0)
-    usage = UsageLog(client, tmp_path, most=3)
+    usage = UsageLog(client, tmp_path, max_entries=3)
     for _ in range(10):
         await usage.submit_arrival(arrival())
     assert 3 <= await usage.length() <= 4
@@ -111,7 +111,7 @@ async def test_a_full_stream_is_left_alone_and_the_spool_takes_the_rest_until_it
 
 
 async def test_a_full_stream_and_a_full_disk_refuse_the_arrival(client: Client, tmp_path: Path) -> None:
-    usage = UsageLog(client, tmp_path, most=0)
+    usage = UsageLog(client, tmp_path, max_entries=0)
     await usage.submit_arrival(arrival())
     usage.spool.folder.symlink_to("/dev/full")
     with pytest.raises(StoreAway):

@@ -24,7 +24,7 @@ from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.money.wallet import Hold, Wallet
 from gateway.usage import queries, sink
-from gateway.usage.database import files, months_ago, path_of
+from gateway.usage.database import months, months_ago, path_of
 from gateway.usage.log import FIELD, UsageLog
 from gateway.usage.record import Record, encode
 from gateway.usage.sink import GROUP, Sink
@@ -44,7 +44,7 @@ def sink_of(usage: UsageLog, crashed_after_s: float = 600) -> Sink:
 
 
 async def drain(worker: Sink) -> None:
-    while await worker.step():
+    while await worker.move_batch():
         pass
 
 
@@ -129,7 +129,7 @@ async def test_a_stream_that_the_store_lost_is_joined_again(usage: UsageLog) -> 
     await drain(worker)
     await usage.client.call("FLUSHALL")
     ended = await served(usage, 3)
-    assert await worker.step() is False
+    assert await worker.move_batch() is False
     await drain(worker)
     assert list(queries.select(usage.folder)) == ended
 
@@ -138,7 +138,7 @@ async def test_files_that_cannot_be_written_leave_all_in_the_stream_until_they_c
     worker = sink_of(usage)
     await served(usage, 1)
     await drain(worker)
-    path = path_of(usage.folder, files(usage.folder)[0])
+    path = path_of(usage.folder, months(usage.folder)[0])
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("CREATE TRIGGER full BEFORE INSERT ON requests BEGIN SELECT raise(ABORT, 'disk is full'); END")
     ended = await served(usage, 4)
@@ -197,7 +197,7 @@ async def test_months_older_than_the_retention_are_dropped(usage: UsageLog, monk
     await usage.submit_arrival(arrival(id_at(round((now - 15 * month_s) * 1000))))
     await usage.submit_arrival(arrival(id_at(round((now - 11 * month_s) * 1000))))
     await drain(sink_of(usage))
-    assert files(usage.folder) == [months_ago(0, now - 11 * month_s)]
+    assert months(usage.folder) == [months_ago(0, now - 11 * month_s)]
 
 
 def test_a_request_has_the_time_of_its_slowest_channel_and_a_margin_to_end() -> None:
@@ -230,7 +230,7 @@ async def test_a_second_sink_waits_until_the_first_has_ended(usage: UsageLog, st
     config = Config(data=str(tmp_path))
     first = asyncio.create_task(sink.run(config, store_url, stop_first))
     await served(usage, 1)
-    await until(lambda: len(files(usage.folder)) == 1)
+    await until(lambda: len(months(usage.folder)) == 1)
     second = asyncio.create_task(sink.run(config, store_url, stop_second))
     stop_first.set()
     await first
@@ -301,7 +301,7 @@ async def test_the_spool_reaches_the_files_while_there_is_no_store_at_all(store:
     opened = arrival()
     with pytest.raises(StoreAway):
         await usage.submit_arrival(opened)
-    assert await sink_of(usage).step() is False
+    assert await sink_of(usage).move_batch() is False
     assert queries.find(usage.folder, opened.id) == opened
     assert usage.spool.files() == []
     await client.close()
