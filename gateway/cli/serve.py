@@ -21,7 +21,8 @@ from gateway.chain import warnings
 from gateway.cli.common import ConfigOption, data_folder
 from gateway.config.schema import Config, Demo, find, load
 from gateway.errors import StoreAway
-from gateway.metrics.registry import Exporter, Metrics
+from gateway.metrics.exporter import Exporter
+from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
 from gateway.runtime import demo, logs, supervisor, systemd, worker
 from gateway.runtime.reload import Current

@@ -18,7 +18,7 @@ from gateway.admin import app
 from gateway.admin.app import Admin, serve, serving, token_of
 from gateway.config.schema import Config
 from gateway.errors import Misconfigured
-from gateway.metrics.registry import Exporter
+from gateway.metrics.exporter import Exporter
 from gateway.usage.database import UsageDatabase
 from gateway.usage.record import Record, decode
 from tests.cli.processes import free_port
