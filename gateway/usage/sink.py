@@ -105,7 +105,7 @@ class Sink:
         self._crashed_after_s = crashed_after_s
         self._joined = False
         self._start = _FIRST_ENTRY
-        self._housekept = time.monotonic()
+        self._last_housekeeping = time.monotonic()
         self._failing = False
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -124,7 +124,7 @@ class Sink:
         try:
             more = self._replay_spool()
             more |= await self._drain_stream()
-            if time.monotonic() - self._housekept >= HOUSEKEEPING_S:
+            if time.monotonic() - self._last_housekeeping >= HOUSEKEEPING_S:
                 await self._housekeep(idle=not more)
         except (GatewayError, sqlite3.Error, OSError) as error:
             self._joined = False
@@ -168,7 +168,7 @@ class Sink:
 
     async def _housekeep(self, *, idle: bool) -> None:
         """Report a stream that grows, drop old months and, when `idle`, close the requests that never ended."""
-        self._housekept = time.monotonic()
+        self._last_housekeeping = time.monotonic()
         waiting = await self.usage.length()
         if waiting > self.usage.max_entries // 10:
             log.error("usage_log_lags", entries=waiting, full_at=self.usage.max_entries)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import signal
@@ -162,6 +163,23 @@ async def test_a_line_that_the_store_refuses_does_not_stop_the_others(
     assert await client.call("HGET", KEY + "account", "balance") == b"-150"
     assert b"not-a-uuid" in files(tmp_path)[0].read_bytes()
     assert files(tmp_path)[0].read_bytes().count(b"\n") == 1
+
+
+async def test_a_file_that_cannot_be_created_raises_and_the_next_append_creates_another(
+    client: Client, wallet: Wallet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    journal = Journal(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", broken)
+        with pytest.raises(OSError, match="Input/output error"):
+            journal.append(charge(5))
+    journal.append(charge(3))
+    assert await journal.replay(wallet.deliver) == 1
+    assert await balance_and_held(client) == (97, 0)
+    assert files(tmp_path) == []
 
 
 def test_a_full_disk_raises_and_leaves_whole_lines(tmp_path: Path) -> None:
