@@ -20,7 +20,7 @@ from rich.table import Table
 
 from gateway.catalogue import MICROS
 from gateway.config.schema import Config, find, load
-from gateway.errors import Misconfigured
+from gateway.runtime.data_folder import data_folder
 from gateway.services import Store
 
 Result = TypeVar("Result")
@@ -53,16 +53,6 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 def configuration(path: Path | None) -> Config:
     """The checked configuration that `--config` and its fallbacks lead to. Raises `Misconfigured`."""
     return load(find(path)).config
-
-
-def data_folder(config: Config) -> Path:
-    """The configuration's `data`, made where it is missing. Raises `Misconfigured`."""
-    folder = config.data_path
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise Misconfigured(f"data: cannot make {folder}: {error.strerror}; change `data:`") from None
-    return folder
 
 
 @asynccontextmanager

@@ -138,7 +138,6 @@ class ScenarioRunner:
         """What the upstream and the caller do."""
         ending = lived.ending
         asked.outcome, asked.status = ending.outcome, 200
-        asked.caller_gone = ending.outcome is Outcome.CALLER_GONE
         if ending.outcome in (Outcome.REFUSED, Outcome.UPSTREAM_FAILED):
             asked.error = Refused(403, "token_restricted", "Not this model.")
             asked.status = 403

@@ -13,7 +13,7 @@ from gateway.chat.request import Body, BodyRules, check
 from gateway.errors import GatewayError, Refused, as_refused
 from gateway.exchange import Exchange, Operation, Request
 from gateway.facts import Route
-from gateway.proxy.failover import MOST_ATTEMPTS
+from gateway.proxy.failover import MAX_ATTEMPTS
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -109,8 +109,8 @@ async def _turns(route: Route) -> list[Turn]:
     free: set[str] = set()
     for candidate in route.candidates:
         why_not = await route.breaker.why_not(candidate)
-        if not why_not and (candidate.name in free or len(free) == MOST_ATTEMPTS):
-            why_not = "stands above already" if candidate.name in free else f"{MOST_ATTEMPTS} others come before it"
+        if not why_not and (candidate.name in free or len(free) == MAX_ATTEMPTS):
+            why_not = "stands above already" if candidate.name in free else f"{MAX_ATTEMPTS} others come before it"
         verdict: Literal["first", "spare", "left out"] = "left out" if why_not else "spare" if free else "first"
         turns.append(Turn(candidate.name, candidate.model, verdict, why_not))
         if not why_not:

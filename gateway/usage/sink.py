@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import signal
 import sqlite3
 import time
 from collections.abc import Iterable
@@ -55,17 +54,6 @@ LOST_BATCH: Final = 200
 _FIRST_ENTRY: Final = "0"
 _NEW_ENTRIES: Final = ">"
 """Where `XREADGROUP` begins: at the entries that this consumer read and did not acknowledge, or at those not yet read."""
-
-
-def main(config: Config, url: str) -> None:
-    """Run until SIGTERM; then drain what is left, for a few seconds at most, and return."""
-
-    async def until_terminated() -> None:
-        stop = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-        await run(config, url, stop)
-
-    asyncio.run(until_terminated())
 
 
 async def run(config: Config, url: str, stop: asyncio.Event) -> None:
