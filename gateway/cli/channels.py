@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli.common import ConfigOption, JsonOption, configuration, print_json, print_table, refuse, run_with_store
-from gateway.store.channels import Condition, Shown
+from gateway.store.channels import ChannelSnapshot, Condition
 
 channels = typer.Typer(help="The channels: how they are, and switching them off and on for all gateways of a store.")
 
@@ -64,7 +64,7 @@ def _switch(name: str, config: ConfigOption, *, enabled: bool) -> None:
     typer.echo(f"{name} is {'enabled' if enabled else 'disabled'}; gateways know within a second")
 
 
-def _row(shown: Shown) -> tuple[str, str, int, str, str]:
+def _row(shown: ChannelSnapshot) -> tuple[str, str, int, str, str]:
     condition = str(shown.condition)
     if shown.condition is Condition.COOLING:
         condition += f" for {-(-shown.cool_ms // 1000)} s"

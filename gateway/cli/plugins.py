@@ -10,7 +10,7 @@ import typer
 
 from gateway import loading
 from gateway.cli.common import JsonOption, console, print_json
-from gateway.config.decode import in_words
+from gateway.config.decode import describe_type
 from gateway.plugin import Plugin
 
 
@@ -45,7 +45,7 @@ def describe(name: str, kind: type[Plugin]) -> dict[str, object]:
         "needs": [fact.__name__ for fact in kind.requires],
         "provides": [fact.__name__ for fact in kind.provides],
         "settings": [
-            {"name": field.encode_name, "type": in_words(field.type), **_default(field)}
+            {"name": field.encode_name, "type": describe_type(field.type), **_default(field)}
             for field in msgspec.structs.fields(kind)
         ],
     }

@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from gateway.cli import channels
-from gateway.store.channels import Channels, Report
+from gateway.store.channels import ChannelReport, Channels
 from gateway.store.client.client import Client
 from tests.patience import PATIENCE_S
 
@@ -30,7 +30,7 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str, 
 
     async def tell() -> None:
         other = Client.connect(store_url, timeout_s=PATIENCE_S)
-        await Channels(other).sync("w", {"one": Report(failed=3, error="upstream_timeout", in_flight=2)})
+        await Channels(other).sync("w", {"one": ChannelReport(failed=3, error="upstream_timeout", in_flight=2)})
         await other.close()
 
     asyncio.run(tell())

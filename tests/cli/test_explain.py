@@ -18,7 +18,7 @@ from gateway.config.schema import load
 from gateway.facts import AccountLimits
 from gateway.services import Store
 from gateway.store.accounts import AccountStatus
-from gateway.store.channels import Ask, Report
+from gateway.store.channels import ChannelLimits, ChannelReport
 from gateway.store.client.client import Client
 from tests.store.conftest import new_request_id
 
@@ -171,11 +171,11 @@ async def test_money_that_does_not_suffice_or_is_held_is_told(asked: Asked) -> N
 
 async def test_why_a_channel_is_left_out_is_told(asked: Asked) -> None:
     channels = asked.store.channels
-    await channels.sync("w", {"one": Report(failed=3, cool_ms=60_000, error="upstream_timeout")})
+    await channels.sync("w", {"one": ChannelReport(failed=3, cool_ms=60_000, error="upstream_timeout")})
     told = await asked.told()
     assert [(turn["channel"], turn["verdict"]) for turn in told["channels"]] == [("one", "left out"), ("two", "first")]
     assert told["channels"][0]["text"] == "cooling for 60 s after upstream_timeout"
-    await channels.admit("r", [Ask("two", 1, 0, 60_000, 1000)])
+    await channels.admit("r", [ChannelLimits("two", 1, 0, 60_000, 1000)])
     full = await asked.told(code=1)
     assert full["channels"][1]["text"].startswith("full: ")
     assert full["refusal"]["code"] == "model_unavailable"

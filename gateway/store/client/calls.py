@@ -1,4 +1,4 @@
-"""Told of every call of the store that this process makes, for whoever counts them; nobody does at first."""
+"""Callbacks for every call of the store in this process, for metrics. They do nothing until metrics set them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 
 class Calls:
-    """What is done with the seconds that answers took, which came together, and with an error that was one or stands for none."""
+    """`answered(seconds, replies)` is called for replies that arrived together, `failed(error)` for each error or missing reply."""
 
     def __init__(self) -> None:
         self.answered: Callable[[float, int], None] = lambda seconds, answers: None

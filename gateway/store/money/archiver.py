@@ -16,14 +16,11 @@ from gateway import crash_points
 from gateway.errors import StoreAway
 from gateway.store.client.client import Client
 from gateway.store.money.archive import Archive, Archived, ArchiveError, Entry
-from gateway.store.money.scripts import KEEP_S, KEYS, SKEW_S, keys_of, script
+from gateway.store.money.scripts import KEEP_S, SKEW_S, keys_of, script
 
 PAGE: Final = 1000
 YOUNGEST_S: Final = KEEP_S + 2 * SKEW_S
 """The minimum age of a line that may move."""
-
-_ACCOUNT: Final = KEYS.index("account")
-_LEDGER: Final = KEYS.index("ledger")
 
 
 class Archiver:
@@ -45,7 +42,7 @@ class Archiver:
             return 0
         moved = 0
         with self.archive.locked(account) as file:
-            archived = Archived.of(await self._client.call("HGET", keys_of(account)[_ACCOUNT], "archived"))
+            archived = Archived.of(await self._client.call("HGET", keys_of(account).account, "archived"))
             await asyncio.to_thread(file.verify, archived)
             while page := await self._lines(account, f"({archived.last}", before_ms):
                 await asyncio.to_thread(file.append, page)
@@ -71,6 +68,6 @@ class Archiver:
         return Archived.of(field)
 
     async def _lines(self, account: str, first: str, before_ms: int) -> list[Entry]:
-        ledger, last_ms = keys_of(account)[_LEDGER], max(before_ms, 1) - 1
+        ledger, last_ms = keys_of(account).ledger, max(before_ms, 1) - 1
         lines: list[Entry] = await self._client.call("XRANGE", ledger, first, last_ms, "COUNT", PAGE)
         return lines
