@@ -20,7 +20,7 @@ from gateway.request_id import month
 from gateway.services import Store
 from gateway.store.money.audit import Audit, Resolved
 from gateway.usage import queries
-from gateway.usage.database import files
+from gateway.usage.database import months
 from gateway.usage.record import Record
 
 SETTLED_MS: Final = 10_000
@@ -59,7 +59,7 @@ class Coverage(msgspec.Struct, frozen=True):
         usage = store.usage
         streams = {key async for key in store.client.keys("gw:usage:*")}
         waiting = await usage.length() + len(usage.spool.files())
-        return cls(usage.folder, frozenset(files(usage.folder)), streams <= {usage.stream}, waiting)
+        return cls(usage.folder, frozenset(months(usage.folder)), streams <= {usage.stream}, waiting)
 
 
 def logged(folder: Path, account: str) -> Logged:

@@ -14,7 +14,7 @@ from aiohttp import web
 from gateway.admin.app import Admin, serving, token_of
 from gateway.cli import follow
 from gateway.config.schema import Config
-from gateway.metrics.registry import Exporter
+from gateway.metrics.exporter import Exporter
 from gateway.usage.database import UsageDatabase
 from gateway.usage.record import Record
 from tests.cli.processes import free_port

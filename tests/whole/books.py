@@ -136,10 +136,10 @@ class Books:
         """The usage log, all of it in its files, and what never ended closed as crashed."""
         async with self.store() as store:
             sink = Sink(store.usage, retention_months=13, crashed_after_s=600)
-            while await sink.step():
+            while await sink.move_batch():
                 pass
-            sink.rows.close_crashed(round(time.time() * 1000))
-            sink.rows.close()
+            sink.database.close_crashed(round(time.time() * 1000))
+            sink.database.close()
             return {record.id: record for record in queries.select(store.usage.folder)}
 
     async def charges(self) -> dict[str, list[int]]:

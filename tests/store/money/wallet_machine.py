@@ -323,9 +323,9 @@ class WalletMachine(RuleBasedStateMachine):
         if page and self.copied_ms < before_ms:
             self.copy = None
         if killed and page:
-            with self.archive.growing(ACCOUNT) as file:
-                file.prove(known)
-                file.hold(page)
+            with self.archive.locked(ACCOUNT) as file:
+                file.verify(known)
+                file.append(page)
             return
         assert self.run(self.archiver.move(ACCOUNT, before_ms)) == len(page)
         if page:
