@@ -17,7 +17,7 @@ from gateway.catalogue import Catalogue
 from gateway.errors import StoreAway
 from gateway.exchange import Exchange, Outcome
 from gateway.metrics.shared import Histogram, Numbers, SharedNumbers
-from gateway.store.client.calls import CALLS
+from gateway.store.client.connection import CALLS
 
 PREFIX: Final = "sluicegate_"
 OTHER: Final = "other"

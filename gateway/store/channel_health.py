@@ -27,7 +27,7 @@ BATCH_S: Final = 0.005
 LEASE_MARGIN_S: Final = 60
 MAX_WAIT_S: Final = 59.0
 
-log = structlog.get_logger("gateway.health")
+log = structlog.get_logger("gateway.store.channel_health")
 
 
 class LocalChannel(msgspec.Struct):

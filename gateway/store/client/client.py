@@ -22,7 +22,7 @@ from redis.asyncio import RedisCluster
 from redis.exceptions import RedisError
 
 from gateway.errors import StoreAway
-from gateway.store.client.connection import Argument, Shape
+from gateway.store.client.connection import Argument, Convert
 from gateway.store.client.topology import Topology, from_url
 
 __all__ = ["Argument", "Client", "Script"]
@@ -53,12 +53,12 @@ class Client:
     Replies have the types that redis-py returns for RESP3, with bytes for strings.
     """
 
-    def __init__(self, servers: Topology, *, timeout_s: float = 0.5) -> None:
-        self._servers = servers
-        self.redis = servers.redis
+    def __init__(self, topology: Topology, *, timeout_s: float = 0.5) -> None:
+        self._topology = topology
+        self.redis = topology.redis
         """redis-py's client of the same store, for commands to every master of a cluster."""
         self.timeout_s = timeout_s
-        self._shapes: dict[Any, Shape] = dict(servers.redis.response_callbacks)
+        self._converters: dict[Any, Convert] = dict(topology.redis.response_callbacks)
 
     @classmethod
     def connect(cls, url: str, *, timeout_s: float = 0.5, connections: int = 4) -> Client:
@@ -71,7 +71,7 @@ class Client:
 
     def submit(self, *command: Argument) -> asyncio.Future[Any]:
         """Send a command with the others of this tick. The future gets the reply, `StoreAway` or `StoreError`."""
-        return self._servers.submit(command, self._shapes.get(command[0]))
+        return self._topology.submit(command, self._converters.get(command[0]))
 
     async def call(self, *command: Argument) -> Any:
         """Return the reply to a command. Raises `StoreAway` or `StoreError`."""
@@ -80,7 +80,7 @@ class Client:
     def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Argument] = ()) -> asyncio.Future[Any]:
         """Run a script and return the future of its reply, as `submit` does. Its keys must be in one hash slot."""
         rest = (len(keys), *keys, *arguments)
-        return self._servers.submit(("EVALSHA", script.digest, *rest), None, ("EVAL", script.text, *rest))
+        return self._topology.submit(("EVALSHA", script.digest, *rest), None, ("EVAL", script.text, *rest))
 
     async def keys(self, pattern: str) -> AsyncIterator[str]:
         """Yield every key that matches, in no order, possibly more than once. Raises `StoreAway` or `StoreError`."""
@@ -99,9 +99,9 @@ class Client:
 
     async def follow(self) -> None:
         """Switch to the new primary if Sentinel has replaced it; the old one may still respond for seconds."""
-        await self._servers.follow()
+        await self._topology.follow()
 
     async def close(self) -> None:
         """Wait for the pending replies, then close the connections."""
-        await self._servers.close()
+        await self._topology.close()
         await self.redis.aclose()  # type: ignore[no-untyped-call, unused-ignore]

@@ -22,15 +22,14 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import InvalidResponse, ResponseError
 
 from gateway.errors import StoreAway, StoreError
-from gateway.store.client.calls import CALLS
 
 Argument = str | bytes | int
 Command = tuple[Argument, ...]
-Shape = Callable[[Any], Any]
-Asked = tuple[float, asyncio.Future[Any], Shape | None, Command | None, bytes]
+Convert = Callable[[Any], Any]
+PendingCommand = tuple[float, asyncio.Future[Any], Convert | None, Command | None, bytes]
 """A pending command: deadline, future, converter of the reply, command to send if a script is unknown, bytes to send."""
 
-LONGEST_PAUSE_S: Final = 0.2
+MAX_PAUSE_S: Final = 0.2
 """The maximum pause between two attempts to connect to a server that is away."""
 
 LATE_S: Final = 0.001
@@ -43,6 +42,20 @@ MOMENTARY: Final = (
 """Error codes of a server that cannot serve at the moment, or does not accept our credentials."""
 
 _INCOMPLETE: Final = object()
+
+
+class CallObserver:
+    """Callbacks for every call of the store in this process. They do nothing until metrics set them.
+
+    `answered(seconds, replies)` is called for replies that arrived together, `failed(error)` for each error or missing reply.
+    """
+
+    def __init__(self) -> None:
+        self.answered: Callable[[float, int], None] = lambda seconds, replies: None
+        self.failed: Callable[[Exception], None] = lambda error: None
+
+
+CALLS: Final = CallObserver()
 
 
 class UnknownScript(StoreError):
@@ -82,26 +95,26 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = Reader(replyError=error_of, notEnoughData=_INCOMPLETE)
-        self._unsent: list[Asked] = []
-        self._sent: deque[Asked] = deque()
+        self._unsent: list[PendingCommand] = []
+        self._sent: deque[PendingCommand] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self.opened = False
         """Whether the connection is open and authenticated."""
         self.lost = False
         """Whether the connection has failed, so that a new one is needed."""
         self._ended = asyncio.Event()
-        self._life = self._loop.create_task(self._live(link, pause_s))
+        self._task = self._loop.create_task(self._run(link, pause_s))
 
     def submit(
         self,
         command: Command,
-        shape: Shape | None = None,
-        whole: Command | None = None,
+        convert: Convert | None = None,
+        fallback: Command | None = None,
         future: asyncio.Future[Any] | None = None,
     ) -> asyncio.Future[Any]:
-        """Send a command with the others of this tick. The future gets `shape(reply)`, `StoreAway` or `StoreError`.
+        """Send a command with the others of this tick. The future gets `convert(reply)`, `StoreAway` or `StoreError`.
 
-        `whole` is sent instead of a script's command if the server does not know the script.
+        `fallback` is sent instead of a script's command if the server does not know the script.
         """
         if future is None:
             future = self._loop.create_future()
@@ -112,18 +125,18 @@ class Connection(asyncio.Protocol):
             deadline = self._loop.time() + self._timeout_s
             if self.opened:
                 self._loop.call_soon(self._flush)
-        unsent.append((deadline, future, shape, whole, pack_command(command)))  # type: ignore[arg-type, unused-ignore]
+        unsent.append((deadline, future, convert, fallback, pack_command(command)))  # type: ignore[arg-type, unused-ignore]
         if self._timer is None:
             self._timer = self._loop.call_later(self._timeout_s, self._watch)
         return future
 
     async def close(self) -> None:
         """Wait for the pending replies, then close."""
-        if waiting := [asked[1] for asked in (*self._sent, *self._unsent)]:
+        if waiting := [future for _, future, _, _, _ in (*self._sent, *self._unsent)]:
             await asyncio.wait(waiting)
         self._fail("the connection to the store is closed")
-        self._life.cancel()
-        await asyncio.wait((self._life,))
+        self._task.cancel()
+        await asyncio.wait((self._task,))
         await asyncio.sleep(0)  # the transport calls connection_lost in the next tick
 
     # Called by the transport.
@@ -135,14 +148,14 @@ class Connection(asyncio.Protocol):
         try:
             while (reply := self._reader.gets()) is not _INCOMPLETE:
                 if type(reply) is not PushNotification:
-                    _, future, shape, whole, _ = self._sent.popleft()
+                    _, future, convert, fallback, _ = self._sent.popleft()
                     replies += 1
                     if not isinstance(reply, Exception):
                         if not future.done():
-                            _answer(future, reply, shape)
-                    elif type(reply) is UnknownScript and whole is not None:
+                            _answer(future, reply, convert)
+                    elif type(reply) is UnknownScript and fallback is not None:
                         if not future.done():
-                            self.submit(whole, shape, None, future)
+                            self.submit(fallback, convert, None, future)
                     else:
                         demoted |= type(reply) is Demoted
                         _refuse(future, reply)
@@ -156,21 +169,21 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail("the connection to the store was lost")
 
-    async def _live(self, link: AbstractConnection, pause_s: float) -> None:
+    async def _run(self, link: AbstractConnection, pause_s: float) -> None:
         """Open the link, take over its transport, and close it when this connection has ended."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 await asyncio.sleep(min(pause_s, self._timeout_s / 2))
                 await _open(link)
             if not self.lost:
-                self._take(link)
+                self._take_over(link)
             await self._ended.wait()
         except Exception as error:  # of any type: redis-py may not expect what the server sends
             self._fail(str(translated(error)))
         finally:
             await link.disconnect(nowait=True)
 
-    def _take(self, link: AbstractConnection) -> None:
+    def _take_over(self, link: AbstractConnection) -> None:
         writer = link._writer  # private, so the tests check it
         assert writer is not None  # noqa: S101 - it is open
         self._transport = cast(asyncio.Transport, writer.transport)
@@ -180,10 +193,10 @@ class Connection(asyncio.Protocol):
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
-        wanted = [asked for asked in unsent if not asked[1].done()]
+        wanted = [command for command in unsent if not command[1].done()]
         if wanted and self._transport is not None:
             self._sent.extend(wanted)
-            self._transport.write(b"".join([asked[4] for asked in wanted]))
+            self._transport.write(b"".join([packed for _, _, _, _, packed in wanted]))
 
     def _watch(self) -> None:
         """Check the oldest command when its deadline has passed."""
@@ -193,9 +206,9 @@ class Connection(asyncio.Protocol):
             if left > 0:
                 self._timer = self._loop.call_later(left, self._watch)
             else:
-                self._timer = self._loop.call_later(LATE_S, self._judge, waiting[0])
+                self._timer = self._loop.call_later(LATE_S, self._check_overdue, waiting[0])
 
-    def _judge(self, overdue: tuple[Any, ...]) -> None:
+    def _check_overdue(self, overdue: tuple[Any, ...]) -> None:
         if (waiting := self._sent or self._unsent) and waiting[0] is overdue:
             self._fail("the store did not answer in time")
         else:
@@ -211,8 +224,8 @@ class Connection(asyncio.Protocol):
         waiting = (*self._sent, *self._unsent)
         self._sent.clear()
         self._unsent.clear()
-        for asked in waiting:
-            _refuse(asked[1], StoreAway(why))
+        for _, future, _, _, _ in waiting:
+            _refuse(future, StoreAway(why))
 
 
 async def _open(link: AbstractConnection) -> None:
@@ -222,11 +235,11 @@ async def _open(link: AbstractConnection) -> None:
         raise InvalidResponse
 
 
-def _answer(future: asyncio.Future[Any], reply: Any, shape: Shape | None) -> None:
+def _answer(future: asyncio.Future[Any], reply: Any, convert: Convert | None) -> None:
     """Set the converted reply as the result of the future."""
-    if shape is not None:
+    if convert is not None:
         try:
-            reply = shape(reply)
+            reply = convert(reply)
         except Exception as error:
             _refuse(future, StoreError(f"the store's reply is not understood: {type(error).__name__}"))
             return

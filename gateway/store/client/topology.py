@@ -15,8 +15,7 @@ from redis.exceptions import NoScriptError, RedisError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from gateway.errors import Misconfigured, StoreAway
-from gateway.store.client.calls import CALLS
-from gateway.store.client.connection import LONGEST_PAUSE_S, Command, Connection, Shape, translated
+from gateway.store.client.connection import CALLS, MAX_PAUSE_S, Command, Connection, Convert, translated
 
 TRIES: Final = 2
 """A command may follow one redirection. While its slot migrates, it must not block others by further attempts."""
@@ -27,10 +26,10 @@ class Topology(Protocol):
 
     redis: Redis | RedisCluster
 
-    def submit(self, command: Command, shape: Shape | None, whole: Command | None = None) -> asyncio.Future[Any]:
-        """Send a command. The future gets `shape(reply)`, `StoreAway` or `StoreError`.
+    def submit(self, command: Command, convert: Convert | None, fallback: Command | None = None) -> asyncio.Future[Any]:
+        """Send a command. The future gets `convert(reply)`, `StoreAway` or `StoreError`.
 
-        `whole` is sent instead of a script's command if the store does not know the script.
+        `fallback` is sent instead of a script's command if the store does not know the script.
         """
 
     async def follow(self) -> None:
@@ -86,10 +85,10 @@ class SingleServer:
         """redis-py's connection, whose socket is used. With Sentinel, it has the address of the primary that was named."""
         self._pause_s = 0.0
 
-    def submit(self, command: Command, shape: Shape | None, whole: Command | None = None) -> asyncio.Future[Any]:
+    def submit(self, command: Command, convert: Convert | None, fallback: Command | None = None) -> asyncio.Future[Any]:
         if self._connection is None or self._connection.lost:
             self._connection = self._next()
-        return self._connection.submit(command, shape, whole)
+        return self._connection.submit(command, convert, fallback)
 
     async def follow(self) -> None:
         if not isinstance(self._pool, SentinelConnectionPool) or self._connection is None:
@@ -114,7 +113,7 @@ class SingleServer:
         if self._connection is None or self._connection.opened:
             self._pause_s = 0.0
         else:
-            self._pause_s = min(max(2 * self._pause_s, 0.01), LONGEST_PAUSE_S)
+            self._pause_s = min(max(2 * self._pause_s, 0.01), MAX_PAUSE_S)
         self._link = self._pool.make_connection()  # type: ignore[no-untyped-call, unused-ignore]
         return Connection(self._link, timeout_s=self._timeout_s, pause_s=self._pause_s)
 
@@ -132,10 +131,10 @@ class Cluster:
         self._tasks: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(at_once)
 
-    def submit(self, command: Command, shape: Shape | None, whole: Command | None = None) -> asyncio.Future[Any]:
+    def submit(self, command: Command, convert: Convert | None, fallback: Command | None = None) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        task = loop.create_task(self._ask(command, whole, future))
+        task = loop.create_task(self._ask(command, fallback, future))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return future
@@ -147,7 +146,7 @@ class Cluster:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _ask(self, command: Command, whole: Command | None, future: asyncio.Future[Any]) -> None:
+    async def _ask(self, command: Command, fallback: Command | None, future: asyncio.Future[Any]) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         overdue = loop.call_later(self._timeout_s, _fail, future, StoreAway("the store did not answer in time"))
@@ -158,7 +157,7 @@ class Cluster:
                 try:
                     reply = await self.redis.execute_command(*command)  # type: ignore[no-untyped-call, unused-ignore]
                 except NoScriptError:
-                    reply = await self.redis.execute_command(*(whole or command))  # type: ignore[no-untyped-call, unused-ignore]
+                    reply = await self.redis.execute_command(*(fallback or command))  # type: ignore[no-untyped-call, unused-ignore]
         except Exception as error:
             meant = translated(error)
             CALLS.failed(meant)
