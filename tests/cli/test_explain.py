@@ -185,7 +185,6 @@ async def test_why_a_channel_is_left_out_is_told(asked: Asked) -> None:
 
 PLUGINS = '''
 from gateway import Caller, Plugin, Route
-from gateway.store.tokens import Known
 
 class Silent(Plugin):
     """Does not explain itself."""

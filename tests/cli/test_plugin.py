@@ -29,7 +29,7 @@ def test_a_good_plugin_passes_line_by_line() -> None:
 
 def test_a_broken_promise_is_exit_1_and_scripts_get_one_object_a_line() -> None:
     out, _ = run("check", "tests.faulty:Misspelt", code=1)
-    assert "FAIL  hooks: `on_requests` is no hook" in out
+    assert "FAIL  hooks: `on_requests` is not a hook" in out
     out, _ = run("check", "tests.faulty:Misspelt", "--json", code=1)
     assert [finding["check"] for finding in map(json.loads, out.splitlines()) if not finding["passed"]] == ["hooks"]
 
