@@ -70,7 +70,7 @@ def test_a_new_package_is_written_once(tmp_path: Path) -> None:
     assert out.startswith(f"{tmp_path}/night-rates is ready; its README.md says how to go on:\n")
     assert (tmp_path / "night-rates" / "pyproject.toml").exists()
     _, err = run("new", "night-rates", "--into", str(tmp_path), code=1)
-    assert err == f"gateway: {tmp_path}/night-rates exists already: take another name, or another --into\n"
+    assert err == f"gateway: {tmp_path}/night-rates already exists: choose another name, or another --into\n"
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from gateway import loading
 from gateway.chat.request import BodyRules, check
 from gateway.config.schema import load
-from gateway.tools.exposure import Exposure, exposure_of, most_prompt_tokens
+from gateway.tools.exposure import Exposure, exposure_of, max_prompt_tokens
 
 FILE = """
 data: {folder}
@@ -53,7 +53,7 @@ def test_what_a_request_may_cost_beyond_its_hold_counts_for_each_hold(tmp_path: 
 def test_no_body_counts_more_input_than_its_size_allows(count: int) -> None:
     messages = ",".join(['{"role":""}'] * count)
     body = check(f'{{"model":"m","stream":true,"messages":[{messages}]}}'.encode(), BodyRules())
-    assert body.prompt_tokens_bound <= most_prompt_tokens(body.size)
+    assert body.prompt_tokens_bound <= max_prompt_tokens(body.size)
 
 
 @pytest.mark.parametrize("quota", ["", "{use: quota, enabled: false}, "])

@@ -62,7 +62,7 @@ def test_the_package_has_what_it_takes(tmp_path: Path) -> None:
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     plugin = write("night-rates", tmp_path) / "src" / "night_rates.py"
     plugin.write_text("# mine\n")
-    with pytest.raises(ValueError, match="exists already"):
+    with pytest.raises(ValueError, match="already exists"):
         write("night-rates", tmp_path)
     assert plugin.read_text() == "# mine\n"
 
@@ -78,11 +78,11 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
         ("../office", "use a-z"),
         ("4711", "use a-z"),
         ("o" * 65, "use a-z"),
-        ("class", "take a name of two words, as in class-rules"),
-        ("json", "take a name of two words"),
-        ("plugin", "take a name of two words"),
+        ("class", "choose a name of two words, as in class-rules"),
+        ("json", "choose a name of two words"),
+        ("plugin", "choose a name of two words"),
         ("rate-limit", "a plugin called `rate-limit` is installed already"),
-        ("aiohttp", "a module called `aiohttp` is there already"),
+        ("aiohttp", "a module called `aiohttp` can be imported already"),
     ],
 )
 def test_a_name_that_cannot_be_used_is_refused_with_a_cure(tmp_path: Path, name: str, cure: str) -> None:
