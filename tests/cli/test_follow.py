@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 from aiohttp import web
+from pytest_aiohttp import AiohttpRawServer
 
 from gateway.admin.app import Admin, serving, token_of
 from gateway.cli import follow
@@ -66,21 +67,20 @@ async def test_the_port_is_asked_first(config: Config, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("status", [200, 401, 503])
-async def test_another_program_at_the_port_is_left_alone(config: Config, status: int) -> None:
+async def test_another_program_at_the_port_is_left_alone(
+    config: Config, aiohttp_raw_server: AiohttpRawServer, status: int
+) -> None:
     asked = []
 
     async def answer(request: web.BaseRequest) -> web.Response:
         asked.append(request.path)
         return web.Response(status=status, text="data: {}\n\n")
 
-    runner = web.ServerRunner(web.Server(answer))
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", int(cast(str, config.admin).rpartition(":")[2])).start()
+    await aiohttp_raw_server(answer, port=int(cast(str, config.admin).rpartition(":")[2]))
     rows = UsageDatabase(config.data_path / "usage")
     async with aclosing(follow.ended(config)) as ended, asyncio.timeout(PATIENCE_S):
         await first_of(ended, rows)
     assert asked == ["/usage/live"]
-    await runner.cleanup()
     rows.close()
 
 

@@ -1,4 +1,4 @@
-"""Every row of a caller's two error tables, found and named from outside, against a gateway that is broken in that way."""
+"""Doctor names each fault that a caller can meet, from outside, against a gateway that has it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from pytest_aiohttp import AiohttpServer
 
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from gateway.tools.doctor import Diagnosis, diagnose
-from tests.cli.processes import free_port
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.scripted import HEAD, Scripted
 
@@ -71,20 +71,14 @@ async def test_nobody_there() -> None:
     assert "cannot be reached" in (await illness("http://127.0.0.1:1/v1")).text
 
 
-async def test_another_service_or_a_proxy_answers_there() -> None:
+async def test_another_service_or_a_proxy_answers_there(aiohttp_server: AiohttpServer) -> None:
     async def sign_in(_: web.Request) -> web.Response:
         return web.Response(text="<html>sign in</html>")
 
     application = web.Application()
     application.router.add_get("/{path:.*}", sign_in)
-    port = free_port()
-    runner = web.AppRunner(application)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    try:
-        assert "something else answers" in (await illness(f"http://127.0.0.1:{port}/v1")).text
-    finally:
-        await runner.cleanup()
+    server = await aiohttp_server(application)
+    assert "something else answers" in (await illness(str(server.make_url("/v1")))).text
 
 
 async def test_a_proxy_of_the_environment_is_told(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
