@@ -1,4 +1,4 @@
-"""`gateway trace`: one request's story in words."""
+"""`gateway trace`: one request in words, from its arrival to its charge."""
 
 from __future__ import annotations
 
@@ -12,22 +12,26 @@ from gateway.exchange import Outcome
 from gateway.usage.record import Record
 
 NEVER_ARRIVED: Final = (
-    "never arrived: the log has no request with this id. Compare it with the x-request-id of the answer, and the address with the "
-    "base address: only requests below /v1 are in the log."
+    "never arrived: the usage log has no request with this id. Compare it with the x-request-id of the response, and the "
+    "address with the base address: only requests below /v1 are in the log."
 )
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to `app`."""
     app.command()(trace)
 
 
 def trace(
-    request_id: Annotated[str, typer.Argument(metavar="ID", help="The `x-request-id` of the answer.")],
+    request_id: Annotated[
+        str, typer.Argument(metavar="ID", help="The request's id: the `x-request-id` of its response.")
+    ],
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell what became of one request. Exit code 1 when it never arrived.
+    """Show in a sentence what happened to a request.
+
+    The exit code is 1 if it never arrived.
 
     Example: `gateway trace 01a1fccb-1807-7197-9f1b-61a58aba6c92`
     """
@@ -42,21 +46,21 @@ def trace(
 
 
 def story(record: Record) -> str:
-    """What happened, from arrival to charge, in one sentence."""
+    """Return what happened to a request, from its arrival to its charge, in one sentence."""
     if record.outcome is None:
         return "arrived, still under way"
-    parts = [*_way_in(record), *_attempts(record), *_end(record), _charge(record)]
+    parts = [*_arrival(record), *_attempts(record), *_end(record), _charge(record)]
     return ", ".join(part for part in parts if part)
 
 
 def _heading(record: Record) -> str:
-    who = ", ".join(
+    parts = ", ".join(
         f"{name} {value}" for name, value in (("account", record.account), ("model", record.model)) if value
     )
-    return f"{record.id}  {record.arrived_at}  {record.operation}{f'  {who}' if who else ''}"
+    return f"{record.id}  {record.arrived_at}  {record.operation}{f'  {parts}' if parts else ''}"
 
 
-def _way_in(record: Record) -> list[str]:
+def _arrival(record: Record) -> list[str]:
     if record.outcome is Outcome.REFUSED:
         by = f" by {record.refused_by}" if record.refused_by else ""
         return [f"arrived and refused{by}: {_words(record.error_code)} ({record.status})"]
@@ -64,15 +68,15 @@ def _way_in(record: Record) -> list[str]:
 
 
 def _attempts(record: Record) -> list[str]:
-    told = [
+    parts = [
         f"sent to channel {tried.channel}"
         if not tried.error or (tried is record.attempts[-1] and record.first_byte_ms is not None)
         else f"tried channel {tried.channel}: {_failure(tried.error, tried.status)}"
         for tried in record.attempts
     ]
     if record.first_byte_ms is not None and record.attempts:
-        told.append(f"first byte after {record.first_byte_ms} ms")
-    return told
+        parts.append(f"first byte after {record.first_byte_ms} ms")
+    return parts
 
 
 def _end(record: Record) -> list[str]:

@@ -1,4 +1,4 @@
-"""The account commands say what is so, in words or in JSON, and what is wrong in one line."""
+"""The account commands print accounts in words or in JSON, and errors in one line."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_bad_id_and_an_unknown_group_are_refused() -> None:
     for command in (("create", "alice", "--group", "nope"), ("set", "alice", "--group", "nope")):
         result = call(*command)
         assert result.exit_code == 1
-        assert "no group `nope`; known: default, trial" in result.output
+        assert "no group `nope`; it has: default, trial" in result.output
     assert "no account" in refused("show", "alice")
 
 
@@ -116,7 +116,7 @@ def test_a_credit_is_booked_once_for_its_transaction() -> None:
     assert told("credit", "alice", "2.50", "--transaction", "t1")["balance_micros"] == 2_500_000
     again = run("credit", "alice", "2.50", "--transaction", "t1")
     assert "was booked before" in again
-    assert "booked with another amount" in refused("credit", "alice", "3", "--transaction", "t1")
+    assert "booked before with another amount" in refused("credit", "alice", "3", "--transaction", "t1")
     assert told("credit", "alice", "1", "--transaction", "t2")["balance_micros"] == 3_500_000
     assert "no account `bob`" in refused("credit", "bob", "1", "--transaction", "t3")
     assert "--transaction" in misused("credit", "alice", "1")

@@ -80,8 +80,8 @@ async def test_one_account_may_be_named(command: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["account", "archive", "--all", "--to", "x", "--before", "1d"], "1450 minutes old"),
-        (["account", "archive", "--all", "--to", "x", "--before", "soon"], "is no time"),
+        (["account", "archive", "--all", "--to", "x", "--before", "1d"], "at least 1450 minutes ago"),
+        (["account", "archive", "--all", "--to", "x", "--before", "soon"], "is not a time"),
         (["account", "archive", "--all", "--before", "90d"], "--to"),
         (["account", "archive", "--before", "90d", "--to", "x"], "give the id of one account, or --all"),
         (["account", "archive", "alice", "--all", "--before", "90d", "--to", "x"], "give the id of one account"),
@@ -99,7 +99,7 @@ async def test_a_damaged_file_does_not_hold_up_the_other_accounts(command: Comma
     out = await command.archive("--all", code=1)
     assert "alice.jsonl: what follows byte 0 is not in the ledger" in out
     assert f"bob: 1 lines moved to {command.folder}/bob.jsonl" in out
-    assert "1 ledgers were not archived whole" in out
+    assert "1 ledgers were not archived completely" in out
 
 
 async def test_verify_takes_the_sums_or_reads_the_files(command: Command) -> None:

@@ -67,7 +67,7 @@ def test_a_mistake_is_one_line_with_a_cure(arguments: list[str], code: int, erro
 
 def test_a_new_package_is_written_once(tmp_path: Path) -> None:
     out, _ = run("new", "night-rates", "--into", str(tmp_path))
-    assert out.startswith(f"{tmp_path}/night-rates is ready; its README.md says how to go on:\n")
+    assert out.startswith(f"{tmp_path}/night-rates is ready; its README.md says how to continue:\n")
     assert (tmp_path / "night-rates" / "pyproject.toml").exists()
     _, err = run("new", "night-rates", "--into", str(tmp_path), code=1)
     assert err == f"gateway: {tmp_path}/night-rates already exists: choose another name, or another --into\n"

@@ -62,7 +62,7 @@ def test_list_shows_the_newest_first_with_whole_ids(rows: UsageDatabase) -> None
 
 
 def test_list_says_so_where_there_is_nothing(rows: UsageDatabase) -> None:
-    assert "No such request" in run("usage", "list")
+    assert "There are no such requests" in run("usage", "list")
     assert run("usage", "list", "--json") == ""
 
 

@@ -165,7 +165,7 @@ async def test_what_waits_for_the_sink_is_said_and_not_wrong(books: Books) -> No
 async def test_another_machines_log_is_said(books: Books) -> None:
     await books.store.client.call("XADD", "gw:usage:0123", "*", "record", "{}")
     (note,) = (await books.verify())["notes"]
-    assert note.startswith("other machines keep usage logs of their own")
+    assert note.startswith("other machines have usage logs of their own")
 
 
 async def test_a_charge_whose_line_was_archived_is_compared_where_the_archive_is_read(
