@@ -10,9 +10,7 @@ import typer
 from gateway.cli.common import ConfigOption, JsonOption, configuration, print_json, print_table, refuse, run_with_store
 from gateway.store.channels import Condition, Shown
 
-channels = typer.Typer(
-    help="Show the channels' condition, and disable or enable them for all gateways that share a store."
-)
+channels = typer.Typer()
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The channel's name in the configuration.")]
 
@@ -24,7 +22,9 @@ def register(app: typer.Typer) -> None:
 
 @channels.callback(invoke_without_command=True)
 def show(context: typer.Context, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Show each channel's condition, calls in flight, time to the first event, and last error.
+    """Show the condition of the channels, and disable or enable them for all gateways that share a store.
+
+    Without a subcommand, each channel is printed with its condition, calls in flight, time to the first event and last error.
 
     Example: `gateway channels --json | jq 'select(.condition != "healthy")'`
     """

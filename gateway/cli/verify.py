@@ -63,8 +63,8 @@ def verify(
 ) -> None:
     """Check every balance against its ledger, its holds and the usage log.
 
-    The exit code is 1 if something does not agree. The gateway may be running. Holds whose lease is over are ended, as the gateway itself would do. Nothing is repaired:
-    to correct a balance, use `gateway account adjust`.
+    The exit code is 1 if something does not agree. The gateway may be running. Holds whose lease is over are ended, as the
+    gateway itself would do. Nothing is repaired: to correct a balance, use `gateway account adjust`.
 
     Example: `gateway verify --json`
     """
