@@ -103,7 +103,7 @@ async def test_each_plugin_and_channel_of_a_request_that_would_be_served_is_told
     assert lines[1].endswith(" of the active account acme, group default")
     assert lines[2:] == [
         "passes    rate-limit: takes 1 of 60 requests left of 60 a minute, 21 of 1000 tokens left of 1000 a minute, "
-        "a place, of 2 at once",
+        "a slot, of 2 at once",
         "passes    quota: holds 764 micros of 1000 available, and charges 764 at most",
         "passes    model-routing: m is open to the account, its group and this token; not open to the group: channel far",
         "price     input 1000000, output 2000000, ratio 1, hold_micros 764, most_micros 764, available_micros 1000",

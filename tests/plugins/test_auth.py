@@ -18,7 +18,7 @@ from gateway.store.client.client import Client
 from gateway.store.token_format import TokenCodec
 from gateway.store.tokens import TokenStatus, pepper_of
 from gateway.testing import PATIENT, FixedClock, exchange, services, started
-from plugins.auth import MOST_ADDRESSES, Auth, WrongTokens
+from plugins.auth import MAX_ADDRESSES, Auth, WrongTokens
 
 SETTINGS = Config(groups={"default": Group(), "shut": Group(enabled=False)}, store=PATIENT)
 
@@ -232,7 +232,7 @@ def test_one_who_changes_the_address_within_a_network_of_his_own_counts_as_one()
 def test_what_is_remembered_of_addresses_is_bounded() -> None:
     wrong = WrongTokens(1, FixedClock())
     wrong.count("192.0.2.7")
-    for number in range(MOST_ADDRESSES):
+    for number in range(MAX_ADDRESSES):
         wrong.count(f"2001:db8:{number % 65536:x}:{number // 65536:x}::1")
     wrong.count("192.0.2.7")
     with pytest.raises(Refused):

@@ -242,7 +242,7 @@ async def test_what_was_taken_while_the_store_did_not_answer_is_given_back(
 async def test_what_could_not_be_given_back_is_given_back_as_soon_as_the_store_is_there(
     frozen: EmbeddedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rate_limit, "REPEAT_AFTER_S", 0.01)
+    monkeypatch.setattr(rate_limit, "RETRY_AFTER_S", 0.01)
     async with services(tmp_path / "data", frozen.url, HASTY) as given:
         plugin = await started(RateLimit(concurrent=1), given)
         asked = asking()

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from gateway import Outcome
 from gateway.store.client.client import Client
 from gateway.testing import FakeUpstream, configuration, exchange, running, services, started
-from plugins.examples.first_token_alarm import FirstTokenAlarm, Waited
+from plugins.examples.first_token_alarm import FirstTokenAlarm, FirstText
 
 USE = "plugins.examples.first_token_alarm:FirstTokenAlarm"
 EMPTY = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
@@ -46,12 +46,12 @@ async def test_what_counts_is_the_first_text(text: bytes) -> None:
     alarm, asked = FirstTokenAlarm(), exchange()
     await alarm.on_request(asked)
     alarm.on_chunk(asked, EMPTY)
-    assert asked[Waited].ms is None
+    assert asked[FirstText].after_ms is None
     alarm.on_chunk(asked, text)
-    first = asked[Waited].ms
+    first = asked[FirstText].after_ms
     assert first is not None
     alarm.on_chunk(asked, TEXT)
-    assert asked[Waited].ms == first
+    assert asked[FirstText].after_ms == first
 
 
 @pytest.mark.parametrize(("outcome", "told"), [(Outcome.CALLER_GONE, 1), (Outcome.REFUSED, 0)])
