@@ -1,7 +1,7 @@
 """Places a hold on the account's balance before the upstream is called, and charges the actual usage afterwards.
 
-The hold covers the most that the request can cost, so concurrent requests cannot overdraw a balance. The charge never exceeds
-that amount, even if an upstream reports more usage than the request allows.
+The hold covers the most that the request can cost, unless `max_hold` lowers it, so concurrent requests cannot overdraw a
+balance. The charge never exceeds the most that the request can cost, even if an upstream reports more usage than that.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Quota(Plugin):
         return full if self.max_hold is None else min(full, int(self.max_hold * MICROS))
 
 
-def _refusal(outcome: Hold) -> Exception:
+def _refusal(outcome: Hold) -> Refused | StoreAway:
     """Return the error for a hold that was refused."""
     match outcome:
         case Hold.FUNDS:

@@ -1,4 +1,4 @@
-"""The contract tests find what breaks a promise, and pass what keeps them all."""
+"""The contract tests find each broken promise, and pass plugins that keep all of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FAULTS = {
     "Misspelt": "hooks: `on_requests` is not a hook and is never called: did you mean `on_request`?",
     "NamesFacts": "facts: `requires` must be a tuple of types",
     "PromisesOnly": "facts: `provides` names facts, but there is no `on_request`",
-    "NeverStarts": "start: does not start: today is no day for it",
+    "NeverStarts": "start: does not start: opens must be before closes",
     "NeedsOwn": "start: does not start: it requires Own, which no installed plugin provides",
     "Lacks": "request: `on_request` did not set Caller",
     "Undeclared": "request: `on_request` raised KeyError",

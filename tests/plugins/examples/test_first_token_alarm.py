@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from gateway import Outcome
 from gateway.store.client.client import Client
 from gateway.testing import FakeUpstream, configuration, exchange, running, services, started
-from plugins.examples.first_token_alarm import FirstTokenAlarm, FirstText
+from plugins.examples.first_token_alarm import FirstText, FirstTokenAlarm
 
 USE = "plugins.examples.first_token_alarm:FirstTokenAlarm"
 EMPTY = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
