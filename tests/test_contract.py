@@ -75,7 +75,7 @@ async def test_a_broken_promise_is_found_and_no_other_check_fails(store_url: str
         LeavesAThread.go.set()
 
 
-async def test_what_is_taken_is_named() -> None:
+async def test_the_names_of_what_a_plugin_takes_are_listed() -> None:
     (found,) = [finding.text for finding in await check("tests.faulty:Good") if finding.check == "gives back"]
     assert found == "`gw:plugin:check:open` <id>, free slots of `_free`, the size of `_open`"
 
@@ -97,7 +97,7 @@ async def test_a_header_stands_in_for_the_token() -> None:
     assert found.startswith("request: refused the request of this check (401 token_invalid: ")
 
 
-async def test_what_is_no_plugin_or_no_setting_is_an_error() -> None:
+async def test_an_unknown_plugin_or_setting_is_an_error() -> None:
     with pytest.raises(ValueError, match="has no `Nobody`"):
         await check("tests.faulty:Nobody")
     with pytest.raises(Misconfigured, match="most: must be a whole number"):

@@ -44,7 +44,7 @@ def told(*arguments: str) -> Any:
 
 
 def refused(*arguments: str) -> str:
-    """What a command raises; the command line prints it on one line and exits with 1."""
+    """Return the error that a command raises; the command line prints it on one line and exits with 1."""
     error = call(*arguments).exception
     assert isinstance(error, AccountError)
     return str(error)
@@ -73,7 +73,7 @@ def test_a_new_account_has_its_first_credit_and_its_group() -> None:
     assert told("show", "alice")["balance_micros"] == 5_000_000
 
 
-def test_people_read_amounts_and_words() -> None:
+def test_show_prints_amounts_in_currency_units() -> None:
     run("create", "alice", "--credit", "0.000123")
     lines = [line.split(maxsplit=1) for line in run("show", "alice").splitlines()]
     shown = {name: value.strip() for name, value in lines}
@@ -82,7 +82,7 @@ def test_people_read_amounts_and_words() -> None:
     assert shown["held"] == "0.00 by 0 requests"
 
 
-def test_an_account_is_made_once() -> None:
+def test_an_account_is_created_once() -> None:
     run("create", "alice")
     assert "exists already" in refused("create", "alice", "--credit", "5.00")
     assert told("show", "alice")["balance_micros"] == 0
@@ -98,7 +98,7 @@ def test_a_bad_id_and_an_unknown_group_are_refused() -> None:
 
 
 @pytest.mark.parametrize("credit", ["five", "0", "-1", "0.0000001", "nan", "1e30"])
-def test_an_amount_that_is_none_is_misuse(credit: str) -> None:
+def test_an_invalid_amount_is_wrong_usage(credit: str) -> None:
     assert "--credit" in misused("create", "alice", f"--credit={credit}")
     assert "no account" in refused("show", "alice")
 
@@ -131,7 +131,7 @@ def test_an_adjustment_goes_up_and_down_and_needs_a_reason() -> None:
     assert "--resaon" in misused("adjust", "alice", "-1", "--transaction", "f3", "--reason", "r", "--resaon", "x")
 
 
-def test_set_changes_what_is_given_and_leaves_the_rest() -> None:
+def test_set_changes_only_what_is_given() -> None:
     run("create", "alice", "--credit", "1.00")
     run("set", "alice", "--credit-line", "2", "--models", "a, b-*", "--concurrent", "3")
     changed = told("set", "alice", "--group", "trial", "--requests-per-minute", "600")
@@ -154,7 +154,7 @@ def test_a_suspended_account_is_resumed() -> None:
     assert "no account" in refused("suspend", "bob")
 
 
-def test_closing_asks_first_and_is_for_good() -> None:
+def test_closing_asks_for_confirmation_and_is_permanent() -> None:
     run("create", "alice", "--credit", "1.50")
     for answer in ("n\n", ""):
         result = call("close", "alice", answer=answer)
@@ -172,5 +172,5 @@ COMMANDS = ["create", "list", "show", "credit", "adjust", "set", "suspend", "res
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_teaches_by_example(command: str) -> None:
+def test_help_has_an_example(command: str) -> None:
     assert f"gateway account {command}" in " ".join(run(command, "--help").split())

@@ -1,4 +1,4 @@
-"""`gateway account archive` moves what is old, says what it did, and may be killed and run again."""
+"""`gateway account archive` moves old lines, lists what it moved, and may be interrupted and repeated."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def command(tmp_path: Path, store_url: str, client: Client) -> AsyncIterat
     yield Command(file, tmp_path / "archive")
 
 
-async def test_all_accounts_are_archived_and_told(command: Command) -> None:
+async def test_all_accounts_are_archived_and_listed(command: Command) -> None:
     assert (await command.archive("--all")).splitlines() == [
         f"alice: 3 lines moved to {command.folder}/alice.jsonl",
         f"bob: 1 lines moved to {command.folder}/bob.jsonl",
@@ -88,7 +88,7 @@ async def test_one_account_may_be_named(command: Command) -> None:
     ],
     ids=str,
 )
-async def test_misuse_is_told_and_moves_nothing(command: Command, arguments: list[str], words: str) -> None:
+async def test_wrong_usage_is_an_error_and_moves_nothing(command: Command, arguments: list[str], words: str) -> None:
     assert words in " ".join((await command.run(*arguments, code=2)).replace("│", "").split())
     assert (await command.verified())["unread"] == 0
 

@@ -1,4 +1,4 @@
-"""The channels' commands show what the store knows, and switch channels for all."""
+"""The channels command shows what the store has, and disables and enables channels for all gateways."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gateway diff`: what would change, in words, and never a secret."""
+"""`gateway diff` shows what would change, and never a secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gateway explain` says what would become of a request, and changes nothing in the store by looking."""
+"""`gateway explain` shows what would happen to a request, and changes nothing in the store."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Asked:
         self.file, self.store, self.token = file, store, token
 
     async def say(self, *more: str, code: int = 0, token: str | None = None, stdin: str = "") -> str:
-        """What the command prints; the store is byte for byte what it was."""
+        """Return what the command prints, and assert that the store is unchanged, byte for byte."""
         command = ["explain", "--config", str(self.file), "--model", "m", "--max-tokens", "10", *more]
         environment = {"GATEWAY_TOKEN": self.token if token is None else token}
         before = await self.kept()
@@ -70,7 +70,7 @@ class Asked:
         return told
 
     async def refusal(self, *more: str, token: str | None = None) -> tuple[str, int, str]:
-        """Who would refuse, and how."""
+        """Return the plugin that would refuse the request, the status and the code."""
         told = await self.told(*more, code=1, token=token)
         assert told["served"] is False
         return told["refusal"]["by"], told["refusal"]["status"], told["refusal"]["code"]
@@ -96,7 +96,7 @@ async def asked(tmp_path: Path, store_url: str, client: Client) -> AsyncIterator
         yield asked
 
 
-async def test_each_plugin_and_channel_of_a_request_that_would_be_served_is_told(asked: Asked) -> None:
+async def test_each_plugin_and_channel_of_a_request_that_would_be_served_is_shown(asked: Asked) -> None:
     lines = (await asked.say()).splitlines()
     assert lines[0] == "passes    usage-logger: a record is opened now, and closed at the end"
     assert lines[1].startswith("passes    auth: token acme-")
@@ -129,7 +129,7 @@ async def test_the_token_may_come_through_standard_input(asked: Asked) -> None:
     assert "would be served" in await asked.say("--token", "-", token="", stdin=f"{asked.token}\n")
 
 
-async def test_who_may_not_ask_is_refused_by_auth_and_the_rest_cannot_be_told(asked: Asked) -> None:
+async def test_a_caller_that_is_refused_by_auth_leaves_the_plugins_below_unknown(asked: Asked) -> None:
     told = await asked.told(token="", code=1)
     assert [each["verdict"] for each in told["plugins"]] == ["passes", "refuses", "unknown", "unknown", "unknown"]
     assert told["plugins"][2]["text"] == "needs Caller, which nothing above it provided"
@@ -150,7 +150,7 @@ async def test_a_model_that_does_not_exist_is_refused_by_routing(asked: Asked) -
     assert await asked.refusal("--model", "gpt-77") == ("model-routing", 404, "model_not_found")
 
 
-async def test_what_is_left_of_the_limits_and_of_the_money_is_told(asked: Asked) -> None:
+async def test_what_is_left_of_the_limits_is_shown(asked: Asked) -> None:
     await asked.store.limits.take("acme", "r1", scope="rate-limit", rules=RULES, tokens=100, lease_ms=60_000)
     assert re.search("21 of 9[0-9]{2} tokens left of 1000 a minute", await asked.say())
     assert await asked.refusal("--max-tokens", "2000") == ("rate-limit", 429, "rate_limited")
@@ -160,7 +160,7 @@ async def test_what_is_left_of_the_limits_and_of_the_money_is_told(asked: Asked)
     assert told["plugins"][3]["verdict"] == "passes", "what is below a refusal is told, too"
 
 
-async def test_money_that_does_not_suffice_or_is_held_is_told(asked: Asked) -> None:
+async def test_a_balance_that_is_too_low_or_held_is_shown(asked: Asked) -> None:
     assert await asked.refusal("--max-tokens", "300") == ("quota", 402, "insufficient_balance")
     held = await asked.store.wallet.hold("acme", new_request_id(), amount=500, **TERMS)
     assert held.held == 500
@@ -169,7 +169,7 @@ async def test_money_that_does_not_suffice_or_is_held_is_told(asked: Asked) -> N
     assert told["refusal"]["code"] == "insufficient_balance"
 
 
-async def test_why_a_channel_is_left_out_is_told(asked: Asked) -> None:
+async def test_the_reason_for_leaving_out_a_channel_is_shown(asked: Asked) -> None:
     channels = asked.store.channels
     await channels.sync("w", {"one": Report(failed=3, cool_ms=60_000, error="upstream_timeout")})
     told = await asked.told()
@@ -205,7 +205,9 @@ class Looks(Plugin):
 '''
 
 
-async def test_a_plugin_that_cannot_tell_is_said_not_to(tmp_path: Path, store_url: str, client: Client) -> None:
+async def test_a_plugin_that_does_not_explain_itself_is_shown_as_unknown(
+    tmp_path: Path, store_url: str, client: Client
+) -> None:
     (tmp_path / "odd.py").write_text(PLUGINS)
     more = "  - use: odd:Silent\n  - use: odd:Looks\n  - use: odd:Broken\n    on_error: ignore\n"
     async with asking(tmp_path, store_url, more) as asked:
@@ -219,7 +221,7 @@ async def test_a_plugin_that_cannot_tell_is_said_not_to(tmp_path: Path, store_ur
         assert await asked.refusal() == ("odd:Broken", 500, "internal_error")
 
 
-async def test_a_chain_whose_routing_does_not_tell_is_neither_served_nor_refused(
+async def test_a_chain_whose_routing_does_not_explain_itself_is_neither_served_nor_refused(
     tmp_path: Path, store_url: str, client: Client
 ) -> None:
     (tmp_path / "own.py").write_text(PLUGINS.replace('"""Does', 'provides = (Route,)\n    """Does'))
@@ -229,6 +231,6 @@ async def test_a_chain_whose_routing_does_not_tell_is_neither_served_nor_refused
         assert "It is not known whether" in await asked.say(code=1)
 
 
-async def test_a_store_that_is_away_is_said_to_be(asked: Asked) -> None:
+async def test_an_unreachable_store_is_an_error(asked: Asked) -> None:
     asked.file.write_text(re.sub("redis: .*\nstore: .*", "redis: redis://127.0.0.1:1", asked.file.read_text()))
     assert "\ngateway: the store is not reached" in await asked.say(code=1)

@@ -1,4 +1,4 @@
-"""Following goes over the admin port while there is one, goes on in the files when it breaks, and loses nothing between."""
+"""The usage log is followed over the admin port, and in the files when that breaks, without a gap."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def config(tmp_path: Path) -> Config:
 
 
 async def first_of(ended: AsyncIterator[Record], rows: UsageDatabase) -> list[Record]:
-    """Write until one is told, so that it is sure that the follower follows; all that were written since."""
+    """Write records until the first one is received, and return those that were written after it."""
     told = asyncio.ensure_future(anext(ended))
     written: list[Record] = []
     while not told.done():
@@ -39,7 +39,7 @@ async def first_of(ended: AsyncIterator[Record], rows: UsageDatabase) -> list[Re
     return written[written.index(await told) + 1 :]
 
 
-async def test_a_gateway_that_breaks_off_is_followed_on_in_its_files(config: Config) -> None:
+async def test_a_broken_connection_is_continued_in_the_files(config: Config) -> None:
     rows = UsageDatabase(config.data_path / "usage")
     async with AsyncExitStack() as running, aclosing(follow.ended(config)) as ended:
         served = serving(Admin(rows.folder, token_of(config), Exporter({})), cast(str, config.admin))
@@ -57,7 +57,7 @@ async def test_a_gateway_that_breaks_off_is_followed_on_in_its_files(config: Con
     rows.close()
 
 
-async def test_the_port_is_asked_first(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_admin_port_is_tried_first(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = UsageDatabase(config.data_path / "usage")
     monkeypatch.setattr(follow, "POLL_S", 3600)
     served = serving(Admin(rows.folder, token_of(config), Exporter({})), cast(str, config.admin))
@@ -67,7 +67,7 @@ async def test_the_port_is_asked_first(config: Config, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("status", [200, 401, 503])
-async def test_another_program_at_the_port_is_left_alone(
+async def test_another_program_at_the_port_is_ignored(
     config: Config, aiohttp_raw_server: AiohttpRawServer, status: int
 ) -> None:
     asked = []

@@ -1,4 +1,4 @@
-"""`gateway plugin`: a package to begin with, and the contract tests as a command."""
+"""`gateway plugin` writes a new package, and runs the contract tests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_header_goes_with_every_request() -> None:
     assert "sesame" not in out
 
 
-async def test_a_plugin_beside_the_terminal_is_found(tmp_path: Path) -> None:
+async def test_a_plugin_in_the_working_directory_is_found(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text('from gateway import Plugin\n\n\nclass Mine(Plugin):\n    """Mine."""\n')
     code, out, err = await gateway("plugin", "check", "mine:Mine", cwd=tmp_path)
     assert (code, err) == (0, "")

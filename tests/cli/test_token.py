@@ -1,4 +1,4 @@
-"""The token commands show a token once, and only its id ever after."""
+"""The token commands show a token once, and afterwards only its id."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str, 
 
 @pytest.fixture
 def tried(tmp_path: Path, store_url: str) -> Any:
-    """Try a token as a caller would: the id it is known by, or the code of its refusal."""
+    """Return the id of a token that authenticates, or else the code of the refusal."""
 
     async def attempt(text: str) -> str:
         client = Client.connect(store_url, timeout_s=PATIENCE_S)
@@ -65,7 +65,7 @@ def told(*arguments: str) -> Any:
 
 
 def refused(*arguments: str) -> str:
-    """What a command raises; the command line prints it on one line and exits with 1."""
+    """Return the error that a command raises; the command line prints it on one line and exits with 1."""
     error = call(*arguments).exception
     assert isinstance(error, TokenError)
     return str(error)
@@ -85,7 +85,7 @@ def test_people_get_the_token_on_a_line_of_its_own(tried: Any) -> None:
     assert tried(last).startswith("alice-")
 
 
-def test_what_a_token_may_is_kept_and_listed() -> None:
+def test_the_restrictions_of_a_token_are_stored_and_listed() -> None:
     began = int(time.time())
     created = told(
         *("create", "alice", "--name", "ci", "--expires", "30d"),
@@ -107,7 +107,7 @@ def test_the_time_to_expiry_is_written_short(text: str, seconds: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["0d", "30", "d", "-1d", "1w", "1.5h", "soon"])
-def test_a_time_that_is_none_is_misuse(text: str) -> None:
+def test_an_invalid_time_is_wrong_usage(text: str) -> None:
     result = call("create", "alice", f"--expires={text}")
     assert result.exit_code == 2
     assert "30d, 12h" in " ".join(result.output.split())
@@ -134,7 +134,7 @@ def test_deleting_asks_first(tried: Any) -> None:
     assert "no token" in refused("delete", created["id"], "--yes")
 
 
-def test_what_is_wrong_is_said_without_repeating_a_token() -> None:
+def test_errors_do_not_repeat_a_token() -> None:
     created = told("create", "alice")
     for command in ("disable", "enable", "delete"):
         assert created["token"][-28:] not in refused(command, created["token"])
@@ -143,11 +143,11 @@ def test_what_is_wrong_is_said_without_repeating_a_token() -> None:
     assert "no address or network" in refused("create", "alice", "--addresses", "10.0.0.0/33")
 
 
-def test_an_account_without_tokens_is_told_how_to_make_one() -> None:
+def test_an_empty_list_says_how_to_create_a_token() -> None:
     assert "gateway token create alice" in run("list", "alice").output
     assert run("list", "alice", "--json").output == ""
 
 
 @pytest.mark.parametrize("command", ["create", "list", "disable", "enable", "delete"])
-def test_help_teaches_by_example(command: str) -> None:
+def test_help_has_an_example(command: str) -> None:
     assert f"gateway token {command}" in " ".join(run(command, "--help").output.split())

@@ -1,4 +1,4 @@
-"""A request's story, for each way in which it can end."""
+"""`gateway trace` has a sentence for each way in which a request can end."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_an_end_reads_as_a_sentence(changes: dict[str, Any], words: str) -> None
     assert story(end(arrival(), **changes)) == words
 
 
-def test_every_outcome_has_a_story() -> None:
+def test_every_outcome_has_a_sentence() -> None:
     assert {changes.get("outcome", Outcome.COMPLETED) for changes, _ in STORIES} == set(Outcome)
 
 
@@ -127,7 +127,7 @@ def test_a_request_without_an_end_is_under_way() -> None:
     assert story(arrival()) == "arrived, still under way"
 
 
-def test_trace_names_the_request_and_tells_its_story(rows: UsageDatabase) -> None:
+def test_trace_names_the_request_and_what_happened_to_it(rows: UsageDatabase) -> None:
     record = end(arrival())
     rows.write([record])
     heading, verdict = run("trace", record.id).splitlines()
@@ -137,7 +137,7 @@ def test_trace_names_the_request_and_tells_its_story(rows: UsageDatabase) -> Non
     assert told == {"id": record.id, "verdict": story(record), "record": msgspec.to_builtins(record)}
 
 
-def test_a_request_that_never_arrived_is_said_not_to_have(rows: UsageDatabase, tmp_path: Path) -> None:
+def test_a_request_that_never_arrived_is_reported(rows: UsageDatabase, tmp_path: Path) -> None:
     for missing in (arrival().id, "chatcmpl-123"):
         assert "never arrived" in run("trace", missing, code=1)
         assert msgspec.json.decode(run("trace", missing, "--json", code=1))["record"] is None

@@ -67,7 +67,7 @@ async def test_no_address_at_all() -> None:
     assert "not an http address" in (await illness("localhost")).text
 
 
-async def test_nobody_there() -> None:
+async def test_nothing_listens_there() -> None:
     assert "cannot be reached" in (await illness("http://127.0.0.1:1/v1")).text
 
 
@@ -81,7 +81,7 @@ async def test_another_service_or_a_proxy_answers_there(aiohttp_server: AiohttpS
     assert "something else answers" in (await illness(str(server.make_url("/v1")))).text
 
 
-async def test_a_proxy_of_the_environment_is_told(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_proxy_of_the_environment_is_noted(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.delenv("no_proxy", raising=False)
     found = await findings(gateway.base_url)
@@ -104,7 +104,7 @@ async def test_the_account_is_suspended(gateway: Running) -> None:
     assert "403 account_inactive" in (await illness(gateway.base_url, token)).text
 
 
-async def test_the_group_is_shut_out(gateway: Running) -> None:
+async def test_the_group_is_disabled(gateway: Running) -> None:
     assert "403 group_forbidden" in (await illness(gateway.base_url, await gateway.token(group="closed"))).text
 
 

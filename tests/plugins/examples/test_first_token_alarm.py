@@ -1,4 +1,4 @@
-"""A first text that came too late is worth a line; an empty first event is no text."""
+"""A first text that comes too late is logged; an empty first event is no text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CALL = b'data: {"choices":[{"delta":{"tool_calls":[{"function":{"arguments": "{"
 
 
 async def lines(folder: Path, store_url: str, slow_ms: float) -> list[MutableMapping[str, Any]]:
-    """What is logged of one whole request."""
+    """Return what is logged of one complete request."""
     async with FakeUpstream(pace_s=0.01) as upstream:
         yaml = configuration(upstream.base_url, {"use": USE, "with": {"slow_ms": slow_ms}})
         async with running(yaml, folder, store_url) as gateway:
@@ -37,12 +37,12 @@ async def test_a_slow_first_token_is_logged_with_its_channel(store_url: str, cli
     assert line["waited_ms"] >= 10
 
 
-async def test_a_fast_one_is_not(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_fast_first_token_is_not_logged(store_url: str, client: Client, tmp_path: Path) -> None:
     assert await lines(tmp_path, store_url, slow_ms=60_000) == []
 
 
 @pytest.mark.parametrize("text", [TEXT, CALL])
-async def test_what_counts_is_the_first_text(text: bytes) -> None:
+async def test_the_time_is_measured_to_the_first_text(text: bytes) -> None:
     alarm, asked = FirstTokenAlarm(), exchange()
     await alarm.on_request(asked)
     alarm.on_chunk(asked, EMPTY)
@@ -55,7 +55,7 @@ async def test_what_counts_is_the_first_text(text: bytes) -> None:
 
 
 @pytest.mark.parametrize(("outcome", "told"), [(Outcome.CALLER_GONE, 1), (Outcome.REFUSED, 0)])
-async def test_who_gave_up_has_waited_and_who_was_refused_has_not(
+async def test_a_caller_that_gave_up_has_waited_and_a_refused_one_has_not(
     store_url: str, tmp_path: Path, outcome: Outcome, told: int
 ) -> None:
     async with services(tmp_path, store_url) as given:
