@@ -258,9 +258,9 @@ def close(
 
     Example: `gateway account close alice --yes`
     """
-    found = run_with_store(config, lambda store: _existing(store, account_id))
+    result = run_with_store(config, lambda store: _existing(store, account_id))
     if not yes:
-        text = f"Close `{account_id}`, balance {amount(found.balance_micros)}, permanently?"
+        text = f"Close `{account_id}`, balance {amount(result.balance_micros)}, permanently?"
         typer.confirm(text, abort=True, err=True)
     _set_status(config, account_id, AccountStatus.CLOSED, as_json)
 
@@ -280,10 +280,10 @@ def _known_group(config: Path | None, group: str) -> str:
 
 
 async def _existing(store: Store, account_id: str) -> Account:
-    found = await store.accounts.get(account_id)
-    if found is None:
+    result = await store.accounts.get(account_id)
+    if result is None:
         raise unknown(account_id)
-    return found
+    return result
 
 
 def _check(account_id: str, transaction: str, credited: Credited) -> None:
@@ -297,20 +297,20 @@ def _check(account_id: str, transaction: str, credited: Credited) -> None:
         typer.echo(f"The transaction `{transaction}` was booked before: nothing was changed.", err=True)
 
 
-def _print(found: Account, as_json: bool) -> None:
+def _print(result: Account, as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_json(result)
         return
-    own = {name: value for name, value in msgspec.structs.asdict(found.limits).items() if value is not None}
+    own = {name: value for name, value in msgspec.structs.asdict(result.limits).items() if value is not None}
     print_fields(
         {
-            "id": found.id,
-            "status": found.status,
-            "group": found.group,
-            "balance": amount(found.balance_micros),
-            "held": f"{amount(found.held_micros)} by {found.holds} requests",
-            "credit line": amount(found.credit_line_micros),
-            "models": ", ".join(found.models) or "all that the group allows",
+            "id": result.id,
+            "status": result.status,
+            "group": result.group,
+            "balance": amount(result.balance_micros),
+            "held": f"{amount(result.held_micros)} by {result.holds} requests",
+            "credit line": amount(result.credit_line_micros),
+            "models": ", ".join(result.models) or "all that the group allows",
             "own limits": ", ".join(f"{name} {value}" for name, value in own.items()) or "none",
         }
     )

@@ -126,9 +126,9 @@ def delete(
 
     Example: `gateway token delete alice-1a2b3c4d --yes`
     """
-    found = run_with_store(config, lambda store: store.tokens.get(token_id))
+    result = run_with_store(config, lambda store: store.tokens.get(token_id))
     if not yes:
-        typer.confirm(f"Delete `{found.id}` {found.name!r}?", abort=True, err=True)
+        typer.confirm(f"Delete `{result.id}` {result.name!r}?", abort=True, err=True)
     run_with_store(config, lambda store: store.tokens.delete(token_id))
     if as_json:
         print_json({"id": token_id, "deleted": True})
@@ -136,23 +136,23 @@ def delete(
         typer.echo(f"Deleted `{token_id}`.")
 
 
-def _print(found: Token, as_json: bool) -> None:
+def _print(result: Token, as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_json(result)
     else:
-        print_fields(_fields(found))
+        print_fields(_fields(result))
 
 
-def _fields(found: Token) -> dict[str, str]:
+def _fields(result: Token) -> dict[str, str]:
     return {
-        "id": found.id,
-        "name": found.name or "-",
-        "status": found.status,
-        "created": _date(found.created_at),
-        "expires": _date(found.expires_at),
-        "last used": _date(found.last_used),
-        "models": _restriction(found.models),
-        "addresses": _restriction(found.addresses),
+        "id": result.id,
+        "name": result.name or "-",
+        "status": result.status,
+        "created": _date(result.created_at),
+        "expires": _date(result.expires_at),
+        "last used": _date(result.last_used),
+        "models": _restriction(result.models),
+        "addresses": _restriction(result.addresses),
     }
 
 

@@ -36,7 +36,7 @@ def trace(
     Example: `gateway trace 01a1fccb-1807-7197-9f1b-61a58aba6c92`
     """
     record = find(config, request_id)
-    verdict = NEVER_ARRIVED if record is None else story(record)
+    verdict = NEVER_ARRIVED if record is None else in_words(record)
     if as_json:
         print_json({"id": request_id, "verdict": verdict, "record": record})
     else:
@@ -45,7 +45,7 @@ def trace(
         raise typer.Exit(1)
 
 
-def story(record: Record) -> str:
+def in_words(record: Record) -> str:
     """Return what happened to a request, from its arrival to its charge, in one sentence."""
     if record.outcome is None:
         return "arrived, still under way"

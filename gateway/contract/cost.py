@@ -21,7 +21,6 @@ class Cost:
     def __init__(self) -> None:
         self.max_calls = 0
         """Function calls of the most expensive chunk."""
-        self.chunks = 0
         self._calls = 0
         self._problems: set[str] = set()
 
@@ -33,7 +32,6 @@ class Cost:
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(self._profile)
-        self.chunks += 1
         self.max_calls = max(self.max_calls, self._calls - 1)  # without the call of this method
         if asyncio.all_tasks() - self._tasks:
             self._problems.add("`on_chunk` starts a task: start it in `start`, and give it work")

@@ -30,7 +30,7 @@ class Command:
         self.file, self.folder = file, folder
 
     async def run(self, *arguments: str, code: int = 0) -> str:
-        """What it prints."""
+        """Return what the command prints."""
         command = [*arguments, "--config", str(self.file)]
         result = await asyncio.to_thread(CliRunner().invoke, program(), command)
         assert result.exit_code == code, result.output
@@ -40,14 +40,14 @@ class Command:
         return await self.run("account", "archive", "--before", "90d", "--to", str(self.folder), *arguments, code=code)
 
     async def verified(self, *more: str, code: int = 0) -> Any:
-        """What `gateway verify` tells."""
+        """Return the report of `gateway verify`."""
         return json.loads(await self.run("verify", "--json", *more, code=code))
 
     def texts(self) -> dict[str, int]:
-        """How many different lines each file has, none of them twice."""
-        found = {file.stem: file.read_text().splitlines() for file in self.folder.iterdir()}
-        assert all(len(lines) == len(set(lines)) for lines in found.values())
-        return {name: len(lines) for name, lines in found.items()}
+        """Return how many lines each file has, and assert that none is there twice."""
+        lines_of = {file.stem: file.read_text().splitlines() for file in self.folder.iterdir()}
+        assert all(len(lines) == len(set(lines)) for lines in lines_of.values())
+        return {name: len(lines) for name, lines in lines_of.items()}
 
 
 @pytest.fixture
@@ -71,8 +71,8 @@ async def test_all_accounts_are_archived_and_listed(command: Command) -> None:
 
 
 async def test_one_account_may_be_named(command: Command) -> None:
-    told = json.loads(await command.archive("bob", "--json"))
-    assert told == {"account": "bob", "file": f"{command.folder}/bob.jsonl", "lines": 1, "error": ""}
+    printed = json.loads(await command.archive("bob", "--json"))
+    assert printed == {"account": "bob", "file": f"{command.folder}/bob.jsonl", "lines": 1, "error": ""}
     assert command.texts() == {"bob": 1}
     assert "there is no account `nobody`" in await command.archive("nobody", code=1)
 
@@ -93,7 +93,7 @@ async def test_wrong_usage_is_an_error_and_moves_nothing(command: Command, argum
     assert (await command.verified())["unread"] == 0
 
 
-async def test_a_damaged_file_does_not_hold_up_the_other_accounts(command: Command) -> None:
+async def test_a_damaged_file_does_not_stop_the_other_accounts(command: Command) -> None:
     command.folder.mkdir()
     (command.folder / "alice.jsonl").write_text("{}\n")
     out = await command.archive("--all", code=1)
@@ -118,7 +118,7 @@ async def test_verify_takes_the_sums_or_reads_the_files(command: Command) -> Non
 
 
 @pytest.mark.parametrize("page", [1, 3])
-async def test_killed_before_it_trims_it_goes_on_from_there(command: Command, client: Client, page: int) -> None:
+async def test_killed_before_it_trims_it_continues_from_there(command: Command, client: Client, page: int) -> None:
     past = wallet_of_then(client, OLD_S)
     await asyncio.gather(*(past.settle("alice", new_request_id(OLD_S), 1) for _ in range(2000)))
     arguments = ("account", "archive", "alice", "--before", "90d", "--to", str(command.folder))

@@ -30,13 +30,13 @@ def config(tmp_path: Path) -> Config:
 
 async def first_of(ended: AsyncIterator[Record], rows: UsageDatabase) -> list[Record]:
     """Write records until the first one is received, and return those that were written after it."""
-    told = asyncio.ensure_future(anext(ended))
+    first = asyncio.ensure_future(anext(ended))
     written: list[Record] = []
-    while not told.done():
+    while not first.done():
         written.append(end(arrival()))
         rows.write(written[-1:])
-        await asyncio.wait([told], timeout=0.05)
-    return written[written.index(await told) + 1 :]
+        await asyncio.wait([first], timeout=0.05)
+    return written[written.index(await first) + 1 :]
 
 
 async def test_a_broken_connection_is_continued_in_the_files(config: Config) -> None:
@@ -70,17 +70,17 @@ async def test_the_admin_port_is_tried_first(config: Config, monkeypatch: pytest
 async def test_another_program_at_the_port_is_ignored(
     config: Config, aiohttp_raw_server: AiohttpRawServer, status: int
 ) -> None:
-    asked = []
+    paths = []
 
     async def answer(request: web.BaseRequest) -> web.Response:
-        asked.append(request.path)
+        paths.append(request.path)
         return web.Response(status=status, text="data: {}\n\n")
 
     await aiohttp_raw_server(answer, port=int(cast(str, config.admin).rpartition(":")[2]))
     rows = UsageDatabase(config.data_path / "usage")
     async with aclosing(follow.ended(config)) as ended, asyncio.timeout(PATIENCE_S):
         await first_of(ended, rows)
-    assert asked == ["/usage/live"]
+    assert paths == ["/usage/live"]
     rows.close()
 
 

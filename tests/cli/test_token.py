@@ -60,7 +60,7 @@ def run(*arguments: str, answer: str = "") -> Any:
     return result
 
 
-def told(*arguments: str) -> Any:
+def as_json(*arguments: str) -> Any:
     return json.loads(run(*arguments, "--json").stdout)
 
 
@@ -72,7 +72,7 @@ def refused(*arguments: str) -> str:
 
 
 def test_a_new_token_works_and_is_shown_once(tried: Any) -> None:
-    created = told("create", "alice", "--name", "laptop")
+    created = as_json("create", "alice", "--name", "laptop")
     assert tried(created["token"]) == created["id"]
     assert created["id"].startswith("alice-")
     for output in (run("list", "alice").output, run("list", "alice", "--json").output):
@@ -87,7 +87,7 @@ def test_people_get_the_token_on_a_line_of_its_own(tried: Any) -> None:
 
 def test_the_restrictions_of_a_token_are_stored_and_listed() -> None:
     began = int(time.time())
-    created = told(
+    created = as_json(
         *("create", "alice", "--name", "ci", "--expires", "30d"),
         *("--models", "a, b-*", "--addresses", "10.1.2.3/8,::1"),
     )
@@ -103,7 +103,7 @@ def test_the_restrictions_of_a_token_are_stored_and_listed() -> None:
 @pytest.mark.parametrize(("text", "seconds"), [("45s", 45), ("90m", 5400), ("12h", 43200), ("2d", 172800)])
 def test_the_time_to_expiry_is_written_short(text: str, seconds: int) -> None:
     began = int(time.time())
-    assert began <= told("create", "alice", "--expires", text)["expires_at"] - seconds <= time.time() + 1
+    assert began <= as_json("create", "alice", "--expires", text)["expires_at"] - seconds <= time.time() + 1
 
 
 @pytest.mark.parametrize("text", ["0d", "30", "d", "-1d", "1w", "1.5h", "soon"])
@@ -115,27 +115,27 @@ def test_an_invalid_time_is_wrong_usage(text: str) -> None:
 
 
 def test_a_token_is_disabled_and_enabled(tried: Any) -> None:
-    created = told("create", "alice")
-    assert told("disable", created["id"])["status"] == "disabled"
+    created = as_json("create", "alice")
+    assert as_json("disable", created["id"])["status"] == "disabled"
     assert tried(created["token"]) == "token_disabled"
-    assert told("enable", created["id"])["status"] == "active"
+    assert as_json("enable", created["id"])["status"] == "active"
     assert tried(created["token"]) == created["id"]
 
 
 def test_deleting_asks_first(tried: Any) -> None:
-    created = told("create", "alice", "--name", "laptop")
+    created = as_json("create", "alice", "--name", "laptop")
     for answer in ("n\n", ""):
         result = call("delete", created["id"], answer=answer)
         assert result.exit_code == 1
         assert "laptop" in result.output
     assert tried(created["token"]) == created["id"]
-    assert told("delete", created["id"], "--yes") == {"id": created["id"], "deleted": True}
+    assert as_json("delete", created["id"], "--yes") == {"id": created["id"], "deleted": True}
     assert tried(created["token"]) == "token_invalid"
     assert "no token" in refused("delete", created["id"], "--yes")
 
 
 def test_errors_do_not_repeat_a_token() -> None:
-    created = told("create", "alice")
+    created = as_json("create", "alice")
     for command in ("disable", "enable", "delete"):
         assert created["token"][-28:] not in refused(command, created["token"])
         assert "no token" in refused(command, "alice-00000000")

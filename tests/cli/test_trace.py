@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.cli.trace import story
+from gateway.cli.trace import in_words
 from gateway.exchange import Outcome
 from gateway.usage.database import UsageDatabase
 from gateway.usage.record import AttemptRecord
@@ -116,7 +116,7 @@ STORIES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "words"), STORIES)
 def test_an_end_reads_as_a_sentence(changes: dict[str, Any], words: str) -> None:
-    assert story(end(arrival(), **changes)) == words
+    assert in_words(end(arrival(), **changes)) == words
 
 
 def test_every_outcome_has_a_sentence() -> None:
@@ -124,7 +124,7 @@ def test_every_outcome_has_a_sentence() -> None:
 
 
 def test_a_request_without_an_end_is_under_way() -> None:
-    assert story(arrival()) == "arrived, still under way"
+    assert in_words(arrival()) == "arrived, still under way"
 
 
 def test_trace_names_the_request_and_what_happened_to_it(rows: UsageDatabase) -> None:
@@ -132,9 +132,9 @@ def test_trace_names_the_request_and_what_happened_to_it(rows: UsageDatabase) ->
     rows.write([record])
     heading, verdict = run("trace", record.id).splitlines()
     assert heading == f"{record.id}  {record.arrived_at}  chat.completions  account demo, model gpt-4o-mini"
-    assert verdict == story(record)
-    told = msgspec.json.decode(run("trace", record.id, "--json"))
-    assert told == {"id": record.id, "verdict": story(record), "record": msgspec.to_builtins(record)}
+    assert verdict == in_words(record)
+    printed = msgspec.json.decode(run("trace", record.id, "--json"))
+    assert printed == {"id": record.id, "verdict": in_words(record), "record": msgspec.to_builtins(record)}
 
 
 def test_a_request_that_never_arrived_is_reported(rows: UsageDatabase, tmp_path: Path) -> None:

@@ -134,11 +134,11 @@ def test_summary_groups_by_the_given_names(rows: UsageDatabase) -> None:
 
 
 def test_summary_includes_its_first_and_last_day(rows: UsageDatabase) -> None:
-    asked = [days_ago(days) for days in (3, 2, 1, 0)]
-    rows.write(map(end, asked))
-    first, last = asked[1].arrived_at[:10], asked[2].arrived_at[:10]
-    told = run("usage", "summary", "--from", first, "--to", last, "--json").splitlines()
-    assert [msgspec.json.decode(line)["day"] for line in told] == [first, last]
+    arrivals = [days_ago(days) for days in (3, 2, 1, 0)]
+    rows.write(map(end, arrivals))
+    first, last = arrivals[1].arrived_at[:10], arrivals[2].arrived_at[:10]
+    printed = run("usage", "summary", "--from", first, "--to", last, "--json").splitlines()
+    assert [msgspec.json.decode(line)["day"] for line in printed] == [first, last]
 
 
 def test_summary_refuses_an_unknown_name(rows: UsageDatabase) -> None:

@@ -61,9 +61,9 @@ class Books:
 
     async def wrong(self) -> str:
         """Return the text of the only problem."""
-        (finding,) = (await self.verify(code=1))["wrong"]
-        assert finding["account"] == "acme"
-        return str(finding["what"])
+        (problem,) = (await self.verify(code=1))["wrong"]
+        assert problem["account"] == "acme"
+        return str(problem["what"])
 
 
 @pytest.fixture
@@ -183,8 +183,8 @@ async def test_an_archived_charge_is_compared_if_the_archive_is_read(books: Book
     report = await books.verify("--archive", str(archive.folder))
     assert (report["agreed"], report["unknown"], report["unread"]) == (2, 0, 0)
     books.rows.write([lost, end(lost, account="elder", charge_micros=CHARGE)])
-    (finding,) = (await books.verify(code=1))["wrong"]
-    assert finding["what"] == f"request {lost.id} was charged 27 micros in the usage log and never in the ledger"
+    (problem,) = (await books.verify(code=1))["wrong"]
+    assert problem["what"] == f"request {lost.id} was charged 27 micros in the usage log and never in the ledger"
 
 
 async def test_a_request_that_crashed_is_not_compared(books: Books) -> None:
