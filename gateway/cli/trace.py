@@ -89,12 +89,12 @@ def _end(record: Record) -> list[str]:
         else f"answered {record.status}",
         Outcome.CALLER_GONE: f"cut by the caller {events}" if began else "cut by the caller before the first byte",
         Outcome.UPSTREAM_FAILED: f"no channel answered: {_failure(record.error_code, record.status)}",
-        Outcome.UPSTREAM_TRUNCATED: f"broken off by the upstream {events}",
-        Outcome.UPSTREAM_STALLED: f"cut {events} because the upstream fell silent (longest gap {record.longest_gap_ms} ms)",
+        Outcome.UPSTREAM_TRUNCATED: f"ended early by the upstream {events}",
+        Outcome.UPSTREAM_STALLED: f"cut {events} because the upstream sent nothing more (longest gap {record.longest_gap_ms} ms)",
         Outcome.UPSTREAM_ERROR_IN_STREAM: f"ended by an error of the upstream {events}",
         Outcome.STOPPED: f"stopped by the gateway {events} and {record.duration_ms} ms: {_words(record.error_code)}",
-        Outcome.GATEWAY_CRASHED: "never ended: the gateway's process died with it, and its hold ended by its lease",
-        Outcome.INTERNAL_ERROR: f"failed by a fault of the gateway ({record.status})",
+        Outcome.GATEWAY_CRASHED: "never ended: the gateway's process died, and the hold ended with its lease",
+        Outcome.INTERNAL_ERROR: f"failed because of an internal error of the gateway ({record.status})",
     }
     return [ends[record.outcome]] if record.outcome else []
 

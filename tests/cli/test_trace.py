@@ -82,11 +82,11 @@ STORIES: list[tuple[dict[str, Any], str]] = [
             "events": 1,
             "attempts": [AttemptRecord("openai", 200, "upstream_truncated")],
         },
-        "sent to channel openai, first byte after 312 ms, broken off by the upstream after 1 event, charged 123 micros",
+        "sent to channel openai, first byte after 312 ms, ended early by the upstream after 1 event, charged 123 micros",
     ),
     (
         {"outcome": Outcome.UPSTREAM_STALLED, "longest_gap_ms": 60_000},
-        "sent to channel openai, first byte after 312 ms, cut after 43 events because the upstream fell silent "
+        "sent to channel openai, first byte after 312 ms, cut after 43 events because the upstream sent nothing more "
         "(longest gap 60000 ms), charged 123 micros",
     ),
     (
@@ -100,15 +100,15 @@ STORIES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"outcome": Outcome.GATEWAY_CRASHED, **NOTHING_SENT},
-        "arrived, never ended: the gateway's process died with it, and its hold ended by its lease",
+        "arrived, never ended: the gateway's process died, and the hold ended with its lease",
     ),
     (
         {"outcome": Outcome.GATEWAY_CRASHED, **NOTHING_SENT, "charge_micros": 7},
-        "arrived, never ended: the gateway's process died with it, and its hold ended by its lease, charged 7 micros",
+        "arrived, never ended: the gateway's process died, and the hold ended with its lease, charged 7 micros",
     ),
     (
         {"outcome": Outcome.INTERNAL_ERROR, **NOTHING_SENT, "status": 500},
-        "arrived, failed by a fault of the gateway (500), charged nothing",
+        "arrived, failed because of an internal error of the gateway (500), charged nothing",
     ),
     ({**NOTHING_SENT, "model": ""}, "arrived, answered 200, charged nothing"),
 ]
