@@ -1,4 +1,4 @@
-"""`python -m gateway` is the command `gateway`."""
+"""`python -m gateway` runs the command `gateway`."""
 
 from gateway.cli import main
 

@@ -1,7 +1,7 @@
-"""What callers may name, what it costs, and who serves it.
+"""The catalogue: the models that callers may use, their prices, and the channels that serve them.
 
-Money is integers: amounts in micros (a millionth of the currency unit), prices in micros per million tokens. The cost of
-a request is rounded up once, at its end; there are no floats.
+Money is integers: amounts in micros (a millionth of the currency unit), prices in micros per million tokens. The cost of a
+request is rounded up once, at its end. There are no floats.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ SPECIAL = re.compile(r"([?\[])")
 
 
 class Price(msgspec.Struct, frozen=True):
-    """Micros per million tokens, and the ratio of the caller's group."""
+    """The price of a model: micros per million tokens, and the ratio of the caller's group."""
 
     input: int
     output: int
     ratio: Fraction = Fraction(1)
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> int:
-        """Micros for so many tokens, rounded up."""
+        """Return the cost in micros, rounded up."""
         tokens_times_price = prompt_tokens * self.input + completion_tokens * self.output
         return -(-tokens_times_price * self.ratio.numerator // (1_000_000 * self.ratio.denominator))
 
     def of(self, usage: Usage) -> int:
-        """Micros for what was used."""
+        """Return the cost of `usage` in micros."""
         return self.cost(usage.prompt_tokens, usage.completion_tokens)
 
     def record(self) -> dict[str, object]:
-        """The price as it goes into a usage record, so that a bill can be computed again."""
+        """Return the price as it is stored in a usage record, from which a charge can be computed again."""
         return {"input": self.input, "output": self.output, "ratio": str(self.ratio)}
 
 
 class Catalogue:
-    """Models, groups and channels of one configuration, ready to be asked."""
+    """The models, groups and channels of one configuration, indexed."""
 
     def __init__(self, config: Config) -> None:
         self.models = config.models
@@ -70,20 +70,20 @@ class Catalogue:
         }
 
     def group(self, name: str) -> Group | None:
-        """The group, or None where the configuration has no such one."""
+        """Return the group, or None where the configuration has no such group."""
         return self.groups.get(name)
 
     def price(self, model: str, group: str) -> Price | None:
-        """What `model` costs members of `group`; None where there is no such model."""
+        """Return the price of `model` for members of `group`, or None where there is no such model."""
         return self._prices.get((model, group if group in self.groups else None))
 
     def allows(self, caller: Caller, model: str) -> bool:
-        """Whether the caller's group and account may use `model`. The token's own restriction is another question."""
+        """Return whether the caller's group and account may use `model`. The token's own restriction is not checked."""
         served = (model, caller.group) in self._served
         return served and (caller.account_models is None or matches(caller.account_models, model))
 
     def visible(self, caller: Caller) -> list[str]:
-        """The models that this caller may use, in the order of the file."""
+        """Return the models that this caller may use, in the order of the file."""
         return [
             name
             for name in self.models
@@ -91,16 +91,16 @@ class Catalogue:
         ]
 
     def tiers(self, model: str, group: str) -> tuple[tuple[tuple[Candidate, int], ...], ...]:
-        """Who may serve members of `group`, with their weights, in tiers of equal priority, the first to try first."""
+        """Return the candidates for members of `group` with their weights, in tiers of equal priority, first tier first."""
         return self._candidates[model, group]
 
     def attempts(self, model: str, most: int = 3) -> int:
-        """How many upstream calls one request for `model` may lead to."""
+        """Return how many upstream calls one request for `model` may cause at most."""
         return min(most, len(self.models[model].channels))
 
     @property
     def longest_s(self) -> float:
-        """Seconds that one request may take, where every attempt is as slow as its channel allows."""
+        """The longest time that a request may take, in seconds: every attempt is as slow as its channel allows."""
         timers = [channel.timers for channel in self.channels.values()]
         return max((max(each.total, 3 * (2 * each.connect + each.first_byte)) for each in timers), default=0)
 
@@ -115,5 +115,5 @@ class Catalogue:
 
 
 def matches(patterns: Sequence[str], name: str) -> bool:
-    """Whether `name` is one of `patterns`, in which `*` stands for anything; no other character is special."""
+    """Return whether `name` matches one of `patterns`, in which `*` matches anything. No other character is special."""
     return any(pattern == "*" or fnmatchcase(name, SPECIAL.sub(r"[\1]", pattern)) for pattern in patterns)

@@ -1,4 +1,4 @@
-"""The plugins in their order: checked once, then run hook by hook."""
+"""The chain: the plugins in their order, checked when it is built, then run hook by hook."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ log = structlog.get_logger("gateway.chain")
 
 
 class Step(msgspec.Struct, frozen=True):
-    """A plugin at its place in the list."""
+    """A plugin and its place in the list."""
 
     name: str
     plugin: Plugin
     on_error: Literal["refuse", "ignore"] = "refuse"
     wrong: Callable[[str], Misconfigured] = Misconfigured
-    """Makes the error about this step; one that came from a file names its place there."""
+    """Makes an error about this step. For a step from a file it names the place there."""
 
     def defines(self, hook: str) -> bool:
-        """Whether the plugin does anything at `hook`."""
+        """Return whether the plugin defines `hook`."""
         return getattr(type(self.plugin), hook) is not getattr(Plugin, hook)
 
 
 class Chain:
-    """Plugins in order. Moments are collected when the chain is built: one that nobody defines costs nothing.
+    """The plugins in order. Hooks are collected when the chain is built: one that no plugin defines costs nothing.
 
-    Raises `Misconfigured` when a plugin needs a fact that nothing above it provides; the text names the cure.
+    Raises `Misconfigured` where a plugin requires a fact that no plugin above it provides. The message names the cure.
     """
 
     def __init__(self, steps: Sequence[Step], *, generation: int = 1) -> None:
@@ -51,7 +51,7 @@ class Chain:
         self.on_chunk = tuple(_guarded(step, step.plugin.on_chunk) for step in self.steps if step.defines("on_chunk"))
 
     async def start(self, services: Services) -> None:
-        """Start every plugin; when one fails, stop those that had started. A `ValueError` becomes `Misconfigured`."""
+        """Start every plugin. If one fails, stop those that had started. A `ValueError` becomes `Misconfigured`."""
         for index, step in enumerate(self.steps):
             try:
                 await step.plugin.start(services.named(step.name))
@@ -62,17 +62,17 @@ class Chain:
                 raise
 
     async def stop(self) -> None:
-        """Stop every plugin, the last first."""
+        """Stop every plugin, last first."""
         await _stop(self.steps)
 
     async def idle(self) -> None:
-        """Wait until no exchange is between its way in and its way out."""
+        """Wait until no exchange is between its request hooks and its end hooks."""
         while self._open > 0:
             self._idle.clear()
             await self._idle.wait()
 
     async def request(self, exchange: Exchange, entered: list[Step]) -> Reply | None:
-        """The way in. `entered` grows by every plugin whose turn came, also by the one that refused."""
+        """Run the request hooks. Every step that is entered is appended to `entered`, also one that refuses."""
         self._open += 1
         misdirected = exchange.request.operation is Operation.MISDIRECTED
         for step in self._way_in:
@@ -93,7 +93,7 @@ class Chain:
         return None
 
     async def end(self, exchange: Exchange, entered: Sequence[Step]) -> None:
-        """The way out: each plugin that was entered is told, whatever another did."""
+        """Run the end hooks of all steps that were entered. An exception of one does not affect the others."""
         for step in reversed(entered):
             try:
                 await step.plugin.on_end(exchange)
@@ -110,7 +110,7 @@ class Chain:
 
 
 def warnings(steps: Sequence[Step]) -> list[str]:
-    """What is allowed and probably not meant."""
+    """Return what is allowed and probably a mistake, in words."""
     for index, step in enumerate(steps):
         if step.plugin.sees_misdirected and index > 0:
             above = ", ".join(f"`{other.name}`" for other in steps[:index])
@@ -127,7 +127,7 @@ async def _stop(steps: Sequence[Step]) -> None:
 
 
 def _cancelled_from_outside() -> bool:
-    """Whether this task itself is being cancelled; a future that a plugin waited for may be, too."""
+    """Return whether this task itself is cancelled, not only a future that a plugin waited for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -159,7 +159,7 @@ def _cure(name: str, fact: type, below: Sequence[Step]) -> str:
 
 
 def _guarded(step: Step, hook: Callable[..., Any]) -> Callable[..., None]:
-    """The hook itself, or, for a plugin that may fail, one that only logs."""
+    """Return the hook, wrapped so that its exceptions are only logged where the step has `on_error: ignore`."""
     if step.on_error == "refuse":
         return hook
 

@@ -1,7 +1,7 @@
-"""Crash points: labels in the life of an exchange at which the process ends at once, to show what survives that.
+"""Crash points: places at which tests kill the process, to prove what survives.
 
-`GATEWAY_CRASH_AT=label` or `label:n` ends the process when a label of `LABELS` is reached, or reached for the n-th time.
-Without it a point is an empty call, and there is none on the path of an event.
+`GATEWAY_CRASH_AT=label` or `label:n` ends the process when it reaches a label of `LABELS` for the first or the n-th time.
+Without the variable a crash point is an empty call, and there is none on the path of an event.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LABELS: Final = (
     "answer.finished",
     "archive.written",
 )
-"""In the order in which a request meets them; `settle.*` also where a settlement is repeated, the last where none is."""
+"""In the order of a request. `settle.*` is also reached where a settlement is repeated, the last one only by the archiver."""
 
 EXIT_CODE: Final = 66
 
@@ -59,7 +59,7 @@ def _nothing(label: str) -> None:
 _setting = os.environ.get("GATEWAY_CRASH_AT", "")
 
 point: Final = _armed(_setting) if _setting else _nothing
-"""Says that the process has come to a label."""
+"""Mark that the process has reached a label."""
 
 on_event: Final[tuple[Callable[[Any, bytes], None], ...]] = (lambda *_: point("stream.event"),) if _setting else ()
-"""What a stream calls after each of its writes: nothing, where no crash is asked for."""
+"""Hooks that a relay calls after each write. Empty without the variable."""

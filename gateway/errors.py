@@ -1,8 +1,8 @@
-"""The error tree, and the one function that renders it to a caller.
+"""The exceptions of the gateway, and the function that renders them for a caller.
 
-A caller meets every error in one shape, on every path:
-`{"error": {"message", "type", "param", "code", "request_id"}}`. `type` is a family that client libraries know,
-`code` is what a program should test, the message says what to do next.
+A caller gets every error in one shape, on every path:
+`{"error": {"message", "type", "param", "code", "request_id"}}`. `type` is a family that client libraries know.
+`code` is what a program should check. The message says what to do next.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 
-LONGEST_RETRY_AFTER_S: Final = 59
-"""Above this, some client libraries sleep the whole time and others retry at once."""
+MAX_RETRY_AFTER_S: Final = 59
+"""Above it, some client libraries sleep for the whole time and others retry at once."""
 
 TYPES: Final[dict[int, str]] = {
     401: "authentication_error",
@@ -25,23 +25,23 @@ TYPES: Final[dict[int, str]] = {
     503: "service_error",
     504: "upstream_error",
 }
-"""Status to `type`; every other 4xx is an `invalid_request_error`."""
+"""Status to `type`. Every other 4xx is an `invalid_request_error`."""
 
 
 class GatewayError(Exception):
-    """What the gateway raises on purpose."""
+    """The base class of the gateway's own exceptions."""
 
 
 class Misconfigured(GatewayError):
-    """The operator's file or environment is wrong: one line that names the place and the cure. Ends a start with 2."""
+    """The file or the environment is wrong. The message is one line that names the place and the cure. Exit code 2."""
 
 
 class Refused(GatewayError):
-    """A caller's request is not served; raised by a plugin or by the core, rendered by `render`.
+    """A request is refused. Raised by a plugin or by the gateway, and rendered by `render`.
 
-    `status`, `code` and `message` are what the caller sees. `param` names the field of the body at fault.
-    `retry_after_s` becomes whole seconds from 1 to 59 in `Retry-After`, with `retry-after-ms` beside it.
-    `should_retry=False` tells client libraries that retrying cannot mend it.
+    `status`, `code` and `message` are what the caller sees. `param` names the field of the body at fault. `retry_after_s`
+    becomes whole seconds from 1 to 59 in `Retry-After`, and milliseconds in `retry-after-ms`. `should_retry=False` tells client
+    libraries that a retry will fail, too.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class Refused(GatewayError):
 
 
 class StoreAway(GatewayError):
-    """The store did not answer in time, or answered that it cannot. Never a 401, 402 or 403 to a caller: a 503.
+    """The store did not answer in time, or answered that it cannot serve now. A caller gets a 503, never a 401, 402 or 403.
 
-    The message is for the log; it holds no address and no credential.
+    The message is for the log. It contains no address and no credential.
     """
 
 
 class StoreError(GatewayError):
-    """The store answered a command with an error: a fault of ours (wrong type, wrong arguments), never of the moment."""
+    """The store answered a command with an error that a retry will not mend: wrong type, wrong arguments. A bug of ours."""
 
 
 def cannot_listen(address: str, error: OSError) -> str:
@@ -88,7 +88,7 @@ def cannot_listen(address: str, error: OSError) -> str:
 
 
 def unavailable(retry_after_s: float = 1) -> Refused:
-    """The 503 for a store that is away, overload and draining."""
+    """Return the 503 for a store that is away, for overload, and while the gateway drains."""
     return Refused(
         503,
         "service_unavailable",
@@ -98,7 +98,7 @@ def unavailable(retry_after_s: float = 1) -> Refused:
 
 
 def model_not_found() -> Refused:
-    """Return the one answer for a model that does not exist and for one that this caller may not use."""
+    """Return the 404 for a model that does not exist or that this caller may not use; the two get the same answer."""
     return Refused(
         404,
         "model_not_found",
@@ -108,12 +108,12 @@ def model_not_found() -> Refused:
 
 
 def internal() -> Refused:
-    """The 500 for a bug of ours; its message is only the request id, which `render` fills in."""
+    """Return the 500 for a bug of ours. Its message is only the request id, which `render` adds."""
     return Refused(500, "internal_error", "")
 
 
 def as_refused(error: BaseException) -> Refused:
-    """What a caller is told about any error that reached the core."""
+    """Return what a caller is told about any exception."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, StoreAway):
@@ -137,18 +137,18 @@ _encode = msgspec.json.Encoder().encode
 
 
 def render(error: Refused, request_id: str) -> bytes:
-    """The JSON body of an error."""
+    """Return the JSON body of an error."""
     message = error.message or f"Internal error. Quote the request id {request_id} to the operator."
     return _encode(_Envelope(_Detail(message, error.type, error.param, error.code, request_id)))
 
 
 def headers_of(error: Refused) -> dict[str, str]:
-    """The headers that go with an error: how to authenticate, when to come back, whether to."""
+    """Return the headers of an error: how to authenticate, when to retry, whether to."""
     headers = dict(error.extra_headers)
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if error.retry_after_s is not None:
-        wait_s = min(max(error.retry_after_s, 0.001), LONGEST_RETRY_AFTER_S)
+        wait_s = min(max(error.retry_after_s, 0.001), MAX_RETRY_AFTER_S)
         headers["Retry-After"] = str(max(1, -int(-wait_s // 1)))
         headers["retry-after-ms"] = str(max(1, round(wait_s * 1000)))
     if error.should_retry is not None:

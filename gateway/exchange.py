@@ -1,4 +1,4 @@
-"""One request and all that was learned about it, from its arrival to its end."""
+"""One request and its response, from arrival to end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Fact = TypeVar("Fact")
 
 
 class Operation(StrEnum):
-    """What a path asks for. Plugins that only concern themselves with generated text look for `CHAT`."""
+    """What a path asks for. A plugin that concerns only generated text checks for `CHAT`."""
 
     CHAT = "chat.completions"
     MODELS = "models"
@@ -29,7 +29,7 @@ class Operation(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How an exchange ended. Every exchange ends once, in one of these."""
+    """How an exchange ended. Every exchange ends once, with one of these."""
 
     COMPLETED = "completed"
     REFUSED = "refused"
@@ -44,7 +44,7 @@ class Outcome(StrEnum):
 
 
 class Attempt(msgspec.Struct):
-    """One call of an upstream. `error` is the code that a caller would be told, had this been the last attempt."""
+    """One call of an upstream. `error` is the code that the caller would get, had this been the last attempt."""
 
     channel: str
     model: str
@@ -55,7 +55,7 @@ class Attempt(msgspec.Struct):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """The head of a request. `path` is raw, without the query; `headers` is a case-insensitive mapping."""
+    """The head of a request. `path` is raw and has no query. `headers` is case-insensitive. `peer` is the caller's address."""
 
     method: str
     path: str
@@ -66,7 +66,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """A whole answer that a plugin gives in place of the upstream."""
+    """A complete response that a plugin gives in place of the upstream."""
 
     status: int = 200
     body: bytes = b""
@@ -75,14 +75,14 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Exchange:
-    """One request on its way through the chain.
+    """One request on its way through the chain, and its response.
 
-    **Facts** are what plugins tell each other: `exchange[Caller] = Caller(...)` above, `exchange[Caller]` below; the type
-    is the key. **`body()`** reads and checks the body on first need. **`before_upstream(future)`** lets the chain go on
-    while something is still being written, which must have succeeded before an upstream is called.
+    **Facts** are what plugins share: one sets `exchange[Caller] = Caller(...)`, and those below read `exchange[Caller]`. The
+    type is the key. **`body()`** reads and checks the body when it is first needed. **`before_upstream(future)`** lets the
+    chain continue while something is written that must have succeeded before an upstream is called.
 
-    What a plugin may set: facts, `response_headers`, `charge_micros` and `price` (the plugin that charges). The rest is
-    the core's to write and everyone's to read.
+    A plugin may set facts, `response_headers`, and, where it charges, `charge_micros` and `price`; one that authenticates also
+    `account`, `token_id` and `group`. All else is set by the gateway and may be read by every plugin.
     """
 
     __slots__ = (
@@ -94,7 +94,6 @@ class Exchange:
         "arrived_at",
         "attempts",
         "bytes",
-        "caller_gone",
         "channel",
         "charge_micros",
         "ended",
@@ -127,15 +126,16 @@ class Exchange:
         self.id = id or new_id()
         self.request = request
         self.arrived_at = time.time()
-        """UTC, seconds since 1970: for records only; durations are measured on `started`."""
+        """UTC, seconds since 1970. For records only: durations are measured from `started`."""
         self.started = time.monotonic()
         self.generation = generation
         """The generation of the configuration that serves this exchange."""
         self.account = ""
+        """For the record: whose request it is as far as known, also where it is refused. Decisions read the fact `Caller`."""
         self.token_id = ""
         self.group = ""
         self.model = ""
-        """The model as the caller named it; set once the body was read."""
+        """The model as the caller named it. Set when the body was read."""
         self.channel = ""
         self.attempts: list[Attempt] = []
         self.status = 0
@@ -145,8 +145,7 @@ class Exchange:
         self.response_headers: dict[str, str] = {}
         self.charge_micros = 0
         self.price: dict[str, object] = {}
-        """What the charge was computed from, as it goes into the record."""
-        self.caller_gone = False
+        """What the charge was computed from, as it is stored in the record."""
         self.first_byte: float | None = None
         self.ended: float | None = None
         self.longest_gap_s = 0.0
@@ -167,29 +166,29 @@ class Exchange:
         return fact in self._facts
 
     def get(self, fact: type[Fact]) -> Fact | None:
-        """The fact, or None where nobody provided it."""
+        """Return the fact, or None where no plugin provided it."""
         return self._facts.get(fact)  # type: ignore[return-value]
 
     async def body(self) -> Body:
-        """The checked body, read on first need. Raises `Refused` for what is outside the contract."""
+        """Return the checked body. It is read on the first call. Raises `Refused` for a body that is not valid."""
         if self._body is None:
             self._body = await self._read_body()
             self.model = self._body.model
         return self._body
 
     def before_upstream(self, future: asyncio.Future[object]) -> None:
-        """What must have succeeded before an upstream is called; its error refuses the request."""
+        """Require that `future` succeeds before an upstream is called. Its error refuses the request."""
         self._pending.append(future)
 
     async def settle_pending(self) -> None:
-        """Wait for all that was handed to `before_upstream`; raises the first error."""
+        """Wait for all futures of `before_upstream`. Raises the first error."""
         pending, self._pending = self._pending, []
         for future in pending:
             await future
 
     @property
     def usage(self) -> Usage:
-        """All that the attempts used together."""
+        """The usage of all attempts together."""
         total = Usage()
         for attempt in self.attempts:
             total += attempt.usage
@@ -197,7 +196,7 @@ class Exchange:
 
     @property
     def first_byte_ms(self) -> float | None:
-        """From arrival to the first byte of the answer's body, or None when there was none."""
+        """From arrival to the first byte of the response's body, or None when there was none."""
         return None if self.first_byte is None else (self.first_byte - self.started) * 1000
 
     @property
@@ -206,6 +205,6 @@ class Exchange:
         return ((self.ended or time.monotonic()) - self.started) * 1000
 
     def __repr__(self) -> str:
-        end = self.outcome or "under way"
-        who = f" of {self.account}" if self.account else ""
-        return f"<Exchange {self.id} {self.request.method} {self.request.path}{who}: {end}>"
+        outcome = self.outcome or "in progress"
+        account = f" of {self.account}" if self.account else ""
+        return f"<Exchange {self.id} {self.request.method} {self.request.path}{account}: {outcome}>"

@@ -1,4 +1,4 @@
-"""The shared vocabulary between plugins: what one learns, another may rely on."""
+"""The facts that plugins share: the caller, the candidates, the route. One plugin provides a fact, others require it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,9 @@ class AccountLimits(msgspec.Struct, frozen=True):
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who asks: an account that is active, and the token it came with. Provided by `auth`.
+    """The authenticated caller: an active account, and the token that it used. Provided by `auth`.
 
-    `account_models` and `token_models` narrow what the group allows: lists of names and `*` patterns, None for no
-    narrowing.
+    `account_models` and `token_models` restrict what the group allows: names and `*` patterns, None for no restriction.
     """
 
     account: str
@@ -47,7 +46,7 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """One channel that may serve the request, and the model's name there."""
+    """A channel that may serve the request, and the model's name there."""
 
     name: str
     channel: Channel
@@ -55,35 +54,35 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class CircuitBreaker:
-    """Says which candidate may be called at the moment, and is told what became of it. This one lets all be called.
+    """Decides which candidate may be called now, and learns how calls end. This one admits every candidate.
 
-    For one request: `admit`, then `answered` or `failed` as often as there is something to tell, then `left`, once. Only
-    `admit` may wait. `why_not` is for explanations, outside of any request.
+    For each call: `admit`; then `answered` or `failed`, any number of times; then `left`, once. Only `admit` may wait.
+    `why_not` is for explanations, outside of any request.
     """
 
     async def why_not(self, candidate: Candidate) -> str:
-        """Why it may not be called at the moment, in words; empty where it may. Takes nothing. Raises `StoreAway`."""
+        """Return why the candidate may not be called now, in words; empty where it may. Takes nothing. Raises `StoreAway`."""
         return ""
 
     async def admit(self, candidates: Sequence[Candidate], request_id: str) -> Candidate:
-        """The first of `candidates`, which are not empty, that may be called.
+        """Return the first of `candidates`, a non-empty sequence, that may be called.
 
-        Raises `Refused` where none may, and `StoreAway` where that cannot be found out.
+        Raises `Refused` where none may, and `StoreAway` where the store does not answer.
         """
         return candidates[0]
 
     def answered(self, candidate: Candidate, request_id: str, after_s: float) -> None:
-        """The upstream began an answer, `after_s` after it was called."""
+        """Note that the upstream began its answer, `after_s` after the call."""
 
     def failed(self, candidate: Candidate, request_id: str, code: str, cool_s: float | None) -> None:
-        """The upstream failed. It is not to be asked again for `cool_s` at least, or None where it did not say so."""
+        """Note that the call failed. The upstream is not to be called for `cool_s`, None where it did not say so."""
 
     def left(self, candidate: Candidate, request_id: str) -> None:
-        """The call is over, however it went."""
+        """Note that the call is over, whatever its result."""
 
 
 class Route(msgspec.Struct, frozen=True):
-    """The candidates in the order in which they are tried. Provided by `model-routing`, required by the core."""
+    """The candidates, in the order in which they are tried. Provided by `model-routing`, required by the gateway."""
 
     candidates: tuple[Candidate, ...]
     breaker: CircuitBreaker = CircuitBreaker()

@@ -1,4 +1,4 @@
-"""`use:` to a class, `with:` to an instance of it, the list to a chain. Nothing is started here."""
+"""The chain of a configuration: `use:` names a class, `with:` makes an instance of it. Nothing is started here."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ENTRY_POINTS = "gateway.plugins"
 
 
 def installed() -> dict[str, EntryPoint]:
-    """The plugins that may be named shortly: what installed packages offer, the shipped five among them."""
+    """Return the plugins that have a short name: those of all installed packages, the shipped five among them."""
     return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
 
 
 def plugin_class(use: str) -> type[Plugin]:
-    """The class that `use` names: an installed name or `package.module:Class`. Raises `ValueError` with the cure."""
+    """Return the class that `use` names, a short name or `package.module:Class`. Raises `ValueError` with the cure."""
     module_name, separator, class_name = use.partition(":")
     if not separator:
         offered = installed()
@@ -44,7 +44,7 @@ def plugin_class(use: str) -> type[Plugin]:
 
 
 def build(loaded: Loaded, *, generation: int = 1) -> Chain:
-    """The chain of a configuration. Raises `Misconfigured` with the place in the file."""
+    """Return the chain of a configuration. Raises `Misconfigured` with the place in the file."""
     document = loaded.document
     folder = str(document.path.resolve().parent)
     if folder not in sys.path:

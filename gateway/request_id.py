@@ -14,33 +14,31 @@ def new_id() -> str:
 
 
 def arrival_ms(id: str) -> int:  # noqa: A002 - the field's name
-    """When a request arrived, by its id (UUIDv7): milliseconds since 1970. Raises `ValueError` for what is no
-    such id.
-    """
+    """Return when a request arrived, from its id: milliseconds since 1970. Raises `ValueError` for any other text."""
     if len(id) != 36 or id[14] != "7":
         raise ValueError("not a request id")
     return int(id[:8] + id[9:13], 16)
 
 
 def first_id(ms: int) -> str:
-    """The lower bound of the ids of all requests that arrived at `ms` or later."""
+    """Return the lower bound of the ids of all requests that arrived at `ms` or later."""
     digits = f"{max(ms, 0):012x}"
     return f"{digits[:8]}-{digits[8:]}-"
 
 
 def month(id: str) -> str:  # noqa: A002
-    """The month (`2026-11`, UTC) in whose file a request is kept. Raises `ValueError`."""
+    """Return the month (`2026-11`, UTC) in whose file a request is stored. Raises `ValueError`."""
     return utc(arrival_ms(id))[:7]
 
 
 def utc(ms: int) -> str:
-    """ISO 8601 with milliseconds, as in `2026-11-21T06:21:30.123Z`."""
+    """Return ISO 8601 with milliseconds, as in `2026-11-21T06:21:30.123Z`."""
     return f"{_second(ms // 1000)}.{ms % 1000:03d}Z"
 
 
 @lru_cache(maxsize=64)
 def _second(at: int) -> str:
-    """Many requests share a second, and `strftime` costs more than all else that a record needs."""
+    """Format a second. It is cached, because many requests share one and `strftime` is slow."""
     try:
         return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%S}"
     except (OverflowError, OSError) as error:

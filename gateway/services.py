@@ -1,4 +1,4 @@
-"""What plugins are started with: the stores, the catalogue, the clock and the log of one configuration."""
+"""What plugins are started with: the store, the catalogue, the clock and the log of one configuration."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from gateway.usage.log import UsageLog
 
 
 class Clock(Protocol):
-    """The time, replaceable in tests."""
+    """The time. Tests replace it."""
 
     def time(self) -> float:
-        """UTC, seconds since 1970."""
+        """Return UTC as seconds since 1970."""
 
     def monotonic(self) -> float:
-        """Seconds that never jump; for durations."""
+        """Return seconds that never jump, for durations."""
 
 
 class Store:
-    """All that is shared between processes and machines.
+    """All state that processes and machines share, by kind.
 
-    Decisions before the upstream is called and settlements after it have connections of their own, so that a burst of
-    arrivals cannot keep a charge waiting.
+    Calls before the upstream and settlements after it use different connections, so that a burst of new requests cannot delay
+    a charge.
     """
 
     def __init__(self, client: Client, settling: Client, config: Config) -> None:
@@ -52,19 +52,19 @@ class Store:
         self.wallet = Wallet(client, settling=settling, journal=self.journal)
         elsewhere = ClickHouse(config.usage.clickhouse, timeout_s=2) if config.usage.clickhouse else None
         self.usage = UsageLog(client, config.data_path / "usage", elsewhere=elsewhere)
-
         self._masters = Masters(client, settling)
 
     async def replay_after_failover(self) -> tuple[int, int]:
-        """Repeat to another incarnation of the store what was acknowledged lately: so many settlements and records.
+        """Repeat recent settlements and usage records if another master answers now. Return how many of each.
 
-        Call it at start and every few seconds. Raises `StoreAway`.
+        A master that took over may lack what the one before acknowledged. Call this at start and every few seconds. Raises
+        `StoreAway`.
         """
         settlements, records = await self._masters.replay_after_failover(self.wallet.repeat, self.usage.repeat)
         return settlements, records
 
     async def answers(self) -> bool:
-        """Whether the store answers just now."""
+        """Return whether the store answers now."""
         try:
             await self.client.call("PING")
         except GatewayError:
@@ -74,7 +74,7 @@ class Store:
     @classmethod
     @asynccontextmanager
     async def open(cls, config: Config, url: str) -> AsyncIterator[Store]:
-        """The store at `url`, closed at the end. Nothing is sent before the first call."""
+        """Yield the store at `url`, and close it at the end. Nothing is sent before the first call."""
         settings = config.store
         client = Client.connect(url, timeout_s=settings.timeout, connections=settings.connections)
         settling = Client.connect(url, timeout_s=settings.timeout, connections=2)
@@ -88,11 +88,11 @@ class Store:
 
 
 class Services:
-    """What a plugin is given when it starts.
+    """What a plugin gets when it starts.
 
-    `name`: the plugin's name in the chain. `store`: accounts, tokens, wallet, limits, usage. `redis`: the coalescing
-    client for a plugin's own keys, which `key(...)` names. `catalogue`: models, prices, groups. `log`: a structured
-    logger (never hand it a token).
+    `name`: the plugin's name in the chain. `store`: accounts, tokens, wallet, limits, usage. `redis`: the pipelining client,
+    for keys of the plugin's own, which `key(...)` names. `catalogue`: models, prices, groups. `log`: a structured logger; never
+    log a token.
     """
 
     def __init__(self, *, name: str, store: Store, redis: Client, clock: Clock, log: Any, catalogue: Catalogue) -> None:
@@ -104,11 +104,11 @@ class Services:
         self.catalogue = catalogue
 
     def key(self, *parts: str) -> str:
-        """A key of this plugin's own. Put what must live together in one slot of a cluster in braces: `{account}`."""
+        """Return a key of this plugin's own. Put braces around a part, as in `{account}`, to keep its keys in one cluster slot."""
         return ":".join(("gw", "plugin", self.name, *parts))
 
     def named(self, name: str) -> Services:
-        """The same services for the plugin called `name`."""
+        """Return the same services for the plugin called `name`."""
         return Services(
             name=name,
             store=self.store,
@@ -120,7 +120,7 @@ class Services:
 
 
 class SystemClock:
-    """The machine's clock."""
+    """The clock of the machine."""
 
     def time(self) -> float:
         return time.time()
@@ -130,7 +130,7 @@ class SystemClock:
 
 
 def services_of(config: Config, store: Store) -> Services:
-    """What the plugins of one configuration are started with."""
+    """Return what the plugins of one configuration are started with."""
     return Services(
         name="gateway",
         store=store,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 
 from gateway.config.schema import Config
+from gateway.runtime.process import run_until_terminated
 from gateway.usage import sink
 
 if __name__ == "__main__":
-    sink.main(Config(data=sys.argv[1]), sys.argv[2])
+    config = Config(data=sys.argv[1])
+    run_until_terminated(lambda stop: sink.run(config, sys.argv[2], stop))

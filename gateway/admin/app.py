@@ -1,15 +1,15 @@
-"""The admin port: what the usage log tells, for operators. In a process of its own, on loopback unless the file says otherwise.
+"""The admin port: metrics and the usage log over HTTP, for operators. On loopback unless the file says otherwise.
 
-1. Who has no token learns nothing but that somebody is here: `GET /healthz` says `ok`, all else is 401.
-2. It only reads, and the gateway goes on without it: a port that is taken is a loud line and tried again.
-3. Nothing waits in memory for a follower that reads slowly: each goes on from its own place in the files.
+1. A caller without the token learns only that the port is served: `GET /healthz` answers `ok`, all else 401.
+2. It only reads, and runs in a process of its own, which the gateway does not need: an address that is taken is logged as
+   an error once, and tried again.
+3. Nothing is buffered for a client of the live stream that reads slowly.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import date
@@ -20,9 +20,9 @@ import msgspec
 import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler
-from aiohttp_sse import EventSourceResponse, sse_response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from gateway.admin.live import LIVE, LiveUsage
 from gateway.config.schema import Config, host_port
 from gateway.config.secrets import secret_of
 from gateway.errors import Refused, cannot_listen, headers_of, internal, render
@@ -30,55 +30,45 @@ from gateway.metrics.registry import Exporter
 from gateway.request_id import new_id
 from gateway.usage import queries
 from gateway.usage.database import GROUPS
-from gateway.usage.record import encode
 
-LIVE: Final = "/usage/live"
-POLL_S: Final = 0.25
-PING_S: Final = 15.0
-MOST_FOLLOWERS: Final = 32
-TRY_AGAIN_S: Final = 10.0
+RETRY_INTERVAL_S: Final = 10.0
+SHUTDOWN_TIMEOUT_S: Final = 0.5
 
 log = structlog.get_logger("gateway.admin.app")
 
 
 def token_of(config: Config) -> str:
-    """The admin port's token: `$GATEWAY_ADMIN_TOKEN`, else the file `admin.token` in `data`. Raises `Misconfigured`."""
+    """Return the admin port's token: `$GATEWAY_ADMIN_TOKEN`, else the file `admin.token` in `data`.
+
+    The file is created where it is missing. Raises `Misconfigured` for a token that is too short.
+    """
     return secret_of(config.data_path / "admin.token", "GATEWAY_ADMIN_TOKEN").decode("utf-8", "replace")
 
 
-def main(config: Config, address: str, exporter: Exporter) -> None:
-    """Serve on `address` until SIGTERM."""
-
-    async def until_terminated() -> None:
-        stop = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-        await serve(config, address, exporter, stop)
-
-    asyncio.run(until_terminated())
-
-
-async def serve(config: Config, address: str, exporter: Exporter, stop: asyncio.Event) -> None:
-    """Serve until `stop` is set, from the moment that the address is free."""
-    loud = True
+async def run(config: Config, address: str, exporter: Exporter, stop: asyncio.Event) -> None:
+    """Serve the admin port on `address` until `stop` is set; while another program listens there, try again."""
+    reported = False
     while not stop.is_set():
         try:
             async with serving(Admin(config.data_path / "usage", token_of(config), exporter), address):
                 log.info("admin_port_served", address=address)
                 await stop.wait()
         except OSError as error:
-            if loud:
+            if not reported:
                 log.error(
                     "admin_port_not_served", reason=cannot_listen(address, error), cure="stop it or change `admin:`"
                 )
-            loud = False
+            reported = True
             with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), TRY_AGAIN_S)
+                await asyncio.wait_for(stop.wait(), RETRY_INTERVAL_S)
 
 
 @asynccontextmanager
 async def serving(admin: Admin, address: str) -> AsyncIterator[int]:
-    """The admin port on `address`; gives the port's number. Raises `OSError` where it is taken."""
-    runner = web.AppRunner(admin.application(), access_log=None, shutdown_timeout=2 * POLL_S, handler_cancellation=True)
+    """Serve `admin` on `address` and yield the port's number. Raises `OSError` when the address is taken."""
+    runner = web.AppRunner(
+        admin.application(), access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S, handler_cancellation=True
+    )
     await runner.setup()
     try:
         await web.TCPSite(runner, *host_port(address)).start()
@@ -88,42 +78,44 @@ async def serving(admin: Admin, address: str) -> AsyncIterator[int]:
 
 
 class Admin:
-    """What the port answers."""
+    """The routes of the admin port, and the check of the token before them."""
 
     def __init__(self, folder: Path, token: str, exporter: Exporter) -> None:
+        """Answer from the usage log in `folder` and the metrics of `exporter`."""
         self._folder = folder
         self._exporter = exporter
         self._authorization = f"Bearer {token}".encode()
-        self._followers: set[EventSourceResponse] = set()
+        self._live = LiveUsage(folder)
 
     def application(self) -> web.Application:
-        """The routes."""
+        """Return the application with all routes."""
         application = web.Application(middlewares=[self._guard])
         application.router.add_get("/healthz", self._health)
         application.router.add_get("/metrics", self._metrics)
-        application.router.add_get(LIVE, self._live)
+        application.router.add_get(LIVE, self._live.get)
         application.router.add_get("/usage/summary", self._summary)
-        application.on_shutdown.append(self._dismiss)
+        application.on_shutdown.append(self._live.stop)
         return application
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        """Check the token, and turn what the handler raises into an error response."""
+        authorization = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         try:
-            if request.path != "/healthz" and not hmac.compare_digest(given, self._authorization):
+            if request.path != "/healthz" and not hmac.compare_digest(authorization, self._authorization):
                 raise Refused(401, "token_invalid", "Send the admin token: `Authorization: Bearer TOKEN`.")
             return await handler(request)
         except Refused as refused:
-            return _refusal(refused)
+            return _error_response(refused)
         except web.HTTPException as error:
-            return _refusal(
+            return _error_response(
                 Refused(error.status, "unknown_path", "Known here: GET /metrics, GET /usage/live, GET /usage/summary.")
             )
         except ConnectionError:
             raise
         except Exception as error:
             log.error("admin_request_failed", exc_info=error)
-            return _refusal(internal())
+            return _error_response(internal())
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -139,37 +131,9 @@ class Admin:
         totals = await asyncio.to_thread(queries.summary, self._folder, by, since=first, until=last)
         return web.Response(body=msgspec.json.encode(totals), content_type="application/json")
 
-    async def _live(self, request: web.Request) -> web.StreamResponse:
-        """Each request when it has ended, from now on or from `Last-Event-ID` on; `?account=` chooses."""
-        if len(self._followers) >= MOST_FOLLOWERS:
-            raise Refused(503, "service_unavailable", "Enough follow already.", retry_after_s=TRY_AGAIN_S)
-        try:
-            tail = await asyncio.to_thread(queries.Tail, self._folder, request.headers.get("Last-Event-ID", ""))
-        except ValueError as error:
-            raise Refused(400, "invalid_request", f"Last-Event-ID: {error}.", param="Last-Event-ID") from None
-        account = request.query.get("account")
-        async with sse_response(request, sep="\n", ping_interval=PING_S) as response:
-            self._followers.add(response)
-            try:
-                await response.write(b": from here on\n\n")
-                while response.is_connected():
-                    ended = await asyncio.to_thread(tail.poll)
-                    for cursor, record in ended:
-                        if account in (None, record.account):
-                            await response.send(encode(record).decode(), id=cursor)
-                    await asyncio.sleep(0 if ended else POLL_S)
-            except TimeoutError:
-                log.warning("follower_too_slow")
-            finally:
-                self._followers.discard(response)
-        return response
-
-    async def _dismiss(self, _: web.Application) -> None:
-        for follower in self._followers:
-            follower.stop_streaming()
-
 
 def _day(request: web.Request, name: str) -> str | None:
+    """Return a day of the query as ISO 8601, or None. Raises `Refused` when it is not a day."""
     text = request.query.get(name)
     try:
         return text and date.fromisoformat(text).isoformat()
@@ -177,6 +141,6 @@ def _day(request: web.Request, name: str) -> str | None:
         raise Refused(400, "invalid_request", f"`{name}` is a day such as 2026-11-21.", param=name) from None
 
 
-def _refusal(refused: Refused) -> web.Response:
+def _error_response(refused: Refused) -> web.Response:
     body = render(refused, new_id())
     return web.Response(status=refused.status, body=body, headers=headers_of(refused), content_type="application/json")

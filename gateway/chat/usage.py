@@ -8,7 +8,7 @@ import msgspec
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of one attempt or of a whole exchange. `source`: told by the upstream, or estimated here from bytes."""
+    """Tokens of one attempt, or of a whole exchange. `source`: reported by the upstream, or estimated here from bytes."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0

@@ -1,4 +1,4 @@
-"""The command `gateway`: one file for each subcommand.
+"""The command `gateway`: one file for each subcommand. Imports `contract` and what lies below it.
 
 Exit codes: 0 for success, 1 if the command is refused or a check fails, 2 for wrong usage or a wrong configuration.
 """

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from gateway.catalogue import MICROS
 from gateway.config.schema import Config, find, load
-from gateway.errors import Misconfigured
+from gateway.runtime.data_folder import data_folder
 from gateway.services import Store
 
 Result = TypeVar("Result")
@@ -54,16 +54,6 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for con
 def configuration(path: Path | None) -> Config:
     """Return the checked configuration of `--config` or its fallbacks. Raises `Misconfigured`."""
     return load(find(path)).config
-
-
-def data_folder(config: Config) -> Path:
-    """Return the configuration's `data` folder, and create it if it is missing. Raises `Misconfigured`."""
-    folder = config.data_path
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise Misconfigured(f"data: cannot make {folder}: {error.strerror}; change `data:`") from None
-    return folder
 
 
 @asynccontextmanager

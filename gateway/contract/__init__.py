@@ -1,12 +1,7 @@
 """Contract tests for any plugin: run by `gateway plugin check`, or by one line in the plugin's own tests.
 
-```python
-async def test_keeps_the_contract() -> None:
-    assert broken(await check("office_hours:OfficeHours")) == []
-```
-
-There are no mocks: the store is real, the request carries the token of a real account, and the facts that the plugin requires
-come from installed plugins.
+There are no mocks: the store is real, the request carries the token of a real account, and the facts that the plugin
+requires come from installed plugins. Imports `testing` and what lies below it.
 """
 
 from __future__ import annotations
@@ -40,6 +35,8 @@ async def check(
     url: str | None = None,
 ) -> list[Finding]:
     """Return a finding for each promise that a plugin makes. Takes a second or less.
+
+    The test of a plugin needs one line: `assert broken(await check("office_hours:OfficeHours")) == []`.
 
     `use` and `settings` are what the YAML has under `use:` and `with:`. `headers` are sent with every request, in addition
     to the token of an account. The store is the one at `url`, which must be empty, or else one that is started for this call.

@@ -1,10 +1,10 @@
-"""One call of one upstream: its connection, its credential, its answer, and what of it reaches the caller.
+"""One call of one upstream: connection, credential, response, and what of it reaches the caller.
 
 How an answer may end, and what the caller gets:
 
-- complete (`[DONE]`, or a finish reason and a clean end): the proper end of the stream;
-- anything else after the first byte: one error event of ours at an event border, then the cut;
-- anything else before it: nothing, and a `UpstreamFailure` instead.
+- complete (`[DONE]`, or a finish reason and a clean end): the end of the stream;
+- otherwise, after the first byte: one error event of ours, at the end of an event, then the stream is cut off;
+- otherwise, before the first byte: nothing. The call returns an `UpstreamFailure`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from gateway import crash_points
 from gateway.chain import Chain
 from gateway.chat.request import Body, BodyPart
 from gateway.chat.usage import Usage, usage_of
-from gateway.errors import Refused, render, unavailable
+from gateway.errors import render, unavailable
 from gateway.exchange import Attempt, Exchange, Outcome
 from gateway.facts import Candidate, CircuitBreaker
 from gateway.proxy import failure
 from gateway.proxy.caller import CallerConnection
-from gateway.proxy.end_reason import AFTER_FIRST_BYTE, EndReason
+from gateway.proxy.end_reason import INCOMPLETE, EndReason
 from gateway.proxy.failure import UpstreamFailure
 from gateway.proxy.pool import UpstreamPool
-from gateway.proxy.relay import Relay
-from gateway.proxy.upstream import InvalidResponse, UpstreamConnection, collected
+from gateway.proxy.relay import Relay, RelayState
+from gateway.proxy.upstream import InvalidResponse, UpstreamConnection, read_body
 
 STREAM_HEADERS: Final = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -45,11 +45,11 @@ log = structlog.get_logger("gateway.proxy.attempt")
 
 
 class CallerGone(Exception):
-    """The caller left before the first byte."""
+    """The caller left before the first byte of a response."""
 
 
 class UpstreamCall:
-    """One candidate's turn. `run` returns None once the caller has an answer; else why this candidate gave none."""
+    """The attempt at one candidate."""
 
     def __init__(
         self,
@@ -72,7 +72,10 @@ class UpstreamCall:
         self.deadline = min(self.began + timers.first_byte, exchange.started + timers.total)
 
     async def run(self, pool: UpstreamPool, relays: set[Relay]) -> UpstreamFailure | None:
-        """Call, with each of the channel's credentials until one is not refused. Raises `CallerGone`."""
+        """Call the upstream, with the channel's next credential where one is refused.
+
+        Return None when the caller has a response, else why there is none. Raises `CallerGone`.
+        """
         self.exchange.attempts.append(self.attempt)
         crash_points.point("upstream.before")
         self.exchange.channel = self.candidate.name
@@ -82,17 +85,16 @@ class UpstreamCall:
         while True:
             credential = target.credentials.next()
             message = target.message(body, credential=credential, accept=accept, trace=self._trace())
-            found = await self._send(pool, relays, message)
-            another = (
-                found is not None and found.refuses_us and target.credentials.refused(credential, self.candidate.name)
-            )
-            if not another:
-                return found
+            failed = await self._send(pool, relays, message)
+            if failed is None or not failed.credential_refused:
+                return failed
+            if not target.credentials.refused(credential, self.candidate.name):
+                return failed
 
     async def _send(
         self, pool: UpstreamPool, relays: set[Relay], message: Sequence[BodyPart]
     ) -> UpstreamFailure | None:
-        """One request; and once more on a fresh connection, where a pooled one was closed under us before any answer."""
+        """Send the request; again on a new connection where a pooled one turned out to be closed before any response."""
         for fresh in (False, True):
             opened = await self._open(pool, fresh=fresh)
             if opened is None:
@@ -123,12 +125,12 @@ class UpstreamCall:
         return failure.dropped()
 
     async def _open(self, pool: UpstreamPool, *, fresh: bool) -> tuple[UpstreamConnection, bool] | None:
-        """A connection; None where there is none to be had. The caller's leaving ends the wait."""
+        """Return a connection, or None where the upstream cannot be reached. The wait ends when the caller leaves."""
         loop = asyncio.get_running_loop()
         target = pool.target(self.candidate.channel)
         try:
-            async with asyncio.timeout_at(loop.time() + self.deadline - time.monotonic()) as wait:
-                self.caller.on_gone = lambda: None if wait.expired() else wait.reschedule(loop.time())
+            async with asyncio.timeout_at(loop.time() + self.deadline - time.monotonic()) as timeout:
+                self.caller.on_gone = lambda: None if timeout.expired() else timeout.reschedule(loop.time())
                 upstream, used = await pool.open(target, fresh=fresh)
         except (TimeoutError, ClientError, OSError) as error:
             if self.caller.gone:
@@ -152,25 +154,25 @@ class UpstreamCall:
 
     async def _answer(self, upstream: UpstreamConnection, relay: Relay) -> UpstreamFailure | None:
         attempt, credentials = self.attempt, self.candidate.channel.credentials
-        relay.first_within(self._left())
-        why = await relay.ended
+        relay.limit_first_event(self._remaining_s())
+        reason = await relay.ended
         if upstream.status:
             attempt.status = upstream.status
             attempt.upstream_request_id = failure.scrubbed(upstream.headers.get("x-request-id", ""), credentials)[:128]
-        if relay.joined:
+        if relay.state is not RelayState.COLLECTING:
             crash_points.point("stream.ended")
             attempt.usage = relay.usage()
-            await self._close(relay, why)
+            await self._conclude(relay, reason)
             return None
-        if self.caller.gone or why is EndReason.STOPPING:
-            return self._cut_short()
+        if self.caller.gone or reason is EndReason.STOPPING:
+            return self._interrupted()
         if relay.failure is not None:
             raise relay.failure
         if relay.events.error is not None and relay.events.first_error:
             return failure.of_event(relay.events.error, credentials)
-        match why:
+        match reason:
             case EndReason.OTHER:
-                return await self._other(upstream, relay)
+                return await self._not_a_stream(upstream, relay)
             case EndReason.LATE:
                 return failure.timed_out()
             case EndReason.BROKEN:
@@ -180,25 +182,25 @@ class UpstreamCall:
             case _:
                 return failure.invalid_response()
 
-    async def _other(self, upstream: UpstreamConnection, relay: Relay) -> UpstreamFailure | None:
-        """What came in place of a stream of events."""
+    async def _not_a_stream(self, upstream: UpstreamConnection, relay: Relay) -> UpstreamFailure | None:
+        """Handle a response that is not an event stream."""
         if upstream.failure is not None:
             raise upstream.failure
-        ended = relay.again()
+        ended = relay.wait_again()
         if upstream.status == 200:
             expected = upstream.media_type == "application/json" and not self.body.stream
-            return await self._whole(upstream, ended) if expected else failure.invalid_response()
-        text, _ = await collected(upstream, failure.LARGEST_ERROR_BODY, self._left(), ended)
+            return await self._json_response(upstream, ended) if expected else failure.invalid_response()
+        text, _ = await read_body(upstream, failure.MAX_ERROR_BODY, self._remaining_s(), ended)
         if ended.done():
-            return self._cut_short()
-        told = b"" if upstream.encoded else text
-        found = failure.of_answer(upstream.status, upstream.headers, told, self.candidate.channel.credentials)
-        if found.final:
+            return self._interrupted()
+        text = b"" if upstream.encoded else text
+        failed = failure.of_answer(upstream.status, upstream.headers, text, self.candidate.channel.credentials)
+        if failed.final:
             self._answered()
-        return found
+        return failed
 
     def _begin(self) -> dict[str, str]:
-        """The first event is here: the head of the answer."""
+        """Return the headers of the response: the first event has arrived."""
         self._answered()
         for hook in self.chain.on_response:
             hook(self.exchange)
@@ -207,25 +209,27 @@ class UpstreamCall:
     def _answered(self) -> None:
         self.breaker.answered(self.candidate, self.exchange.id, time.monotonic() - self.began)
 
-    def _left(self) -> float:
+    def _remaining_s(self) -> float:
         return max(0.0, self.deadline - time.monotonic())
 
-    def _cut_short(self) -> UpstreamFailure:
-        """The caller left, or the gateway stops, before the first event."""
+    def _interrupted(self) -> UpstreamFailure:
+        """Return or raise what ends the exchange: the caller left, or the gateway stops, before the first event."""
         self.attempt.usage = Usage(self.body.prompt_tokens_estimate, 0, "estimated")
         if self.caller.gone:
             raise CallerGone
         return UpstreamFailure(unavailable(), final=True)
 
-    async def _whole(self, upstream: UpstreamConnection, ended: asyncio.Future[EndReason]) -> UpstreamFailure | None:
-        """A JSON answer, for operators who let `stream: false` through."""
+    async def _json_response(
+        self, upstream: UpstreamConnection, ended: asyncio.Future[EndReason]
+    ) -> UpstreamFailure | None:
+        """Pass on a JSON response, where the operator allows `stream: false`."""
         channel, exchange = self.candidate.channel, self.exchange
         self.deadline = exchange.started + channel.timers.total
-        text, complete = await collected(upstream, channel.max_response_bytes, self._left(), ended)
+        text, complete = await read_body(upstream, channel.max_response_bytes, self._remaining_s(), ended)
         if self.caller.gone:
-            return self._cut_short()
+            return self._interrupted()
         if not complete:
-            return failure.timed_out() if self._left() == 0 else failure.dropped()
+            return failure.timed_out() if self._remaining_s() == 0 else failure.dropped()
         usage = usage_of(text)
         if usage is None:
             return failure.invalid_response()
@@ -235,30 +239,30 @@ class UpstreamCall:
         exchange.bytes = len(text)
         text = failure.scrubbed(text.decode("utf-8", "replace"), channel.credentials).encode()
         headers = {"Content-Type": "application/json", **exchange.response_headers}
-        self.caller.promise(200, headers, text)  # it leaves once it is charged
+        self.caller.prepare(200, headers, text)  # written once it is charged
         exchange.status, exchange.outcome = 200, Outcome.COMPLETED
         return None
 
-    async def _close(self, relay: Relay, why: EndReason) -> None:
-        """What the end of a stream means, and what the caller gets of it."""
+    async def _conclude(self, relay: Relay, reason: EndReason) -> None:
+        """Set the outcome of a stream that has ended, and write what the caller gets of it."""
         exchange, caller = self.exchange, self.caller
         exchange.status = 200
-        if why is EndReason.UPSTREAM and (rest := relay.rest()):
+        if reason is EndReason.UPSTREAM and (rest := relay.rest()):
             caller.write(rest)
         if relay.events.error is not None:
             exchange.outcome = Outcome.UPSTREAM_ERROR_IN_STREAM
             await caller.cut(b"")
-        elif relay.left_early:
+        elif relay.state is RelayState.ABANDONED:
             exchange.outcome = Outcome.CALLER_GONE
-        elif relay.events.complete or (relay.events.finished and why is EndReason.CALLER):
-            exchange.outcome = Outcome.COMPLETED  # its proper end is written once it is charged
-        elif why is EndReason.STALLED:
+        elif relay.events.complete or (relay.events.finished and reason is EndReason.CALLER):
+            exchange.outcome = Outcome.COMPLETED  # the end of the stream is written once it is charged
+        elif reason is EndReason.STALLED:
             exchange.outcome = Outcome.STOPPED
             caller.abort()
         else:
-            exchange.outcome, code, message = AFTER_FIRST_BYTE[why]
-            error = Refused(500, code, message, type="service_error" if code[:8] != "upstream" else "upstream_error")
-            exchange.error = error
-            if why in (EndReason.UPSTREAM, EndReason.BROKEN, EndReason.IDLE):
-                self.breaker.failed(self.candidate, exchange.id, code, None)
+            incomplete = INCOMPLETE[reason]
+            error = incomplete.error()
+            exchange.outcome, exchange.error = incomplete.outcome, error
+            if reason in (EndReason.UPSTREAM, EndReason.BROKEN, EndReason.IDLE):
+                self.breaker.failed(self.candidate, exchange.id, error.code, None)
             await caller.cut(b"data: %b\n\n" % render(error, exchange.id) if relay.events.at_border else b"")

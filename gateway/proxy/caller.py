@@ -1,42 +1,45 @@
-"""The caller's side of an exchange: its socket, and what may be written to it.
+"""The caller's connection during one exchange, and what may be written to it.
 
-1. Every answer is written here, whole heads included, so that no header leaves that is not on our list.
-2. A stream that went wrong never ends properly: it is cut without the final chunk, so that no client can take a truncated
-   answer for a whole one. The cut comes a tenth of a second after the error event, since some clients discard what they
-   have not read when the connection fails.
-3. Nobody who does not read keeps a socket for long: what waits to be sent a while after the end of an answer is dropped.
-4. The caller leaving is told to whoever registered with `on_gone`; it cancels nothing by itself.
+1. Every response is written here, head included, so that no header is sent that is not on our list.
+2. A stream that failed is cut off without the final chunk, so that no client can take a truncated answer for a complete one.
+   The connection is closed a tenth of a second after the error event, because some clients discard what they have not read
+   when a connection fails.
+3. A caller that does not read cannot keep a socket: what is unsent `UNREAD_S` after the end of a response is dropped.
+4. A caller that disconnects is reported to `on_gone`; nothing is cancelled here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
+from email.utils import formatdate
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Final, Protocol
 
-from aiohttp import web
-from aiohttp.http_exceptions import LineTooLong
-
-from gateway.errors import Refused, headers_of, internal, render
-from gateway.request_id import new_id
+from gateway.errors import Refused, headers_of, render
 
 CUT_AFTER_S: Final = 0.1
 UNREAD_S: Final = 30.0
-"""How long what was written of an ended answer may wait to be read."""
-MALFORMED: Final = "This is not a well-formed HTTP/1.1 request; check the request line, the headers and the framing."
+"""How long the rest of a finished response may wait to be read."""
 
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 _JSON: Final = "application/json; charset=utf-8"
 
 
+class ConnectionOwner(Protocol):
+    """The protocol of a connection. It reports to the exchange that its connection currently serves."""
+
+    caller: CallerConnection | None
+
+
 class CallerConnection:
-    """One exchange's hold on the caller's connection."""
+    """The caller's connection, for the time of one exchange."""
 
     __slots__ = (
         "_keep_alive",
         "_last",
-        "_protocol",
+        "_owner",
         "_transport",
         "chunked",
         "finished",
@@ -47,9 +50,9 @@ class CallerConnection:
     )
 
     def __init__(
-        self, protocol: CallerProtocol, transport: asyncio.Transport, *, http_1_1: bool, keep_alive: bool
+        self, owner: ConnectionOwner, transport: asyncio.Transport, *, http_1_1: bool, keep_alive: bool
     ) -> None:
-        self._protocol = protocol
+        self._owner = owner
         self._transport = transport
         self._keep_alive = keep_alive
         self._last = b""
@@ -59,66 +62,66 @@ class CallerConnection:
         self.gone = False
         self.on_gone: Callable[[], None] | None = None
         self.on_flow: Callable[[bool], None] | None = None
-        """Told True when the caller's buffer is full, False when it has drained."""
-        protocol.side = self
+        """Called with True when the caller's write buffer is full, with False when it has drained."""
+        owner.caller = self
 
     @property
     def keep_alive(self) -> bool:
-        """Whether the connection may carry another request after this answer."""
+        """Whether the connection may carry another request after this response."""
         return self._keep_alive and self.finished and not self.gone
 
     @property
     def unsent(self) -> int:
-        """Bytes that the kernel has not taken yet."""
+        """Bytes that were written and that the kernel has not taken yet."""
         return 0 if self.gone else self._transport.get_write_buffer_size()
 
     def close_after(self) -> None:
-        """Do not keep the connection: something on it was not read."""
+        """Close the connection after the response: part of what it carried was not read."""
         self._keep_alive = False
 
     def reply(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """A whole answer."""
+        """Write a complete response."""
         self.started = self.finished = True
         head = self._head(status, headers, f"Content-Length: {len(body)}\r\n")
         self._write(head if status == 304 else head + body)
-        self._wait_for_reader()
+        self._limit_wait_for_reader()
 
-    def promise(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """A whole answer of which nothing leaves before `finish`."""
+    def prepare(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        """Set a complete response that `finish` will write."""
         self.started = True
         self._last = self._head(status, headers, f"Content-Length: {len(body)}\r\n") + body
 
     def refuse(self, error: Refused, request_id: str, headers: Mapping[str, str]) -> None:
-        """A whole error answer, in the one error shape."""
+        """Write a complete error response, in the one error shape."""
         merged = {"Content-Type": _JSON, **headers, **headers_of(error)}
         self.reply(error.status, merged, render(error, request_id))
 
     def begin(self, headers: Mapping[str, str], first: bytes) -> None:
-        """The head of a stream and its first events, in one write."""
+        """Write the head of a stream and its first events, in one call."""
         self.started = True
         self._last = b"0\r\n\r\n" if self.chunked else b""
         if not self.chunked:
             self._keep_alive = False
         head = self._head(200, headers, "Transfer-Encoding: chunked\r\n" if self.chunked else "")
-        # An empty chunk would be the proper end of the answer.
+        # An empty chunk would end the response.
         self._write(head + (b"%x\r\n%b\r\n" % (len(first), first) if self.chunked and first else first))
 
     def write(self, data: bytes) -> None:
-        """More of the stream, which is not empty, in one write. Nothing happens once the caller is gone."""
+        """Write more of the stream, in one call. `data` is not empty. Does nothing once the caller is gone."""
         if not self.gone:
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self.chunked else data)
 
     def finish(self) -> None:
-        """The proper end of a stream, or what was promised; nothing for an answer that was whole before."""
+        """Write the end of a stream, or the response that `prepare` set. Does nothing after `reply`."""
         if self.finished:
             return
         self.finished = True
         if self._last:
             self._write(self._last)
-        self._wait_for_reader()
+        self._limit_wait_for_reader()
 
     async def cut(self, last: bytes) -> None:
-        """The improper end of a stream: `last` is the error event, which the caller gets the time to read."""
+        """Cut a stream off without its end. `last` is an error event, which the caller gets the time to read."""
         if last:
             self.write(last)
         self._keep_alive = False
@@ -126,30 +129,30 @@ class CallerConnection:
             await asyncio.sleep(CUT_AFTER_S)
         if not self.gone:
             self._transport.close()
-            self._wait_for_reader()
+            self._limit_wait_for_reader()
 
     def abort(self) -> None:
-        """Drop the connection with all that waits to be sent: the caller does not read."""
+        """Drop the connection and all that is unsent: the caller does not read."""
         self._keep_alive = False
         if not self.gone:
             self._transport.abort()
 
-    def proceed(self) -> None:
-        """Tell a caller that waits for it (`Expect: 100-continue`) to send the body."""
+    def send_continue(self) -> None:
+        """Tell a caller that sent `Expect: 100-continue` to send the body."""
         self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def lost(self) -> None:
-        """The connection is gone; called by the protocol."""
+    def connection_lost(self) -> None:
+        """Note that the connection is gone. Called by the protocol."""
         self.gone = True
         if self.on_gone is not None and not self.finished:
             self.on_gone()
 
-    def _wait_for_reader(self) -> None:
+    def _limit_wait_for_reader(self) -> None:
         if self.unsent:
             asyncio.get_running_loop().call_later(UNREAD_S, self._drop_unread)
 
     def _drop_unread(self) -> None:
-        if self.unsent and self._protocol.side is self:
+        if self.unsent and self._owner.caller is self:
             self._transport.abort()
 
     def _write(self, data: bytes) -> None:
@@ -160,68 +163,24 @@ class CallerConnection:
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         connection = "" if self._keep_alive else "Connection: close\r\n"
         start = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
-        return f"{start}{lines}{framing}{connection}\r\n".encode("latin-1")
+        return f"{start}{_date.line()}{lines}{framing}{connection}\r\n".encode("latin-1")
 
 
-class CallerProtocol(web.RequestHandler):
-    """aiohttp's server protocol, which also tells the exchange on it when the caller leaves or reads too slowly."""
+class _DateLine:
+    """The `Date` header line (RFC 9110, 6.6.1), formatted once a second."""
 
-    __slots__ = ("side",)
+    __slots__ = ("_line", "_second")
 
-    side: CallerConnection | None
+    def __init__(self) -> None:
+        self._second = -1
+        self._line = ""
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.side = None
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        if self.side is not None and self.side.on_flow is not None:
-            self.side.on_flow(True)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self.side is not None and self.side.on_flow is not None:
-            self.side.on_flow(False)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        side, self.side = self.side, None
-        super().connection_lost(exc)
-        if side is not None:
-            side.lost()
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """Answer what is not HTTP, in the one error shape; nothing of what came is repeated."""
-        if (self.side is not None and self.side.started) or self.transport is None:
-            raise ConnectionError("the answer has begun")
-        side = CallerConnection(self, self.transport, http_1_1=True, keep_alive=False)
-        status = 431 if isinstance(exc, LineTooLong) else status
-        error = Refused(status, "invalid_request", MALFORMED) if status < 500 else internal()
-        request_id = new_id()
-        side.refuse(error, request_id, {"x-request-id": request_id})
-        return Written(side)
+    def line(self) -> str:
+        second = int(time.time())
+        if second != self._second:
+            self._second = second
+            self._line = f"Date: {formatdate(second, usegmt=True)}\r\n"
+        return self._line
 
 
-class Written(web.StreamResponse):
-    """What aiohttp is handed for an answer that is on the socket already."""
-
-    def __init__(self, side: CallerConnection) -> None:
-        super().__init__()
-        self._side = side
-
-    @property
-    def keep_alive(self) -> bool:
-        """Whether aiohttp waits for another request on the connection."""
-        return self._side.keep_alive
-
-    async def prepare(self, request: web.BaseRequest) -> None:
-        return None
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        return None
+_date: Final = _DateLine()

@@ -1,6 +1,6 @@
-"""A channel's credentials, used in turn; one that the upstream refuses is set aside for a while.
+"""The credentials of a channel, used in turn. One that the upstream refuses is not used for a while.
 
-No credential is ever shown: log lines name its place in the list, counted from 0.
+No credential is ever logged: log lines have its index in the list, counted from 0.
 """
 
 from __future__ import annotations
@@ -11,36 +11,39 @@ from typing import Final
 
 import structlog
 
-ASIDE_S: Final = 600.0
-"""How long a refused credential rests. It may have been blocked for a while only, or its budget be filled again."""
+SUSPENDED_S: Final = 600.0
+"""How long a refused credential is not used. It may have been blocked for a time, or its budget may be refilled."""
 
 log = structlog.get_logger("gateway.proxy.credentials")
 
 
 class Credentials:
-    """The credentials of one channel in one worker. A channel without any has one that is empty."""
+    """The credentials of one channel in one worker. A channel without credentials has one empty credential."""
 
     def __init__(self, credentials: Sequence[str]) -> None:
         self._all = tuple(credentials) or ("",)
-        self._rests_until = [0.0] * len(self._all)
+        self._suspended_until = [0.0] * len(self._all)
         self._turn = 0
 
     def next(self) -> str:
-        """The one whose turn it is; where all are set aside, the one that has rested longest."""
+        """Return the credential whose turn it is, or the one that is usable first where all are suspended."""
         count = len(self._all)
         if count == 1:
             return self._all[0]
         now = time.monotonic()
         turns = [(self._turn + step) % count for step in range(count)]
-        chosen = min(turns, key=lambda index: max(now, self._rests_until[index]))
+        chosen = min(turns, key=lambda index: max(now, self._suspended_until[index]))
         self._turn = (chosen + 1) % count
         return self._all[chosen]
 
     def refused(self, credential: str, channel: str) -> bool:
-        """Set one aside, loudly; whether there is another to try. The only one of a channel never is: the channel cools."""
+        """Suspend a credential and log an error. Return whether there is another to try.
+
+        The only credential of a channel is never suspended: the circuit breaker opens for the channel instead.
+        """
         index = self._all.index(credential)
         now = time.monotonic()
         log.error("credential_refused", channel=channel, index=index, of=len(self._all))
         if len(self._all) > 1:
-            self._rests_until[index] = now + ASIDE_S
-        return any(rests <= now for rests in self._rests_until) and len(self._all) > 1
+            self._suspended_until[index] = now + SUSPENDED_S
+        return any(until <= now for until in self._suspended_until) and len(self._all) > 1

@@ -1,48 +1,77 @@
-"""Why the relay of an answer ended, and what a caller is told of it after the first byte."""
+"""Why a relay ended, and what that means for a caller that has had the first byte."""
 
 from __future__ import annotations
 
 from enum import Enum
 from typing import Final
 
+import msgspec
+
+from gateway.errors import Refused
 from gateway.exchange import Outcome
 
 
 class EndReason(Enum):
-    """Why a stream ended."""
+    """Why a relay ended."""
 
-    OTHER = "the answer is no stream of events, or there is none"
+    OTHER = "the answer is no event stream, or there is none"
     REFUSED = "the first event is an error"
-    LATE = "no event came in time"
+    LATE = "no event arrived in time"
     UPSTREAM = "the upstream ended its answer"
     BROKEN = "the upstream's connection broke"
-    IDLE = "the upstream fell silent"
+    IDLE = "the upstream sent nothing for too long"
     TOTAL = "the answer took too long"
     SIZE = "the answer grew too large"
     CALLER = "the caller left"
     STALLED = "the caller stopped reading"
     STOPPING = "the gateway is stopping"
-    PLUGIN = "a plugin failed while it looked"
+    PLUGIN = "a plugin failed"
 
 
-AFTER_FIRST_BYTE: Final[dict[EndReason, tuple[Outcome, str, str]]] = {
-    EndReason.UPSTREAM: (
+class Incomplete(msgspec.Struct, frozen=True):
+    """An answer that ended without being complete: its outcome, and the error event that the caller gets."""
+
+    outcome: Outcome
+    type: str
+    code: str
+    message: str
+
+    def error(self) -> Refused:
+        """Return the error for the event."""
+        return Refused(500, self.code, self.message, type=self.type)
+
+
+INCOMPLETE: Final = {
+    EndReason.UPSTREAM: Incomplete(
         Outcome.UPSTREAM_TRUNCATED,
+        "upstream_error",
         "upstream_truncated",
         "The upstream ended the answer before it was whole.",
     ),
-    EndReason.BROKEN: (
+    EndReason.BROKEN: Incomplete(
         Outcome.UPSTREAM_TRUNCATED,
+        "upstream_error",
         "upstream_truncated",
         "The upstream's connection broke before the answer was whole.",
     ),
-    EndReason.IDLE: (
+    EndReason.IDLE: Incomplete(
         Outcome.UPSTREAM_STALLED,
+        "upstream_error",
         "upstream_timeout",
         "The upstream fell silent in the middle of the answer.",
     ),
-    EndReason.TOTAL: (Outcome.STOPPED, "upstream_timeout", "The answer took longer than this gateway allows."),
-    EndReason.SIZE: (Outcome.STOPPED, "upstream_error", "The answer is larger than this gateway allows."),
-    EndReason.STOPPING: (Outcome.STOPPED, "service_unavailable", "The gateway is stopping; send the request again."),
-    EndReason.PLUGIN: (Outcome.INTERNAL_ERROR, "internal_error", ""),
+    EndReason.TOTAL: Incomplete(
+        Outcome.STOPPED, "upstream_error", "upstream_timeout", "The answer took longer than this gateway allows."
+    ),
+    EndReason.SIZE: Incomplete(
+        Outcome.STOPPED, "upstream_error", "upstream_error", "The answer is larger than this gateway allows."
+    ),
+    EndReason.STOPPING: Incomplete(
+        Outcome.STOPPED,
+        "service_error",
+        "service_unavailable",
+        "The gateway is stopping; send the request again.",
+    ),
+    EndReason.PLUGIN: Incomplete(Outcome.INTERNAL_ERROR, "service_error", "internal_error", ""),
 }
+"""Of the reasons that may end an answer after its first byte, those that do not say by themselves what the caller gets."""

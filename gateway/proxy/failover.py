@@ -1,7 +1,7 @@
-"""The upstream side of an exchange: candidates in order, no channel twice, never another after the first byte.
+"""The attempts of one exchange: the route's candidates in order, no channel twice, none after the first byte.
 
-At most three are called, and whether one may be is the route's gate to say. Where none gave an answer, the caller gets the
-error of the last one.
+At most `MAX_ATTEMPTS` candidates are called, each only where the route's circuit breaker admits it. Where none gave an answer,
+the caller gets the error of the last one.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from gateway.proxy.failure import UpstreamFailure
 from gateway.proxy.pool import UpstreamPool
 from gateway.proxy.relay import Relay
 
-MOST_ATTEMPTS: Final = 3
+MAX_ATTEMPTS: Final = 3
 
 
 class Failover:
-    """Takes an exchange that the chain let through to an upstream, and its answer to the caller."""
+    """Calls the upstreams of an exchange until one of them has answered the caller."""
 
     def __init__(self) -> None:
         self._pool = UpstreamPool()
         self.relays: set[Relay] = set()
-        """The calls of upstreams that are under way."""
+        """The calls of upstreams in progress."""
 
     async def run(self, exchange: Exchange, chain: Chain, caller: CallerConnection) -> None:
-        """Serve the exchange whole. Raises `Refused` when no candidate answered, `CallerGone` when nobody waits any more."""
+        """Answer the caller from an upstream. Raises `Refused` when no candidate answered, `CallerGone` when the caller left."""
         body = await exchange.body()
         route = exchange[Route]
         untried = list(route.candidates)
         last: UpstreamFailure | None = None
-        while untried and len(exchange.attempts) < MOST_ATTEMPTS:
+        while untried and len(exchange.attempts) < MAX_ATTEMPTS:
             if caller.gone:
                 raise CallerGone
             try:
@@ -65,10 +65,10 @@ class Failover:
                 route.breaker.left(candidate, exchange.id)
         raise last.error if last is not None else Refused(404, "model_not_found", "Nothing serves this model.")
 
-    def stop_streams(self) -> None:
-        """End what still relays, with the error event."""
-        for stream in list(self.relays):
-            stream.end(EndReason.STOPPING)
+    def stop_relays(self) -> None:
+        """End every relay in progress, with the error event."""
+        for relay in list(self.relays):
+            relay.end(EndReason.STOPPING)
 
     async def close(self) -> None:
         """Close the idle connections to the upstreams."""

@@ -1,7 +1,7 @@
-"""What an upstream's answer before its first event means: to the caller, and to the next candidate.
+"""Failures of an upstream before the first event: what the caller is told, and whether another candidate is called.
 
-An upstream's 401, 402 and 403 speak of our credential: its text is never shown. Its 400, 404, 413 and 422 speak of the
-caller's own request and are passed on. All else is the channel's fault.
+An upstream's 401, 402 and 403 are about the gateway's credential: its text is never shown. Its 400, 404, 413 and 422 are about
+the caller's request and are passed on. Everything else is the channel's fault.
 """
 
 from __future__ import annotations
@@ -13,28 +13,30 @@ import msgspec
 
 from gateway.errors import Refused
 
-LARGEST_ERROR_BODY: Final = 64 * 1024
-CALLERS_FAULT: Final = frozenset({400, 404, 413, 422})
+MAX_ERROR_BODY: Final = 64 * 1024
+REQUEST_FAULT: Final = frozenset({400, 404, 413, 422})
 OVERLOADED: Final = 529
 CREDENTIAL_FAULT: Final = frozenset({401, 402, 403})
 REDACTED: Final = "[redacted]"
 
 
 class UpstreamFailure(msgspec.Struct, frozen=True):
-    """`error` is what the caller is told if no other candidate answers; `final`: do not ask another.
+    """Why a candidate gave no answer.
 
-    `cool_s`: the upstream does not want to be asked again for so long. `refuses_us`: it is our credential that is wrong.
+    `error`: what the caller is told if no other candidate answers. `final`: no other candidate is called. `maybe_billed`: the
+    upstream may have worked on the request. `cool_s`: for how long the upstream is not to be called, None where it did not say
+    so. `credential_refused`: the upstream refused the gateway's credential.
     """
 
     error: Refused
     final: bool = False
     maybe_billed: bool = False
     cool_s: float | None = None
-    refuses_us: bool = False
+    credential_refused: bool = False
 
 
 def of_answer(status: int, headers: Mapping[str, str], body: bytes, credentials: Sequence[str]) -> UpstreamFailure:
-    """The verdict on an answer that is not the stream that was asked for."""
+    """Return the failure that a response other than the requested stream stands for."""
     if status in CREDENTIAL_FAULT:
         return UpstreamFailure(
             Refused(
@@ -44,9 +46,9 @@ def of_answer(status: int, headers: Mapping[str, str], body: bytes, credentials:
                 should_retry=False,
             ),
             cool_s=0,
-            refuses_us=True,
+            credential_refused=True,
         )
-    if status in CALLERS_FAULT and (passed_on := _passed_on(status, headers, body, credentials)) is not None:
+    if status in REQUEST_FAULT and (passed_on := _passed_on(status, headers, body, credentials)) is not None:
         return UpstreamFailure(passed_on, final=True)
     wait_s = _retry_after(headers)
     if status == 429:
@@ -62,25 +64,25 @@ def of_answer(status: int, headers: Mapping[str, str], body: bytes, credentials:
 
 
 def of_event(error: bytes, credentials: Sequence[str]) -> UpstreamFailure:
-    """The verdict on a stream whose first event is an error: an error before the first byte."""
+    """Return the failure that an error as the first event of a stream stands for."""
     detail = _detail(error, credentials)
     message = detail.get("message") or "no reason given"
     return UpstreamFailure(failed(f"The upstream answered with an error: {message}"))
 
 
 def failed(message: str, code: str = "upstream_error") -> Refused:
-    """A 502."""
+    """Return a 502."""
     return Refused(502, code, message)
 
 
 def unreachable() -> UpstreamFailure:
-    """No connection to the channel."""
+    """Return the failure of a channel to which there is no connection."""
     text = "The upstream cannot be reached. Retry later or choose another model."
     return UpstreamFailure(failed(text, "upstream_unreachable"))
 
 
 def dropped() -> UpstreamFailure:
-    """The connection ended after the request was sent and before anything was answered."""
+    """Return the failure of a connection that closed after the request was sent and before a response."""
     text = "The upstream closed the connection without an answer. Retry later or choose another model."
     error = failed(text)
     error.should_retry = False
@@ -88,25 +90,25 @@ def dropped() -> UpstreamFailure:
 
 
 def invalid_response() -> UpstreamFailure:
-    """An answer that is not HTTP/1.1 or not an event stream."""
+    """Return the failure of a response that is not HTTP/1.1 or not an event stream."""
     return UpstreamFailure(
         failed("The upstream's answer is not an event stream. Tell the operator, or choose another model.")
     )
 
 
 def too_large() -> UpstreamFailure:
-    """An answer whose first read was beyond the channel's `max_response_bytes`."""
+    """Return the failure of a response that exceeded the channel's `max_response_bytes` with its first event."""
     return UpstreamFailure(failed("The answer is larger than this gateway allows. Ask for less."), maybe_billed=True)
 
 
 def timed_out() -> UpstreamFailure:
-    """Nothing came within the channel's `first_byte`; the upstream may have begun to work, so a retry may cost twice."""
+    """Return the failure of an upstream that sent no event within `first_byte`. A retry may cost twice."""
     text = "The upstream took too long to begin its answer. Retry later or choose another model."
     return UpstreamFailure(Refused(504, "upstream_timeout", text, should_retry=False), maybe_billed=True)
 
 
 def scrubbed(text: str, credentials: Sequence[str]) -> str:
-    """`text` without the channel's credentials."""
+    """Return `text` with the channel's credentials replaced."""
     for credential in credentials:
         text = text.replace(credential, REDACTED)
     return text
@@ -128,7 +130,7 @@ def _passed_on(status: int, headers: Mapping[str, str], body: bytes, credentials
 
 
 def _detail(body: bytes, credentials: Sequence[str]) -> dict[str, str]:
-    """The string fields of an error object; the shapes in use are `{"error": {...}}`, `{"error": "..."}` and the bare object."""
+    """Return the string fields of an error object: of `{"error": {...}}`, `{"error": "..."}` or the bare object."""
     try:
         answer: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):
@@ -146,6 +148,6 @@ def _detail(body: bytes, credentials: Sequence[str]) -> dict[str, str]:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds. A date is not looked at: nobody knows how far the upstream's clock is off."""
+    """Return seconds. Dates are ignored, because the upstream's clock may be off."""
     text = headers.get("Retry-After", "")
     return float(text) if text.isascii() and text.isdigit() and len(text) < 9 else None

@@ -1,8 +1,8 @@
-"""One exchange from its arrival to its end: the way in, the upstream, the way out.
+"""One exchange from its arrival to its end: the request hooks, the upstream, the end hooks.
 
-However an exchange ends, it ends here, once, with an outcome; and every plugin that was entered is told, in a task of its
-own that a leaving caller cannot cancel and that a stop of the gateway waits for. Only then is a stream ended properly: a
-caller who has a whole answer has been charged for it, whatever dies next.
+Every exchange ends here, once, with an outcome. `on_end` of each plugin that was entered runs in a task of its own, which a
+disconnecting caller cannot cancel and for which a stop of the gateway waits. Only after it is a stream ended properly: a caller
+that has a complete answer has been charged for it, even if the process is killed right after.
 """
 
 from __future__ import annotations
@@ -26,64 +26,65 @@ from gateway.proxy.failover import Failover
 
 log = structlog.get_logger("gateway.proxy.lifecycle")
 
-Answer = Callable[[Exchange], Awaitable[Reply]]
+LocalHandler = Callable[[Exchange], Awaitable[Reply]]
+"""Answers an exchange that needs no upstream."""
 
 
 class ExchangeRunner:
-    """Runs exchanges and knows which are under way."""
+    """Runs exchanges, and waits for those in progress when the gateway stops."""
 
     def __init__(self, failover: Failover, metrics: Metrics) -> None:
         self.failover = failover
         self.metrics = metrics
-        self._ends: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
         self.open = 0
-        """Exchanges under way."""
+        """Exchanges in progress."""
         self._idle = asyncio.Event()
 
-    async def run(self, exchange: Exchange, chain: Chain, caller: CallerConnection, answer: Answer) -> None:
-        """Serve one exchange. Never raises but when cancelled; the plugins' `on_end` has run when it returns."""
+    async def run(self, exchange: Exchange, chain: Chain, caller: CallerConnection, local: LocalHandler) -> None:
+        """Run one exchange. It raises only when cancelled. When it returns, `on_end` of its plugins has run."""
         entered: list[Step] = []
         self.open += 1
         try:
-            await self._serve(exchange, chain, caller, answer, entered)
+            await self._serve(exchange, chain, caller, local, entered)
         finally:
             exchange.ended = time.monotonic()
             loop = asyncio.get_running_loop()
-            told: asyncio.Future[None] = loop.create_future()
+            ended: asyncio.Future[None] = loop.create_future()
             task = loop.create_task(self._end(exchange, chain, entered))
-            self._ends.add(task)
-            task.add_done_callback(partial(self._ended, told))
-            await told
+            self._ending.add(task)
+            task.add_done_callback(partial(self._on_ended, ended))
+            await ended
         if exchange.outcome is Outcome.COMPLETED:
             caller.finish()
             crash_points.point("answer.finished")
 
-    async def settled(self) -> None:
-        """Wait until every `on_end` that has begun is through."""
-        while self._ends:
-            await asyncio.wait(self._ends)
+    async def wait_ended(self) -> None:
+        """Wait until every `on_end` that has begun has finished."""
+        while self._ending:
+            await asyncio.wait(self._ending)
 
-    async def idle(self, most_s: float) -> None:
-        """Wait until no exchange is under way, at most so many seconds."""
+    async def wait_idle(self, timeout_s: float) -> None:
+        """Wait until no exchange is in progress, for `timeout_s` at most."""
         if self.open:
             self._idle.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), most_s)
+                await asyncio.wait_for(self._idle.wait(), timeout_s)
 
     async def _end(self, exchange: Exchange, chain: Chain, entered: list[Step]) -> None:
         await chain.end(exchange, entered)
         self.metrics.ended(exchange)
 
-    def _ended(self, told: asyncio.Future[None], task: asyncio.Task[None]) -> None:
-        self._ends.discard(task)
-        if not told.done():
-            told.set_result(None)
+    def _on_ended(self, ended: asyncio.Future[None], task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        if not ended.done():
+            ended.set_result(None)
         self.open -= 1
         if not self.open:
             self._idle.set()
 
     async def _serve(
-        self, exchange: Exchange, chain: Chain, caller: CallerConnection, answer: Answer, entered: list[Step]
+        self, exchange: Exchange, chain: Chain, caller: CallerConnection, local: LocalHandler, entered: list[Step]
     ) -> None:
         try:
             reply = await chain.request(exchange, entered)
@@ -92,7 +93,7 @@ class ExchangeRunner:
                 await self.failover.run(exchange, chain, caller)
                 return
             if reply is None:
-                reply = await answer(exchange)
+                reply = await local(exchange)
             _reply(exchange, caller, reply)
         except asyncio.CancelledError:
             exchange.outcome = Outcome.STOPPED
@@ -101,7 +102,6 @@ class ExchangeRunner:
             with suppress(GatewayError):
                 await exchange.settle_pending()
             if isinstance(error, CallerGone) or (isinstance(error, ConnectionError) and caller.gone):
-                exchange.caller_gone = True
                 exchange.outcome = Outcome.CALLER_GONE
             else:
                 _refuse(exchange, caller, error)

@@ -1,4 +1,4 @@
-"""The connections to all channels, from aiohttp's pool, and the heads of their requests."""
+"""The pool of connections to upstreams, which is aiohttp's, and the prebuilt head of each channel's requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateway.proxy.upstream import UpstreamConnection
 
 
 class UpstreamPool:
-    """The connections to all channels, and the prebuilt heads of their requests."""
+    """The connections to all channels."""
 
     def __init__(self) -> None:
         self._connector = TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=4)
@@ -25,14 +25,14 @@ class UpstreamPool:
         self._used: WeakSet[object] = WeakSet()
 
     def target(self, channel: Channel) -> Target:
-        """Where a channel's requests go; made once for each channel."""
+        """Return where a channel's requests go. It is built once for each channel."""
         target = self._targets.get(channel)
         if target is None:
             target = self._targets[channel] = Target(channel)
         return target
 
     async def open(self, target: Target, *, fresh: bool) -> tuple[UpstreamConnection, bool]:
-        """A connection to the target, and whether it was used before, which a `fresh` one was not.
+        """Return a connection to the target, and whether it was used before. A `fresh` one was not.
 
         Raises aiohttp's client errors and `OSError`.
         """
@@ -53,10 +53,10 @@ class UpstreamPool:
 
 
 class Target:
-    """One channel's address and credentials, and the head that every request to it begins with.
+    """One channel's address, its credentials, and the head that every request to it begins with.
 
-    `proxy` is used where the channel names one, and the environment's never. A channel with a `ca_file` trusts what that
-    file says and nothing else.
+    A proxy is used only where the channel names one; the environment's is ignored. A channel with a `ca_file` trusts the
+    authorities in that file and no others.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -85,7 +85,7 @@ class Target:
         ).encode("latin-1")
 
     def message(self, body: Sequence[BodyPart], *, credential: str, accept: str, trace: str) -> list[BodyPart]:
-        """The whole request. `trace` is header lines that were checked, each with its line end."""
+        """Return the whole request. `trace` is header lines, already checked, each with its line end."""
         authorization = f"Authorization: Bearer {credential}\r\n" if credential else ""
         lines = f"{authorization}Accept: {accept}\r\n{trace}Content-Length: {sum(map(len, body))}\r\n\r\n"
         return [b"".join((self._head, lines.encode("latin-1"), body[0])), *body[1:]]

@@ -1,10 +1,11 @@
-"""Two sockets joined: what the upstream sends goes to the caller as it comes.
+"""The relay of one answer: what the upstream sends goes to the caller as it arrives.
 
-Nothing on the path of an event waits. The task that opened the stream sleeps until the stream has ended; reads of the
-upstream's socket write to the caller's in the same call. One timer watches all but what is rare, moved only when it fires.
+Nothing on the path of an event waits. The task that started the relay sleeps until the relay has ended; a read of the
+upstream's socket writes to the caller's socket in the same call. One timer watches the deadlines, and is moved only when it
+fires.
 
-The channel's credentials are replaced wherever they stand in the bytes of events, however reads cut them. A credential that
-an upstream spells otherwise (escaped in JSON, or a piece of it in each of two events' texts) is not recognised.
+The channel's credentials are replaced wherever they occur in the bytes of events, however reads split them. A credential that
+an upstream spells in another way (escaped in JSON, or split over the texts of two events) is not recognised.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from enum import Enum
 from typing import Final
 
 import structlog
@@ -27,8 +29,8 @@ from gateway.proxy.caller import CallerConnection
 from gateway.proxy.end_reason import EndReason
 from gateway.proxy.upstream import UpstreamConnection
 
-LONGEST_PRELUDE: Final = 2 * 1024 * 1024
-"""Bytes that may come before the first event is whole: more than the longest event that is waited for."""
+MAX_PRELUDE: Final = 2 * 1024 * 1024
+"""Bytes that may arrive before the first event is complete: more than the longest event that is waited for."""
 REDACTED: Final = failure.REDACTED.encode()
 
 log = structlog.get_logger("gateway.proxy.relay")
@@ -36,11 +38,24 @@ log = structlog.get_logger("gateway.proxy.relay")
 ChunkHook = Callable[[Exchange, bytes], None]
 
 
+class RelayState(Enum):
+    """Where a relay is. It goes from `COLLECTING` to `RELAYING`, and to one of the others when the caller leaves."""
+
+    COLLECTING = "the caller has nothing yet; the first event is not complete"
+    RELAYING = "the caller has the head of the response and the first event"
+    ABANDONED = "the caller left before the answer was complete"
+    CONCLUDING = "the caller left after the finish; only the usage is outstanding"
+
+
+_COLLECTING: Final = RelayState.COLLECTING
+"""The name of a module is looked up faster than a member of an enum, and this one is needed at each read."""
+
+
 class Relay:
     """One answer on its way from an upstream to the caller, until `ended`.
 
-    Up to the first event it only collects, so that an error there is still an error before the first byte. With that event it
-    asks `begin` for the head of the answer and is `joined`: what came and what comes goes to the caller.
+    Until the first event is complete it only collects, so that an error there is still an error before the first byte. With
+    that event it asks `begin` for the headers of the response, and from then on passes on what arrives.
     """
 
     def __init__(
@@ -63,58 +78,54 @@ class Relay:
         self._hooks = hooks
         self._secrets = tuple(credential.encode() for credential in channel.credentials)
         self._tail = b""
-        self._draining = False
-        self._held: list[bytes] = []
+        self._collected: list[bytes] = []
         self._received = 0
-        self._last_at = 0.0
-        self._due = 0.0
-        self._watch: asyncio.TimerHandle | None = None
-        self._write_stall: asyncio.TimerHandle | None = None
-        self._drained: asyncio.TimerHandle | None = None
-        self.joined = False
-        """The caller has the head of the answer and the first event."""
-        self.left_early = False
-        """The caller left before any sign that the answer was whole."""
+        self._last_read_at = 0.0
+        self._deadline = 0.0
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._drain_timer: asyncio.TimerHandle | None = None
+        self.state = RelayState.COLLECTING
         self.failure: Exception | None = None
         """What `begin` raised."""
         self.events = EventStream(drop_usage=channel.ask_usage and not body.asked_usage)
         self.ended: asyncio.Future[EndReason] = self._loop.create_future()
-        caller.on_gone = self._caller_gone
+        caller.on_gone = self._on_caller_gone
         upstream.on_head = self._on_head
 
-    def first_within(self, seconds: float) -> None:
-        """End the stream where no event has come by then."""
-        self._watch_at(self._loop.time() + seconds)
+    def limit_first_event(self, seconds: float) -> None:
+        """End the relay where no event has arrived after `seconds`."""
+        self._set_deadline(self._loop.time() + seconds)
 
-    def again(self) -> asyncio.Future[EndReason]:
-        """What ends the wait for an answer that is no stream, in place of `ended`: somebody else takes it whole."""
+    def wait_again(self) -> asyncio.Future[EndReason]:
+        """Return a new future in place of `ended`, for a response that is not a stream and is read elsewhere."""
         self.ended = self._loop.create_future()
         return self.ended
 
-    def end(self, why: EndReason) -> None:
-        """End the stream, once."""
+    def end(self, reason: EndReason) -> None:
+        """End the relay, once."""
         if not self.ended.done():
-            self.ended.set_result(why)
+            self.ended.set_result(reason)
 
     @property
-    def held(self) -> int:
-        """Bytes on their way to the caller that the kernel has not taken."""
+    def unsent(self) -> int:
+        """Bytes for the caller that the kernel has not taken."""
         return self._caller.unsent
 
     def close(self) -> None:
-        """Let go of both sockets; afterwards nothing reaches the caller from here."""
-        for timer in (self._watch, self._write_stall, self._drained):
+        """Release both sockets. Afterwards nothing reaches the caller from here."""
+        for timer in (self._deadline_timer, self._stall_timer, self._drain_timer):
             if timer is not None:
                 timer.cancel()
         self._caller.on_gone = self._caller.on_flow = None
         self._upstream.release()
 
     def usage(self) -> Usage:
-        """What the upstream told, as soon as it was seen; else an estimate of what was delivered, never zero for output."""
+        """Return what the upstream reported, or an estimate of what was delivered, never zero for output."""
         if self.events.usage is not None:
             return self.events.usage
         ceiling = self._body.n * (self._body.max_tokens or 1 << 31)
-        output = min(self.events.output.tokens(), ceiling) if self.joined else 0
+        output = 0 if self.state is RelayState.COLLECTING else min(self.events.output.tokens(), ceiling)
         return Usage(self._body.prompt_tokens_estimate, output, "estimated")
 
     def _on_head(self) -> None:
@@ -122,12 +133,12 @@ class Relay:
         if upstream.failure is None:
             crash_points.point("upstream.answered")
             if self._body.stream and upstream.status == 200 and upstream.media_type == "text/event-stream":
-                self._last_at = self._loop.time()
+                self._last_read_at = self._loop.time()
                 upstream.flow_to(self._on_data, self._on_end)
                 return
         upstream.pause()
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
         self.end(EndReason.OTHER)
 
     def _on_data(self, data: bytes) -> None:
@@ -140,10 +151,10 @@ class Relay:
         if self._secrets:
             whole = self._scrubbed(whole)
         now = self._loop.time()
-        gap, self._last_at = now - self._last_at, now
-        if not self.joined:
-            self._held.append(whole)
-            self._first()
+        gap, self._last_read_at = now - self._last_read_at, now
+        if self.state is _COLLECTING:
+            self._collected.append(whole)
+            self._begin_if_first_event()
             return
         exchange = self._exchange
         exchange.longest_gap_s = max(exchange.longest_gap_s, gap)
@@ -152,13 +163,13 @@ class Relay:
             exchange.bytes += len(whole)
             exchange.events = events.events
             if self._hooks:
-                self._tell(whole)
+                self._call_hooks(whole)
 
-    def _first(self) -> None:
-        """What was collected, where the first event is whole."""
+    def _begin_if_first_event(self) -> None:
+        """Begin the response with what was collected, once the first event is complete."""
         events, exchange = self.events, self._exchange
         if self.ended.done() or not events.started:
-            if self._received > LONGEST_PRELUDE:
+            if self._received > MAX_PRELUDE:
                 self.end(EndReason.SIZE)
             return
         if events.error is not None and events.first_error:
@@ -170,18 +181,18 @@ class Relay:
             self.failure = error
             self.end(EndReason.PLUGIN)
             return
-        first, self._held = b"".join(self._held), []
-        self.joined = True
-        self._caller.on_flow = self._caller_full
-        self._watch_at(min(self._last_at + self.channel.timers.idle, self._total_at))
+        first, self._collected = b"".join(self._collected), []
+        self.state = RelayState.RELAYING
+        self._caller.on_flow = self._on_caller_flow
+        self._set_deadline(min(self._last_read_at + self.channel.timers.idle, self._total_deadline))
         exchange.first_byte = time.monotonic()
         self._caller.begin(headers, first)
         exchange.bytes += len(first)
         exchange.events = events.events
-        self._tell(first)
+        self._call_hooks(first)
         crash_points.point("stream.begun")
 
-    def _tell(self, whole: bytes) -> None:
+    def _call_hooks(self, whole: bytes) -> None:
         try:
             for hook in self._hooks:
                 hook(self._exchange, whole)
@@ -190,7 +201,7 @@ class Relay:
             self.end(EndReason.PLUGIN)
 
     def rest(self) -> bytes:
-        """What was held back of an answer that has ended cleanly."""
+        """Return what was held back of an answer that has ended cleanly."""
         rest, self._tail = self._tail + self.events.close(), b""
         for secret in self._secrets:
             rest = rest.replace(secret, REDACTED)
@@ -203,7 +214,7 @@ class Relay:
             if secret in whole:
                 whole = whole.replace(secret, REDACTED)
         if not self.events.at_border:
-            # Part of an event that is too long to wait for: a credential may be cut in two here.
+            # Part of an event that is too long to wait for: a credential may be split here.
             keep = max(1, *(len(secret) - 1 for secret in self._secrets))
             whole, self._tail = whole[:-keep], whole[-keep:]
         return whole
@@ -212,56 +223,57 @@ class Relay:
         self.end(EndReason.UPSTREAM if clean else EndReason.BROKEN)
 
     @property
-    def _total_at(self) -> float:
+    def _total_deadline(self) -> float:
         return self._exchange.started + self.channel.timers.total
 
-    def _watch_at(self, due: float) -> None:
-        """Look again at `due`, unless that is done before."""
-        if self._watch is not None:
-            if self._due <= due:
+    def _set_deadline(self, deadline: float) -> None:
+        """Check the deadlines at `deadline`, unless a check is due earlier."""
+        if self._deadline_timer is not None:
+            if self._deadline <= deadline:
                 return
-            self._watch.cancel()
-        self._due = due
-        self._watch = self._loop.call_at(due, self._look)
+            self._deadline_timer.cancel()
+        self._deadline = deadline
+        self._deadline_timer = self._loop.call_at(deadline, self._check_deadlines)
 
-    def _look(self) -> None:
-        self._watch = None
+    def _check_deadlines(self) -> None:
+        self._deadline_timer = None
         now = self._loop.time()
-        idle_at = self._last_at + self.channel.timers.idle
-        if self._write_stall is not None:
-            idle_at = now + self.channel.timers.idle  # it is the caller who is slow
-        if not self.joined:
+        idle_at = self._last_read_at + self.channel.timers.idle
+        if self._stall_timer is not None:
+            idle_at = now + self.channel.timers.idle  # it is the caller that is slow
+        if self.state is RelayState.COLLECTING:
             self.end(EndReason.LATE)
-        elif now >= self._total_at:
+        elif now >= self._total_deadline:
             self.end(EndReason.TOTAL)
         elif now >= idle_at:
             self.end(EndReason.IDLE)
         else:
-            self._watch_at(max(now + 0.001, min(idle_at, self._total_at)))
+            self._set_deadline(max(now + 0.001, min(idle_at, self._total_deadline)))
 
-    def _caller_full(self, full: bool) -> None:
+    def _on_caller_flow(self, full: bool) -> None:
         if full:
             self._upstream.pause()
-            self._write_stall = self._loop.call_later(self.channel.timers.write_stall, self.end, EndReason.STALLED)
+            self._stall_timer = self._loop.call_later(self.channel.timers.write_stall, self.end, EndReason.STALLED)
         else:
             self._upstream.resume()
-            self._go_on()
+            self._stop_stall_timer()
 
-    def _caller_gone(self) -> None:
-        self._exchange.caller_gone = True
-        self.left_early = not (self.events.done or self.events.finished)
-        if not self.joined or self.channel.on_caller_gone == "cancel":
+    def _on_caller_gone(self) -> None:
+        if self.state is not RelayState.RELAYING:
             self.end(EndReason.CALLER)
-        elif not self._draining:
-            self._draining = True
-            self._caller.on_flow = None
-            self._go_on()
-            self._upstream.resume()
-            self._drained = self._loop.call_later(self.channel.drain_limit, self.end, EndReason.CALLER)
+            return
+        self.state = RelayState.CONCLUDING if self.events.done or self.events.finished else RelayState.ABANDONED
+        if self.channel.on_caller_gone == "cancel":
+            self.end(EndReason.CALLER)
+            return
+        self._caller.on_flow = None
+        self._stop_stall_timer()
+        self._upstream.resume()
+        self._drain_timer = self._loop.call_later(self.channel.drain_limit, self.end, EndReason.CALLER)
 
-    def _go_on(self) -> None:
-        """The caller's buffer holds nothing up any more."""
-        self._last_at = self._loop.time()
-        if self._write_stall is not None:
-            self._write_stall.cancel()
-            self._write_stall = None
+    def _stop_stall_timer(self) -> None:
+        """The caller's buffer delays the upstream no longer."""
+        self._last_read_at = self._loop.time()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None

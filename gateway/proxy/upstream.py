@@ -1,7 +1,10 @@
-"""The upstream's side of an exchange: one HTTP/1.1 call on a connection from aiohttp's pool.
+"""One HTTP/1.1 call to an upstream, on a connection from aiohttp's pool.
 
-DNS, TLS, proxies, keep-alive and limits stay aiohttp's. For the length of the answer its transport is given to a small
-protocol over llhttp, so that what one read of the socket brought reaches the caller in one write, without a task switch.
+DNS, TLS, proxies, keep-alive and limits remain aiohttp's. For the time of the answer its transport is given to a small protocol
+over llhttp, so that what one read of the socket brought reaches the caller in one write, without a task switch.
+
+Attributes of aiohttp that are not public are used in this file, in `gateway.proxy.pool` (only calls of the connector), and in
+`gateway.server.protocol` alone. They are listed in `AIOHTTP_ATTRIBUTES`, and a test fails when an installed aiohttp lacks one.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 import httptools
@@ -19,48 +23,69 @@ from gateway.chat.request import BodyPart
 if TYPE_CHECKING:
     from aiohttp.connector import Connection
 
-LONGEST_HEAD: Final = 64 * 1024
+AIOHTTP_ATTRIBUTES: Final = ("transport", "protocol", "release", "close")
+"""Of `aiohttp.connector.Connection`, as read in 3.14.5: the socket's transport, aiohttp's own protocol for it, and the two ways
+to give it back to the pool.
+"""
+
+MAX_HEAD: Final = 64 * 1024
 
 _BUFFER: Final = memoryview(bytearray(64 * 1024))
-"""What every read of every upstream goes into. The parser has copied it when the read returns, so one is enough; its size
-bounds what a stream holds, and what reading costs.
+"""Every read of every upstream goes into this buffer. The parser has copied the data when the read returns, so that one is
+enough. Its size bounds what a stream holds, and the time of a read.
 """
 
 
 class InvalidResponse(Exception):
-    """The upstream does not speak HTTP/1.1, or not as asked."""
+    """The upstream does not speak HTTP/1.1, or not as requested."""
+
+
+class UpstreamState(Enum):
+    """Where a call is. What arrives after one of the last four belongs to no request."""
+
+    WAITING = "nothing was received"
+    HEAD = "part of the response was received, and its head is not complete"
+    BODY = "the head is complete, and the body is not"
+    REUSABLE = "the response is complete, and the connection may carry another request"
+    COMPLETE = "the response is complete, and the connection must be closed"
+    FAILED = "the response broke off, or is invalid"
+    LOST = "the connection was closed before anything was received"
+
+
+# The name of a module is looked up faster than a member of an enum, and these are needed at each read.
+_WAITING: Final = UpstreamState.WAITING
+_HEAD: Final = UpstreamState.HEAD
+_BODY: Final = UpstreamState.BODY
 
 
 class UpstreamConnection(asyncio.BufferedProtocol):
-    """The answer to one call.
+    """The response to one request.
 
-    `on_head` is told once: status and headers are in, or there is a `failure`. From `flow_to` on, each read's body bytes go to
-    `on_data` in one piece, and `on_end(clean)` comes once: whether the answer ended as its framing promised.
+    `on_head` is called once: when status and headers are complete, or when there is a `failure`. From `flow_to` on, `on_data`
+    gets the body bytes of each read in one piece, and `on_end(clean)` is called once, with whether the response ended as its
+    framing announced.
     """
 
     __slots__ = (
         "_connection",
-        "_ended",
         "_framed",
         "_head_bytes",
-        "_headed",
-        "_named_bytes",
         "_on_data",
         "_on_end",
+        "_parsed_head_bytes",
         "_parser",
+        "_paused",
         "_pieces",
-        "_pooled",
-        "_reading",
-        "_reusable",
+        "_pieces_in_body",
+        "_pooled_protocol",
+        "_state",
         "_transport",
-        "_whole",
-        "answered",
         "failure",
         "headers",
         "on_body",
         "on_head",
         "status",
-    )  # fmt: skip
+    )
 
     def __init__(self, connection: Connection) -> None:
         transport, pooled = connection.transport, connection.protocol
@@ -68,174 +93,190 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             raise ConnectionResetError("the pooled connection was closed")
         self._connection = connection
         self._transport = transport
-        self._pooled = pooled
+        self._pooled_protocol = pooled
         self._pieces: list[bytes] = []
         self.on_body = self._pieces.append
-        """For the parser: no call of Python for a piece of an event."""
+        """Called by the parser. It is no method of ours, so that a piece of an event costs no Python call."""
         self._parser = httptools.HttpResponseParser(self)
-        self._whole = sys.maxsize
-        self._headed = False
+        self._pieces_in_body = sys.maxsize
+        self._state = UpstreamState.WAITING
         self._head_bytes = 0
-        self._named_bytes = 0
+        self._parsed_head_bytes = 0
         self._framed = False
-        self._ended: bool | None = None
-        self._reading = True
-        self._reusable = False
+        self._paused = False
         self._on_data: Callable[[bytes], None] | None = None
         self._on_end: Callable[[bool], None] | None = None
-        self.answered = False
         self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
         self.failure: InvalidResponse | ConnectionError | None = None
         self.on_head: Callable[[], None] | None = None
-        _hand(transport, self)
+        _set_protocol(transport, self)
+
+    @property
+    def answered(self) -> bool:
+        """Whether the upstream sent anything."""
+        return self._state not in (UpstreamState.WAITING, UpstreamState.LOST)
 
     @property
     def encoded(self) -> bool:
-        """Whether the body is compressed, which nobody asked for."""
+        """Whether the body is compressed, which was not requested."""
         return self.headers.get("Content-Encoding", "identity").lower() != "identity"
 
     @property
     def media_type(self) -> str:
-        """What the body is; nothing for one that is encoded."""
+        """The media type of the body; empty for an encoded one."""
         return "" if self.encoded else self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
     def send(self, message: Sequence[BodyPart]) -> None:
-        """The whole request, in one write."""
+        """Write the whole request, in one call."""
         self._transport.writelines(message)
 
     def flow_to(self, on_data: Callable[[bytes], None], on_end: Callable[[bool], None]) -> None:
-        """Hand over the body, what is already here first."""
+        """Pass the body on, first what has arrived already."""
         self._on_data = on_data
         self._on_end = on_end
-        self._hand_over()
+        self._pass_on()
         self.resume()
 
     def pause(self) -> None:
         """Stop reading: the caller is slower than the upstream."""
-        if self._reading and self._ended is None:
-            self._reading = False
+        if not self._paused and not self._ended:
+            self._paused = True
             self._transport.pause_reading()
 
     def resume(self) -> None:
-        """Read on."""
-        if not self._reading and self._ended is None:
-            self._reading = True
+        """Read again."""
+        if self._paused and not self._ended:
+            self._paused = False
             self._transport.resume_reading()
 
     def release(self) -> None:
-        """Give the connection back if its answer ended as promised; close it otherwise."""
+        """Give the connection back to the pool if it may carry another request; close it otherwise."""
         self._on_data = self._on_end = self.on_head = None
-        del self._parser  # they hold each other
-        if self._ended and self._reusable and not self._transport.is_closing():
-            _hand(self._transport, self._pooled)
+        del self._parser  # breaks a reference cycle
+        if self._state is UpstreamState.REUSABLE and not self._transport.is_closing():
+            _set_protocol(self._transport, self._pooled_protocol)
             self._connection.release()
         else:
             self._connection.close()
             self._transport.abort()
 
-    # What the transport calls.
+    # Called by the transport.
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return _BUFFER
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._ended is not None:
-            self._reusable = False
-            return
-        self.answered = True
+        state = self._state
+        if state is not _BODY:
+            if state is _WAITING:
+                self._state = _HEAD
+            elif state is not _HEAD:
+                self._refuse_surplus()
+                return
         try:
             self._parser.feed_data(_BUFFER[:nbytes])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade, InvalidResponse):
             self._fail(InvalidResponse("the answer is not HTTP/1.1"))
-        if not self._headed:
+        if self._state is _HEAD:
             self._head_bytes += nbytes
-            if self._head_bytes > LONGEST_HEAD:
+            if self._head_bytes > MAX_HEAD:
                 self._fail(InvalidResponse("the head of the answer is too long"))
         on_data, pieces = self._on_data, self._pieces
-        if self._ended is None and on_data is not None and len(pieces) == 1:
+        if self._state is _BODY and on_data is not None and len(pieces) == 1:
             on_data(pieces.pop())
         else:
-            self._hand_over()
+            self._pass_on()
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._pooled.connection_lost(exc)
-        if self._ended is None:
-            if self._headed:
-                self._ended = not self._framed and exc is None
-            else:
-                self._fail(ConnectionResetError("the upstream closed the connection"))
-        self._hand_over()
+        self._pooled_protocol.connection_lost(exc)
+        if self._state is _BODY:
+            whole = not self._framed and exc is None
+            self._state = UpstreamState.COMPLETE if whole else UpstreamState.FAILED
+        elif not self._ended:
+            self._fail(ConnectionResetError("the upstream closed the connection"))
+        self._pass_on()
 
-    # What the parser calls.
+    # Called by the parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._named_bytes += len(name) + len(value)
-        if self._named_bytes > LONGEST_HEAD:
+        self._parsed_head_bytes += len(name) + len(value)
+        if self._parsed_head_bytes > MAX_HEAD:
             raise InvalidResponse("the head of the answer is too long")
-        if 100 <= self._parser.get_status_code() < 200 or self._ended is not None:
+        if 100 <= self._parser.get_status_code() < 200 or self._ended:
             return
         self.headers.add(name.decode("latin-1"), value.decode("latin-1"))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if self._ended is not None:
-            self._reusable = False  # a second answer
+        if self._ended:
+            self._refuse_surplus()  # a second response to one request
             return
         if status < 200:
             if status == 101:
-                raise InvalidResponse("switching protocols was not asked for")
+                raise InvalidResponse("switching protocols was not requested")
             return
         self.status = status
         self._framed = "Content-Length" in self.headers or "Transfer-Encoding" in self.headers or status in (204, 304)
-        self._tell_head()
+        self._state = _BODY
+        self._report_head()
 
     def on_message_complete(self) -> None:
-        if self._headed and self._ended is None:
-            self._ended = True
-            self._reusable = self._parser.should_keep_alive()
-            self._whole = len(self._pieces)  # what the parser may find behind it belongs to no request
+        if self._state is _BODY:
+            keep = self._parser.should_keep_alive()
+            self._state = UpstreamState.REUSABLE if keep else UpstreamState.COMPLETE
+            self._pieces_in_body = len(self._pieces)  # what the parser may find after it belongs to no request
 
-    def _hand_over(self) -> None:
+    @property
+    def _ended(self) -> bool:
+        return self._state not in (_BODY, _HEAD, _WAITING)
+
+    def _refuse_surplus(self) -> None:
+        """Bytes arrived after the end of the response: the connection must not carry another request."""
+        if self._state is UpstreamState.REUSABLE:
+            self._state = UpstreamState.COMPLETE
+
+    def _pass_on(self) -> None:
         if self._on_data is None or self._on_end is None:
             return
         if self._pieces:
-            data = b"".join(self._pieces[: self._whole])
+            data = b"".join(self._pieces[: self._pieces_in_body])
             self._pieces.clear()
             if data:
                 self._on_data(data)
-        if self._ended is not None and self._on_end is not None:
+        if self._ended and self._on_end is not None:
             on_end, self._on_end = self._on_end, None
-            on_end(self._ended)
+            on_end(self._state in (UpstreamState.REUSABLE, UpstreamState.COMPLETE))
 
     def _fail(self, error: InvalidResponse | ConnectionError) -> None:
-        self._ended = False
-        if not self._headed:
+        before, self._state = self._state, UpstreamState.FAILED
+        if before is _WAITING:
+            self._state = UpstreamState.LOST
+        if before in (_WAITING, _HEAD):
             self.failure = error
-            self._tell_head()
+            self._report_head()
 
-    def _tell_head(self) -> None:
-        self._headed = True
+    def _report_head(self) -> None:
         if self.on_head is not None:
             self.on_head()
 
 
-def _hand(transport: asyncio.Transport, protocol: asyncio.BaseProtocol) -> None:
-    """Give a transport to another protocol; uvloop asks how to read only when reading begins."""
+def _set_protocol(transport: asyncio.Transport, protocol: asyncio.BaseProtocol) -> None:
+    """Give a transport to another protocol. uvloop asks how to read only when reading begins."""
     transport.pause_reading()
     transport.set_protocol(protocol)
     transport.resume_reading()
 
 
-async def collected(
-    upstream: UpstreamConnection, most: int, within_s: float, or_until: asyncio.Future[Any]
+async def read_body(
+    upstream: UpstreamConnection, max_bytes: int, timeout_s: float, cancelled: asyncio.Future[Any]
 ) -> tuple[bytes, bool]:
-    """The body up to `most` bytes, beyond which nothing is read, and whether it came whole.
+    """Return the body up to `max_bytes`, and whether it is complete. Used where the answer is not an event stream.
 
-    What is there after `within_s`, or when `or_until` is done, is all.
+    Reading stops after `max_bytes`, after `timeout_s`, and when `cancelled` is done.
     """
     pieces: list[bytes] = []
     done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -245,7 +286,7 @@ async def collected(
         nonlocal size
         pieces.append(data)
         size += len(data)
-        if size > most:
+        if size > max_bytes:
             upstream.pause()
             on_end(False)
 
@@ -254,5 +295,5 @@ async def collected(
             done.set_result(clean)
 
     upstream.flow_to(on_data, on_end)
-    await asyncio.wait((done, or_until), timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
-    return b"".join(pieces)[:most], done.done() and done.result()
+    await asyncio.wait((done, cancelled), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    return b"".join(pieces)[:max_bytes], done.done() and done.result()

@@ -1,4 +1,4 @@
-"""A task with an owner: begun by whoever enters it, ended and waited for when he leaves."""
+"""A background task that is an asynchronous context manager: it starts on entry, and is cancelled and awaited on exit."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import Final, Self
 
-AGAIN_AFTER_S: Final = 0.5
+CANCEL_INTERVAL_S: Final = 0.5
 
 
 class BackgroundTask(ABC):
-    """Derive from it and say in `_run` what the task does; leaving raises what it raised."""
+    """A subclass implements `_run`. The exit raises what `_run` raised."""
 
     _task: asyncio.Task[None] | None = None
 
@@ -22,8 +22,8 @@ class BackgroundTask(ABC):
     async def __aexit__(self, *_: object) -> None:
         task = self._task
         while task is not None and not task.done():
-            task.cancel()  # more than once: redis-py swallows what comes while it connects
-            await asyncio.wait((task,), timeout=AGAIN_AFTER_S)
+            task.cancel()  # repeated, because redis-py swallows a cancellation while it connects
+            await asyncio.wait((task,), timeout=CANCEL_INTERVAL_S)
         if task is not None:
             with suppress(asyncio.CancelledError):
                 task.result()

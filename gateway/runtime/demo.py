@@ -1,4 +1,4 @@
-"""What the demo adds to a gateway: an upstream that speaks at a human pace, and an account with money and a token."""
+"""What the demo adds to a gateway: an upstream that streams at reading speed, and an account with money and a token."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gateway.errors import Misconfigured, Refused, cannot_listen
 from gateway.fake_upstream import FakeUpstream
 from gateway.services import Store
 
-OPENING: Final = "demo-opening"
-"""The transaction of the first credit: given once, however often the demo starts."""
+OPENING_CREDIT: Final = "demo-opening"
+"""The transaction of the first credit, which is applied once, however often the demo starts."""
 
 
 def upstream(settings: Demo) -> Callable[[Callable[[], None]], None]:
-    """The demo upstream as a process of its own."""
+    """Return the work of a child process that serves the demo upstream."""
 
     async def serve(ready: Callable[[], None]) -> None:
         host, port = host_port(settings.upstream)
@@ -34,26 +34,26 @@ def upstream(settings: Demo) -> Callable[[Callable[[], None]], None]:
 
 
 async def token_of(store: Store, config: Config, settings: Demo) -> str:
-    """The demo account's token, the same one at every start as long as it works; account and credit are made at the first."""
+    """Return the demo account's token: the stored one while it works, else a new one. Create and credit the account once."""
     if await store.accounts.get(settings.account) is None:
         await store.accounts.create(settings.account)
-    await store.wallet.credit(settings.account, OPENING, int(settings.credit * MICROS))
-    kept = config.data_path / f"{settings.account}.token"
-    if kept.exists():
-        token = kept.read_text(encoding="ascii").strip()
+    await store.wallet.credit(settings.account, OPENING_CREDIT, int(settings.credit * MICROS))
+    file = config.data_path / f"{settings.account}.token"
+    if file.exists():
+        token = file.read_text(encoding="ascii").strip()
         try:
             await store.tokens.authenticate(token)
         except Refused:
-            kept.unlink()
+            file.unlink()
         else:
             return token
     created = await store.tokens.create(settings.account, name="demo")
-    _keep(kept, created.token)
+    _write_private(file, created.token)
     return created.token
 
 
-def _keep(path: Path, token: str) -> None:
-    """Readable by the owner alone, as the store's own files are."""
+def _write_private(path: Path, token: str) -> None:
+    """Write a file that only its owner can read, as the files of the embedded store are."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(token + "\n")

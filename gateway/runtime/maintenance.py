@@ -1,7 +1,7 @@
-"""What a worker does for the money while nobody asks: late charges delivered, forgotten ones repeated, dead holds ended.
+"""Periodic maintenance of accounts in a worker: deliver late charges, repeat lost ones, end expired holds.
 
-Correctness waits for none of it: a hold ends by its lease at the account's next request, and a settlement may be repeated
-at any time. It only brings the day of rest nearer.
+Balances are correct without it: a hold ends by its lease at the account's next request, and a settlement may be repeated
+at any time. Maintenance only does both sooner.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from gateway.errors import GatewayError
 from gateway.runtime.background import BackgroundTask
 from gateway.services import Store
 
-EVERY_S: Final = 2.0
-SWEEP_EVERY_S: Final = 30
-SWEEP_TURN: Final = "gw:sweep"
-"""Held for one round by whoever sweeps, so that of all workers on all machines one does."""
+INTERVAL_S: Final = 2.0
+SWEEP_INTERVAL_S: Final = 30
+SWEEP_LOCK: Final = "gw:sweep"
+"""A key that expires after the interval: of all workers on all machines, the one that sets it sweeps."""
 
 log = structlog.get_logger("gateway.runtime.maintenance")
 
 
 class Maintenance(BackgroundTask):
-    """The task of one worker."""
+    """The maintenance task of one worker."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def round(self) -> None:
-        """Everything once. What fails is told, and does not hold up the rest."""
+    async def run_once(self) -> None:
+        """Do each job once. Log a failure, and go on with the next job."""
         for work in (self.repeat, self.deliver, self.sweep_in_turn):
             try:
                 await work()
@@ -40,31 +40,31 @@ class Maintenance(BackgroundTask):
                 log.exception("care_failed", work=work.__name__)
 
     async def repeat(self) -> None:
-        """Repeat what a store which took over may have forgotten."""
+        """Repeat recent writes that a store may have lost in a failover."""
         settlements, records = await self._store.replay_after_failover()
         if settlements:
-            log.warning("settlements_repeated", count=settlements, reason="another incarnation of the store answers")
+            log.warning("settlements_repeated", count=settlements, reason="the store restarted or failed over")
         if records:
-            log.warning("records_repeated", count=records, reason="another incarnation of the store answers")
+            log.warning("records_repeated", count=records, reason="the store restarted or failed over")
 
     async def deliver(self) -> None:
-        """Deliver what is in the journal, of this process and of those that ended."""
+        """Deliver the settlements in the journals of this process and of processes that ended."""
         delivered = await self._store.journal.replay(self._store.wallet.deliver)
         if delivered:
             log.warning("settlements_delivered", count=delivered)
 
     async def sweep_in_turn(self) -> None:
-        """Sweep, unless another worker did so lately."""
-        if await self._store.client.call("SET", SWEEP_TURN, "1", "NX", "EX", SWEEP_EVERY_S):
+        """Sweep, unless a worker did so within the interval."""
+        if await self._store.client.call("SET", SWEEP_LOCK, "1", "NX", "EX", SWEEP_INTERVAL_S):
             await self.sweep()
 
     async def sweep(self) -> None:
-        """End every hold whose lease is over."""
+        """End every hold whose lease has expired."""
         async for account in self._store.accounts.all():
-            while account.holds and (over := await self._store.wallet.sweep(account.id)):
-                log.warning("holds_expired", account=account.id, requests=[request_id for request_id, _ in over])
+            while account.holds and (expired := await self._store.wallet.sweep(account.id)):
+                log.warning("holds_expired", account=account.id, requests=[request_id for request_id, _ in expired])
 
     async def _run(self) -> None:
         while True:
-            await self.round()
-            await asyncio.sleep(EVERY_S)
+            await self.run_once()
+            await asyncio.sleep(INTERVAL_S)

@@ -1,10 +1,11 @@
-"""A new configuration while requests run: a whole new chain or none, and no stream is touched.
+"""Reloads of the configuration while requests run: a whole new chain or none, and open streams are not touched.
 
-The file is read, checked, built and started beside the running chain; then one reference is swapped. Any failure leaves
-everything as it was. An exchange keeps the chain it began with; an old chain stops when its last exchange has ended.
+The file is read and checked, and the new chain is built and started beside the running one; then one reference is swapped.
+Any failure leaves everything as it was. An exchange keeps the chain that it began with; an old chain stops when its last
+exchange has ended.
 
-Channels, models, groups and plugins are taken up. All else (ports, the store, folders, processes) needs a restart, and so
-does new code of a plugin's module.
+Channels, models, groups and plugins are reloaded. All else (ports, the store, folders, processes) needs a restart, and so
+does new code in a plugin's module.
 """
 
 from __future__ import annotations
@@ -26,31 +27,32 @@ from gateway.runtime.background import BackgroundTask
 from gateway.server.gateway import Gateway
 from gateway.services import services_of
 
-TAKEN_UP: Final = frozenset({"channels", "models", "groups", "plugins"})
+RELOADABLE: Final = frozenset({"channels", "models", "groups", "plugins"})
+"""The settings of the file that a reload changes."""
 
 log = structlog.get_logger("gateway.runtime.reload")
 
 
 class Reloader(BackgroundTask):
-    """The task of one worker that takes up new configurations."""
+    """The task that reloads the configuration of one worker."""
 
     def __init__(self, gateway: Gateway, path: Path) -> None:
         self._gateway = gateway
         self._path = path
-        self._asked = asyncio.Event()
+        self._due = asyncio.Event()
         self._retiring: set[asyncio.Task[None]] = set()
 
-    async def __aexit__(self, *left: object) -> None:
-        await super().__aexit__(*left)
+    async def __aexit__(self, *error: object) -> None:
+        await super().__aexit__(*error)
         if self._retiring:
             await asyncio.wait(self._retiring, timeout=self._gateway.port.drain)
 
-    def ask(self) -> None:
-        """Take the file up anew, soon; several askings at once are one."""
-        self._asked.set()
+    def schedule(self) -> None:
+        """Reload soon. Several calls before that are one reload."""
+        self._due.set()
 
-    async def once(self) -> bool:
-        """Take the file up now; whether it was. What was wrong with it is logged."""
+    async def run_once(self) -> bool:
+        """Reload now and return whether it succeeded. Log what is wrong with the file."""
         try:
             loaded = load(self._path)
             chain = loading.build(loaded, generation=self._gateway.chain.generation + 1)
@@ -70,10 +72,10 @@ class Reloader(BackgroundTask):
 
     async def _run(self) -> None:
         while True:
-            await self._asked.wait()
-            self._asked.clear()
+            await self._due.wait()
+            self._due.clear()
             try:
-                await self.once()
+                await self.run_once()
             except Exception:
                 log.exception("reload_failed", generation=self._gateway.chain.generation)
 
@@ -83,27 +85,28 @@ async def _retire(chain: Chain) -> None:
     await chain.stop()
 
 
-class Current:
-    """The configuration that the parent process would start a worker with."""
+class ActiveConfig:
+    """The configuration that the parent process starts workers with; follows the file and SIGHUP."""
 
     def __init__(self, loaded: Loaded, metrics: Metrics) -> None:
+        """Begin with `loaded`, and from now on handle SIGHUP in this process."""
         self.loaded = loaded
-        self._metrics = metrics
         self.generation = 1
+        self._metrics = metrics
         self._path = loaded.document.path
-        self._seen = self._look()
-        self._asked = False
-        signal.signal(signal.SIGHUP, self._ask)
+        self._version = self._file_version()
+        self._reload_requested = False
+        signal.signal(signal.SIGHUP, self._request_reload)
 
-    def renewed(self) -> bool:
-        """Whether the file changed, or SIGHUP came, and it is good: then the workers may take it up.
+    def refresh(self) -> bool:
+        """Load the file if it changed or SIGHUP came. Return whether there is a new configuration for the workers.
 
-        What is wrong with a file is logged once, and everything stays as it is.
+        Log once what is wrong with a file, and keep the configuration in that case.
         """
-        seen = self._look()
-        if seen is None or (seen == self._seen and not self._asked):
+        version = self._file_version()
+        if version is None or (version == self._version and not self._reload_requested):
             return False
-        self._seen, self._asked = seen, False
+        self._version, self._reload_requested = version, False
         try:
             loaded = load(self._path)
             loading.build(loaded)
@@ -113,16 +116,16 @@ class Current:
             return False
         if restart := needs_restart(self.loaded.config, loaded.config):
             log.warning("reload_needs_restart", settings=restart)
-        self.loaded = Loaded(kept(self.loaded.config, loaded.config), loaded.document)
+        self.loaded = Loaded(after_reload(self.loaded.config, loaded.config), loaded.document)
         self.generation += 1
         self._metrics.reloaded(taken_up=True)
         return True
 
-    def _ask(self, *_: object) -> None:
-        self._asked = True
+    def _request_reload(self, *_: object) -> None:
+        self._reload_requested = True
 
-    def _look(self) -> tuple[int, int, int] | None:
-        """What tells one version of the file from another; a swapped symbolic link does too."""
+    def _file_version(self) -> tuple[int, int, int] | None:
+        """Return what differs between versions of the file, also when a symbolic link was replaced; None without a file."""
         try:
             status = self._path.stat()
         except OSError:
@@ -130,12 +133,12 @@ class Current:
         return status.st_mtime_ns, status.st_ino, status.st_size
 
 
-def kept(running: Config, new: Config) -> Config:
-    """What runs after a reload: what is taken up from the new file, the rest as it was."""
-    return msgspec.structs.replace(running, **{name: getattr(new, name) for name in TAKEN_UP})
+def after_reload(running: Config, new: Config) -> Config:
+    """Return the configuration that runs after a reload: the reloadable settings of `new`, the others of `running`."""
+    return msgspec.structs.replace(running, **{name: getattr(new, name) for name in RELOADABLE})
 
 
 def needs_restart(running: Config, new: Config) -> list[str]:
-    """The settings that differ and are not taken up."""
+    """Return the names of the settings that differ and need a restart."""
     names = (field.name for field in msgspec.structs.fields(Config))
-    return [name for name in names if name not in TAKEN_UP and getattr(running, name) != getattr(new, name)]
+    return [name for name in names if name not in RELOADABLE and getattr(running, name) != getattr(new, name)]

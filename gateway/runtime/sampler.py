@@ -1,4 +1,4 @@
-"""What a worker measures of itself, four times a second: how late its event loop is, what is under way, what waits."""
+"""Measurements that a worker takes of itself: the lag of its event loop, open requests and streams, waiting usage records."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from gateway.metrics.registry import Metrics
 from gateway.runtime.background import BackgroundTask
 from gateway.server.gateway import Gateway
 
-EVERY_S: Final = 0.25
-LOG_EVERY: Final = 20
-"""Beats between two looks at how much of the usage log waits."""
+INTERVAL_S: Final = 0.25
+USAGE_LOG_EVERY: Final = 20
+"""The length of the usage log is measured once in this many samples."""
 
 
 log = structlog.get_logger("gateway.runtime.sampler")
 
 
 class Sampler(BackgroundTask):
-    """The task of one worker."""
+    """The measuring task of one worker."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._metrics: Metrics = gateway.runner.metrics
 
-    async def __aexit__(self, *left: object) -> None:
-        await super().__aexit__(*left)
-        self.beat()
+    async def __aexit__(self, *error: object) -> None:
+        await super().__aexit__(*error)
+        self.sample()
 
-    def beat(self) -> None:
-        """Tell what is under way."""
+    def sample(self) -> None:
+        """Measure open requests and streams, and the generation of the configuration."""
         runner = self._gateway.runner
         self._metrics.set("open_requests", runner.open)
         self._metrics.set("open_streams", len(runner.failover.relays))
         self._metrics.set("config_generation", self._gateway.chain.generation)
 
-    async def look_at_log(self) -> None:
-        """Tell what of the usage log waits; where the store does not answer, what was known stays."""
+    async def sample_usage_log(self) -> None:
+        """Measure how many usage records wait for the sink. Keep the last figures while the store does not answer."""
         usage = self._gateway.services.store.usage
         with suppress(GatewayError, OSError):
             self._metrics.set("usage_log_waiting", await usage.length())
@@ -48,15 +48,15 @@ class Sampler(BackgroundTask):
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        beats = 0
+        samples = 0
         while True:
             try:
-                self.beat()
-                if beats % LOG_EVERY == 0:
-                    await self.look_at_log()
+                self.sample()
+                if samples % USAGE_LOG_EVERY == 0:
+                    await self.sample_usage_log()
             except Exception:
-                log.exception("pulse_failed")  # a number is missing; a stop must still drain
-            beats += 1
-            due = loop.time() + EVERY_S
-            await asyncio.sleep(EVERY_S)
+                log.exception("pulse_failed")  # not raised: the exit would raise it before the gateway drains
+            samples += 1
+            due = loop.time() + INTERVAL_S
+            await asyncio.sleep(INTERVAL_S)
             self._metrics.loop_lag.observe(max(0.0, loop.time() - due))

@@ -1,10 +1,11 @@
-"""The parent process: the embedded store, the workers, the sink of the usage log, the demo; and the signals.
+"""The supervisor of the child processes: workers, sink, admin port, ClickHouse copy and demo upstream.
 
 1. Nothing is forked from a process that has threads or a running event loop.
 2. Every child ends with its parent, however the parent ends.
-3. The sockets stay the parent's: a worker that died is followed by another on the same socket, and who had connected
-   meanwhile is served.
-4. The order of a stop: workers drain first, then the sink, which has their last records, then the demo, the store last.
+3. The parent keeps the listening sockets: the replacement of a worker that died listens on the same socket and serves
+   the connections that were opened meanwhile.
+4. Children stop in the opposite order of their start: the workers drain first, then the sink writes their last records.
+   The caller stops the embedded store after all of them.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from gateway.runtime import logs
 
 log = structlog.get_logger("gateway.runtime.supervisor")
 
-LONGEST_BACK_OFF_S: Final = 10.0
-LONGEST_WAIT_S: Final = 0.2
-"""How long a signal or the death of a child may go unnoticed."""
+MAX_BACKOFF_S: Final = 10.0
+POLL_INTERVAL_S: Final = 0.2
+"""The longest time until a signal or the death of a child is noticed."""
 
 PR_SET_PDEATHSIG: Final = 1
 READY: Final = b"+"
@@ -41,36 +42,39 @@ READY: Final = b"+"
 Ready = Callable[[], None]
 
 Work = Callable[[Ready], None]
-"""What a child does; it calls its argument once it is ready."""
+"""What a child runs. It calls its argument once it is ready."""
 
 
 class ChildProcess(msgspec.Struct):
-    """A process that is kept alive. `failures` in a row make the next start wait longer."""
+    """A child that is started again when it dies. The delay before that grows with the `failures` in a row."""
 
     kind: str
     work: Work
     number: int = 0
     pid: int = 0
+    """0 while it does not run."""
+
     started: float = 0.0
     restart_at: float = 0.0
     failures: int = 0
 
     @property
     def name(self) -> str:
-        """What it is called in logs."""
+        """The name in logs, such as `worker 2`."""
         return f"{self.kind} {self.number}" if self.number else self.kind
 
 
 class Supervisor:
     """Starts children, starts them again when they die, and stops them kind by kind, the last kind first."""
 
-    def __init__(self, died: Callable[[str], None] = lambda kind: None) -> None:
-        self._died = died
+    def __init__(self, on_death: Callable[[str], None] = lambda kind: None) -> None:
+        """Call `on_death` with the kind of each child that dies."""
+        self._on_death = on_death
         self.children: list[ChildProcess] = []
         self._stopping = False
 
     def add(self, kind: str, work: Work, number: int = 0) -> None:
-        """Start a child and wait until it is ready. Raises the `GatewayError` that ended it instead."""
+        """Start a child and wait until it is ready. Raises `GatewayError` with the child's reason when it ends instead."""
         child = ChildProcess(kind, work, number)
         self.children.append(child)
         reason = self._start(child)
@@ -80,19 +84,22 @@ class Supervisor:
             error = Misconfigured if os.waitstatus_to_exitcode(status) == 2 else GatewayError
             raise error(reason or f"the {child.name} did not start; its reason is above")
 
-    def heed(self) -> None:
-        """From now on SIGTERM and SIGINT end `watch`, also one that is not begun: to be called before anybody is told of it."""
+    def handle_signals(self) -> None:
+        """End `watch` on SIGTERM and SIGINT, also when they come before it begins.
+
+        To be called before anything reports that the gateway is ready: from then on a signal may come.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
-    def watch(self, also: Callable[[], None] = lambda: None) -> None:
-        """Keep the children alive until a signal that is heeded, and do `also` every time they were looked at."""
+    def watch(self, on_tick: Callable[[], None] = lambda: None) -> None:
+        """Keep the children running until SIGTERM or SIGINT. Call `on_tick` after each look at them."""
         while not self._stopping:
             self._reap()
             self._restart_due()
-            also()
-            time.sleep(LONGEST_WAIT_S)
+            on_tick()
+            time.sleep(POLL_INTERVAL_S)
 
     def signal(self, kind: str, number: int) -> None:
         """Send a signal to all children of a kind."""
@@ -101,46 +108,46 @@ class Supervisor:
                 _signal(child.pid, number)
 
     def stop(self, *, timeout_s: float) -> None:
-        """Stop all children; what does not end in time is killed. Those of one kind stop side by side."""
+        """Stop all children, those of one kind at the same time. Kill what does not end within `timeout_s`."""
         for _, kind in groupby(reversed(self.children), key=lambda child: child.kind):
-            alive = [child for child in kind if child.pid]
-            for child in alive:
+            running = [child for child in kind if child.pid]
+            for child in running:
                 _signal(child.pid, signal.SIGTERM)
             deadline = time.monotonic() + timeout_s
-            for child in alive:
+            for child in running:
                 _wait(child, deadline)
 
     def _start(self, child: ChildProcess) -> str | None:
-        """None once the child is ready; else the reason that it gave, which may be empty."""
+        """Return None once the child is ready, else the reason that it reported, which may be empty."""
         reading, writing = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
         gc.collect()
-        gc.freeze()  # a collector that looks at what was there before the fork copies the memory of all that
+        gc.freeze()  # a collection in the child would write to, and so copy, every page of objects made before the fork
         parent = os.getpid()
         child.started = time.monotonic()
         child.pid = os.fork()
         if child.pid == 0:
             os.close(reading)
-            _become(child, parent, writing)
+            _run_child(child, parent, writing)
         os.close(writing)
-        told = b""
-        with os.fdopen(reading, "rb") as answer:
-            while not told and not self._stopping:
-                if select.select([answer], [], [], LONGEST_WAIT_S)[0]:
-                    told = answer.read() or b"\n"
-        return None if told == READY else told.decode(errors="replace").strip()
+        report = b""
+        with os.fdopen(reading, "rb") as pipe:
+            while not report and not self._stopping:
+                if select.select([pipe], [], [], POLL_INTERVAL_S)[0]:
+                    report = pipe.read() or b"\n"
+        return None if report == READY else report.decode(errors="replace").strip()
 
     def _reap(self) -> None:
         for child in self.children:
             if child.pid and os.waitpid(child.pid, os.WNOHANG)[0]:
                 child.pid = 0
-                lived = time.monotonic() - child.started
-                child.failures = child.failures + 1 if lived < LONGEST_BACK_OFF_S else 1
-                wait = min(LONGEST_BACK_OFF_S, 0.05 * 2 ** (child.failures - 1))
-                child.restart_at = time.monotonic() + wait
-                self._died(child.kind)
-                log.error("child_died", child=child.name, lived_s=round(lived, 1), restart_in_s=round(wait, 2))
+                lived_s = time.monotonic() - child.started
+                child.failures = child.failures + 1 if lived_s < MAX_BACKOFF_S else 1
+                backoff_s = min(MAX_BACKOFF_S, 0.05 * 2 ** (child.failures - 1))
+                child.restart_at = time.monotonic() + backoff_s
+                self._on_death(child.kind)
+                log.error("child_died", child=child.name, lived_s=round(lived_s, 1), restart_in_s=round(backoff_s, 2))
 
     def _restart_due(self) -> None:
         for child in self.children:
@@ -153,13 +160,13 @@ class Supervisor:
         self._stopping = True
 
 
-def listeners(address: str, count: int) -> list[socket.socket]:
-    """One bound and listening socket for each worker. Raises `Misconfigured` when the address is taken."""
+def open_listeners(address: str, count: int) -> list[socket.socket]:
+    """Return one listening socket for each of `count` workers. Raises `Misconfigured` when the address is taken."""
     host, port = host_port(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sockets = []
     try:
-        with socket.socket(family) as probe:  # SO_REUSEPORT would let a second gateway share the port unnoticed
+        with socket.socket(family) as probe:  # with SO_REUSEPORT alone, a second gateway could share the port unnoticed
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
             port = probe.getsockname()[1]
@@ -176,14 +183,17 @@ def listeners(address: str, count: int) -> list[socket.socket]:
     return sockets
 
 
-def _become(child: ChildProcess, parent: int, writing: int) -> None:
-    """The rest of the child's life; never returns."""
+def _run_child(child: ChildProcess, parent: int, writing: int) -> None:
+    """Run the child's work in the new process, and end the process. Never returns.
+
+    `writing` is the pipe to the parent: READY goes there, or the reason why the child cannot start.
+    """
     code = 1
-    told = False
+    reported = False
 
     def ready() -> None:
-        nonlocal told
-        told = True
+        nonlocal reported
+        reported = True
         os.write(writing, READY)
         os.close(writing)
 
@@ -200,7 +210,7 @@ def _become(child: ChildProcess, parent: int, writing: int) -> None:
         child.work(ready)
         code = 0
     except GatewayError as error:
-        if told:
+        if reported:
             log.error("child_failed", child=child.name, reason=str(error))
         else:
             os.write(writing, str(error).encode())

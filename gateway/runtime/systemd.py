@@ -1,6 +1,6 @@
-"""What a service manager is told, and the socket it may have opened for us: systemd's sd_notify and LISTEN_FDS.
+"""systemd's protocols for services: state notifications, the watchdog (sd_notify) and socket activation (LISTEN_FDS).
 
-Both are environment variables and plain sockets, and nothing happens where nobody set them.
+Both use environment variables and plain sockets. Without the variables nothing happens.
 """
 
 from __future__ import annotations
@@ -16,36 +16,37 @@ import structlog
 from gateway.errors import Misconfigured
 
 FIRST_DESCRIPTOR: Final = 3
+"""SD_LISTEN_FDS_START."""
 
 log = structlog.get_logger("gateway.runtime.systemd")
 
 
 class ServiceManager:
-    """The manager's side. The variables are taken away, so that no child speaks in our name."""
+    """A client of the service manager. It removes the variables, so that children do not notify in the parent's name."""
 
     def __init__(self, environment: MutableMapping[str, str] = os.environ) -> None:
         self._address = environment.pop("NOTIFY_SOCKET", "")
-        every_us, owner = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
-        watched = every_us.isdigit() and owner in ("", str(os.getpid()))
-        self._every_s = int(every_us) / 2_000_000 if watched else None
-        self._told_at = 0.0
+        timeout_us, pid = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
+        watched = timeout_us.isdigit() and pid in ("", str(os.getpid()))
+        self._ping_interval_s = int(timeout_us) / 2_000_000 if watched else None
+        self._pinged_at = 0.0
 
     def ready(self) -> None:
-        """Requests are accepted."""
-        self._tell("READY=1\nSTATUS=serving")
+        """Report that requests are accepted."""
+        self._notify("READY=1\nSTATUS=serving")
 
     def stopping(self) -> None:
-        """No more are; open streams are let finish."""
-        self._tell("STOPPING=1\nSTATUS=draining")
+        """Report that no more requests are accepted, and open streams are finished."""
+        self._notify("STOPPING=1\nSTATUS=draining")
 
-    def alive(self) -> None:
-        """Feed the watchdog, twice in its time and no more often."""
+    def ping_watchdog(self) -> None:
+        """Ping the watchdog, unless half its timeout has not passed since the last ping."""
         now = time.monotonic()
-        if self._every_s is not None and now - self._told_at >= self._every_s:
-            self._told_at = now
-            self._tell("WATCHDOG=1")
+        if self._ping_interval_s is not None and now - self._pinged_at >= self._ping_interval_s:
+            self._pinged_at = now
+            self._notify("WATCHDOG=1")
 
-    def _tell(self, state: str) -> None:
+    def _notify(self, state: str) -> None:
         if not self._address:
             return
         address = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address
@@ -57,17 +58,17 @@ class ServiceManager:
             log.warning("service_manager_not_told", state=state.partition("\n")[0], reason=error.strerror)
 
 
-def inherited(count: int, environment: MutableMapping[str, str] = os.environ) -> list[socket.socket]:
-    """The public port's socket if a manager passed one, once for each of `count` workers; else nothing.
+def inherited_listeners(count: int, environment: MutableMapping[str, str] = os.environ) -> list[socket.socket]:
+    """Return the public port's socket, once for each of `count` workers, if a service manager passed it; else nothing.
 
-    Raises `Misconfigured` unless it is exactly one socket, and one that listens.
+    Raises `Misconfigured` unless it is exactly one socket, and a listening TCP socket.
     """
-    owner, given = environment.pop("LISTEN_PID", ""), environment.pop("LISTEN_FDS", "")
+    pid, passed = environment.pop("LISTEN_PID", ""), environment.pop("LISTEN_FDS", "")
     environment.pop("LISTEN_FDNAMES", None)
-    if owner != str(os.getpid()) or not given.isdigit() or given == "0":
+    if pid != str(os.getpid()) or not passed.isdigit() or passed == "0":
         return []
-    if given != "1":
-        raise Misconfigured(f"the service manager passed {given} sockets; the gateway takes one: its public port")
+    if passed != "1":
+        raise Misconfigured(f"the service manager passed {passed} sockets; the gateway takes one: its public port")
     try:
         first = socket.socket(fileno=FIRST_DESCRIPTOR)
         listens = first.type == socket.SOCK_STREAM and first.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)

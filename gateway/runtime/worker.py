@@ -1,4 +1,4 @@
-"""One worker process: the chain on one event loop, from the bound socket to the drain."""
+"""One worker process: the gateway on one event loop, from its listening socket to the drain."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 import gc
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
 from gateway import loading
 from gateway.config.schema import Loaded
@@ -18,22 +18,26 @@ from gateway.metrics.shared import SharedNumbers
 from gateway.proxy.failover import Failover
 from gateway.proxy.lifecycle import ExchangeRunner
 from gateway.runtime.maintenance import Maintenance
+from gateway.runtime.process import run_until_terminated
 from gateway.runtime.reload import Reloader
 from gateway.runtime.sampler import Sampler
 from gateway.server.gateway import Gateway
 from gateway.server.tls import renewing
 from gateway.services import Store, services_of
 
-COLLECT_AFTER: Final = (20_000, 20, 50)
-"""Objects made before the collector looks: an exchange leaves hardly a cycle behind, and a look at thousands of open
-streams holds up all of them."""
+GC_THRESHOLDS: Final = (20_000, 20, 50)
+"""The garbage collector runs this rarely: exchanges leave hardly any cycles, and a collection while thousands of streams
+are open delays all of them."""
 
 
 @asynccontextmanager
 async def opened(
     loaded: Loaded, url: str, generation: int = 1, shared: SharedNumbers | None = None
 ) -> AsyncIterator[Gateway]:
-    """A gateway that is ready to listen; drained and stopped at the end. Raises `Misconfigured` when a plugin refuses to start."""
+    """Yield a gateway that is ready to listen; drain and stop it at the end.
+
+    Raises `Misconfigured` when a plugin does not start.
+    """
     async with Store.open(loaded.config, url) as store:
         chain = loading.build(loaded, generation=generation)
         services = services_of(loaded.config, store)
@@ -46,7 +50,7 @@ async def opened(
             yield gateway
         finally:
             await gateway.drain()
-            with suppress(GatewayError):  # what one that is replaced has acknowledged since the last look
+            with suppress(GatewayError):  # what was acknowledged since the last maintenance may need to be repeated
                 await store.replay_after_failover()
             await gateway.chain.stop()
             await failover.close()
@@ -57,25 +61,23 @@ async def serve(
     url: str,
     listener: socket.socket,
     listening: Callable[[], None],
+    stop: asyncio.Event,
     generation: int = 1,
     shared: SharedNumbers | None = None,
 ) -> None:
-    """Serve on `listener` until SIGTERM, and take up the file anew on SIGHUP. `listening` is called once requests are accepted."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    """Serve on `listener` until `stop` is set; reload the file on SIGHUP. Call `listening` once requests are accepted."""
     async with (
         renewing(loaded.config.tls) as tls,
         opened(loaded, url, generation, shared) as gateway,
         Maintenance(gateway.services.store),
         Sampler(gateway),
-        Reloader(gateway, loaded.document.path) as reloads,
+        Reloader(gateway, loaded.document.path) as reloader,
     ):
-        loop.add_signal_handler(signal.SIGHUP, reloads.ask)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.schedule)
         await gateway.listen(listener, tls)
         listening()
-        gc.freeze()  # what lives as long as the process is never looked at again
-        gc.set_threshold(*COLLECT_AFTER)
+        gc.freeze()  # what was made until here stays until the end: the collector need not look at it
+        gc.set_threshold(*GC_THRESHOLDS)
         await stop.wait()
 
 
@@ -87,11 +89,10 @@ def run(
     generation: int = 1,
     shared: SharedNumbers | None = None,
 ) -> None:
-    """`serve` on the fastest event loop there is."""
-    serving = serve(loaded, url, listener, listening, generation, shared)
-    try:
+    """Run `serve` until SIGTERM, on uvloop's event loop where uvloop is installed."""
+    run_loop: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run
+    with suppress(ImportError):
         import uvloop
-    except ImportError:
-        asyncio.run(serving)
-    else:
-        uvloop.run(serving)
+
+        run_loop = uvloop.run
+    run_until_terminated(lambda stop: serve(loaded, url, listener, listening, stop, generation, shared), run_loop)

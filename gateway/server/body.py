@@ -1,8 +1,8 @@
-"""Reads the bodies of requests: within the limits of one, within the budget of all.
+"""Request bodies: read within the limits of one request and within the memory budget of the worker.
 
-1. What the head already forbids (media type, encoding, length) is refused before a byte of the body was read.
-2. A body that comes too slowly is cut off as soon as that is sure, long before the time that a large one may take.
-3. All the bodies that a worker holds at once stay within `body_budget`; what is large and does not fit is a 503, not memory.
+1. What the head already rules out (media type, encoding, length) is refused before a byte of the body is read.
+2. A body that arrives too slowly is refused as soon as it is below `min_body_rate`, long before a large body's full timeout.
+3. All bodies that a worker holds at once stay within `body_budget`. A large body that does not fit is refused with 503.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from gateway.errors import Refused, unavailable
 from gateway.proxy.caller import CallerConnection
 
 SMALL: Final = 16 * 1024
-"""A body up to this size is read whatever is held: a few who fill the budget do not shut out the others."""
+"""A body up to this size is read even where the budget is used up: a few large bodies do not shut out the other callers."""
 
 
 class BodyReader:
-    """The body of one request, from its head until its exchange is over."""
+    """Reads the body of one request, and keeps its share of the budget until the exchange is over."""
 
-    __slots__ = ("_budget", "_held", "_port")
+    __slots__ = ("_budget", "_port", "_reserved")
 
     def __init__(self, port: Port, budget: BodyBudget) -> None:
         self._port = port
         self._budget = budget
-        self._held = 0
+        self._reserved = 0
 
     async def read(self, request: web.BaseRequest, caller: CallerConnection) -> bytes | bytearray:
-        """The whole body. Raises `Refused`; `ConnectionError` if the caller left."""
+        """Return the whole body. Raises `Refused`, and `ConnectionError` if the caller left."""
         try:
             _check_head(request, self._port.max_body)
-            self._hold(request.content_length or 0)
-            if expects(request):
-                caller.proceed()
-            if request.content.is_eof():  # all of it is here: nothing to wait for
+            self._reserve(request.content_length or 0)
+            if expects_continue(request):
+                caller.send_continue()
+            if request.content.is_eof():  # the whole body is here: nothing to wait for
                 raw = await request.content.readany()
-                self._take(len(raw))
+                self._check_size(len(raw))
                 return raw
             return await self._collect(request.content)
         except TimeoutError:
@@ -49,48 +49,48 @@ class BodyReader:
             raise Refused(400, "invalid_request", "The body's framing is broken.") from None
 
     def release(self) -> None:
-        """Give back what the body took of the budget; the exchange is over."""
-        self._budget.held -= self._held
-        self._held = 0
+        """Give the reserved bytes back to the budget: the exchange is over."""
+        self._budget.reserved -= self._reserved
+        self._reserved = 0
 
     async def _collect(self, content: StreamReader) -> bytearray:
-        """What comes, into one growing place: pieces that are joined at the end would be in memory twice."""
+        """Read into one growing buffer: joining pieces at the end would hold the body in memory twice."""
         port, began = self._port, asyncio.get_running_loop().time()
         raw = bytearray()
-        async with asyncio.timeout(None) as patience:
+        async with asyncio.timeout(None) as timeout:
             while True:
-                patience.reschedule(began + min(port.body_timeout, port.body_grace + len(raw) / port.min_body_rate))
+                timeout.reschedule(began + min(port.body_timeout, port.body_grace + len(raw) / port.min_body_rate))
                 piece = await content.readany()
                 if not piece:
                     return raw
-                self._take(len(raw) + len(piece))
+                self._check_size(len(raw) + len(piece))
                 raw += piece
 
-    def _take(self, size: int) -> None:
+    def _check_size(self, size: int) -> None:
         if size > self._port.max_body:
             raise _too_large(self._port.max_body)
-        self._hold(size)
+        self._reserve(size)
 
-    def _hold(self, size: int) -> None:
-        """Take so much of the budget in all. A length that was told is taken at once, so that those who came first get through."""
-        more = max(0, size - self._held)
-        if self._budget.held + more > self._port.body_budget and size > SMALL:
+    def _reserve(self, size: int) -> None:
+        """Reserve `size` bytes in total. A declared length is reserved at once: those that came first get through."""
+        more = max(0, size - self._reserved)
+        if self._budget.reserved + more > self._port.body_budget and size > SMALL:
             raise unavailable()
-        self._held += more
-        self._budget.held += more
+        self._reserved += more
+        self._budget.reserved += more
 
 
 class BodyBudget:
-    """Bytes of all the bodies that a worker holds."""
+    """How many bytes the bodies of all open exchanges of a worker hold."""
 
-    __slots__ = ("held",)
+    __slots__ = ("reserved",)
 
     def __init__(self) -> None:
-        self.held = 0
+        self.reserved = 0
 
 
-def expects(request: web.BaseRequest) -> bool:
-    """Whether the caller waits to be told before it sends the body."""
+def expects_continue(request: web.BaseRequest) -> bool:
+    """Return whether the caller waits for `100 Continue` before it sends the body."""
     return request.headers.get("Expect", "").lower() == "100-continue"
 
 
@@ -103,5 +103,5 @@ def _check_head(request: web.BaseRequest, max_body: int) -> None:
         raise _too_large(max_body)
 
 
-def _too_large(most: int) -> Refused:
-    return Refused(413, "body_too_large", f"The body is larger than {most} bytes. Shorten the conversation.")
+def _too_large(max_body: int) -> Refused:
+    return Refused(413, "body_too_large", f"The body is larger than {max_body} bytes. Shorten the conversation.")

@@ -1,7 +1,7 @@
-"""aiohttp on the public port: the head of a request becomes an exchange, and runs.
+"""The public port of one worker: a request head becomes an exchange and runs.
 
-The raw path is matched exactly; the query is ignored and never forwarded; `Host` decides nothing. The body is read when a
-plugin first needs it, so that what is refused on its head alone was never read.
+The raw path is matched exactly. The query is ignored and never forwarded, and `Host` decides nothing. The body is read when a
+plugin first needs it, so a request that is refused on its head is refused without reading the body.
 """
 
 from __future__ import annotations
@@ -17,59 +17,59 @@ from gateway.chat.request import Body, BodyRules, check
 from gateway.config.schema import Port
 from gateway.errors import Refused, unavailable
 from gateway.exchange import Exchange, Operation, Reply, Request
-from gateway.proxy.caller import CallerConnection, Written
-from gateway.proxy.lifecycle import Answer, ExchangeRunner
-from gateway.server.body import BodyBudget, BodyReader, expects
+from gateway.proxy.caller import CallerConnection
+from gateway.proxy.lifecycle import ExchangeRunner, LocalHandler
+from gateway.server.body import BodyBudget, BodyReader, expects_continue
 from gateway.server.listener import Listener
-from gateway.server.protocol import Door, GuardedProtocol, too_large_a_head
+from gateway.server.protocol import SentResponse, Server, ServerProtocol, head_too_large
 from gateway.server.routes import HEALTH, LocalRoutes, misdirected, operation_of
 from gateway.services import Services
 
 
 class Gateway:
-    """One worker's public port."""
+    """The public port of one worker."""
 
     def __init__(self, port: Port, chain: Chain, services: Services, runner: ExchangeRunner) -> None:
         self.port = port
         self.chain = chain
         self.services = services
         self.runner = runner
-        self.answers = LocalRoutes(services.catalogue, services.store)
+        self.routes = LocalRoutes(services.catalogue, services.store)
         self.draining = False
         self.budget = BodyBudget()
         self._rules = BodyRules(allow_non_streaming=port.allow_non_streaming)
         self._web_runner: web.ServerRunner | None = None
-        self._accepting: Listener | None = None
+        self._listener: Listener | None = None
 
-    async def listen(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
-        """Begin to accept on a bound socket."""
-        door = Door(self._handle, self.port)
-        self._web_runner = web.ServerRunner(door)
+    async def listen(self, bound: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Accept connections on a bound socket."""
+        server = Server(self._handle, self.port)
+        self._web_runner = web.ServerRunner(server)
         await self._web_runner.setup()
-        self._accepting = Listener(listener, door, tls, self.port.handshake_timeout)
+        self._listener = Listener(bound, server, tls, self.port.handshake_timeout)
 
     def swap(self, chain: Chain, services: Services) -> Chain:
-        """Serve new exchanges with another chain; returns the one before, whose exchanges may still be under way."""
+        """Serve new exchanges with `chain`. Return the chain before, whose exchanges may still be in progress."""
         old, self.chain = self.chain, chain
         self.services = services
-        self.answers = LocalRoutes(services.catalogue, services.store)
+        self.routes = LocalRoutes(services.catalogue, services.store)
         self.runner.metrics.catalogue = services.catalogue
         return old
 
     async def drain(self) -> None:
-        """Stop accepting, let open exchanges finish within `port.drain` seconds, end the rest with the error event."""
+        """Stop accepting; let open exchanges finish within `port.drain` seconds; end the rest with the error event."""
         self.draining = True
-        if self._web_runner is None or self._accepting is None:
+        if self._web_runner is None or self._listener is None:
             return
-        self._accepting.stop()
-        await self.runner.idle(self.port.drain)
-        self.runner.failover.stop_streams()
+        self._listener.stop()
+        await self.runner.wait_idle(self.port.drain)
+        self.runner.failover.stop_relays()
         await self._web_runner.cleanup()
-        await self.runner.settled()
+        await self.runner.wait_ended()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         protocol, transport = request.protocol, request.transport
-        if transport is None or not isinstance(protocol, GuardedProtocol):
+        if transport is None or not isinstance(protocol, ServerProtocol):
             raise ConnectionResetError
         caller = CallerConnection(
             protocol,
@@ -80,11 +80,11 @@ class Gateway:
         path = request.raw_path.partition("?")[0]
         if path in HEALTH and request.method == "GET":
             await self._health(caller, path)
-            return Written(caller)
+            return SentResponse(caller)
         refusal = self._refusal(request, crowded=protocol.crowded)
-        if refusal is not None or expects(request) or request.method in ("CONNECT", "HEAD"):
+        if refusal is not None or expects_continue(request) or request.method in ("CONNECT", "HEAD"):
             caller.close_after()  # caller and gateway may disagree about where the next message begins
-        # What is refused whoever asks, nobody decides on: only who sees all that arrives is told.
+        # No plugin decides on what is refused for every caller: only plugins with `sees_misdirected` see it.
         operation, argument = (Operation.MISDIRECTED, "") if refusal else operation_of(request.method, path)
         peer = transport.get_extra_info("peername")
         head = Request(
@@ -101,17 +101,17 @@ class Gateway:
         if operation is Operation.MISDIRECTED and not path.startswith("/v1"):
             error = refusal or misdirected(request.method, path)
             caller.refuse(error, exchange.id, exchange.response_headers)
-            return Written(caller)
+            return SentResponse(caller)
         try:
-            await self.runner.run(exchange, self.chain, caller, _refusing(refusal) if refusal else self.answers)
+            await self.runner.run(exchange, self.chain, caller, _refuse_with(refusal) if refusal else self.routes)
         finally:
             reader.release()
-        return Written(caller)
+        return SentResponse(caller)
 
     def _refusal(self, request: web.BaseRequest, *, crowded: bool) -> Refused | None:
-        """What is not served whoever asks, and ends the connection: doubtful framing, too large a head, no room."""
+        """Return why no caller could be served with this head: unclear framing, too large, or no capacity. Else None."""
         if sum(map(len, chained.from_iterable(request.raw_headers))) > self.port.max_head:
-            return too_large_a_head(self.port.max_head)
+            return head_too_large(self.port.max_head)
         coding = request.headers.get("Transfer-Encoding")
         if coding is not None and coding.lower() != "chunked":
             return Refused(
@@ -129,7 +129,7 @@ class Gateway:
         caller.reply(200 if ready else 503, headers, b"ok\n" if ready else b"degraded\n")
 
     async def _body(self, request: web.BaseRequest, caller: CallerConnection, reader: BodyReader) -> Body:
-        """Read the whole body within the limits, and check it. Raises `Refused`; `ConnectionError` if the caller left."""
+        """Read the whole body within the limits and check it. Raises `Refused`, and `ConnectionError` if the caller left."""
         try:
             raw = await reader.read(request, caller)
         except Refused:
@@ -138,8 +138,8 @@ class Gateway:
         return check(raw, self._rules)
 
 
-def _refusing(refusal: Refused) -> Answer:
-    async def answer(_: Exchange) -> Reply:
+def _refuse_with(refusal: Refused) -> LocalHandler:
+    async def handler(_: Exchange) -> Reply:
         raise refusal
 
-    return answer
+    return handler

@@ -1,7 +1,7 @@
-"""Connections are taken from the listening socket as they wait, many in each turn of the event loop.
+"""The listening socket: accepts many waiting connections in each turn of the event loop.
 
-libuv takes one a turn. Where thousands of streams make a turn long, whoever arrives would wait for seconds, and the kernel
-would turn away those behind him.
+libuv accepts one per turn. Where thousands of streams make a turn long, new connections would wait for seconds, and the kernel
+would drop those that its queue cannot hold.
 """
 
 from __future__ import annotations
@@ -13,57 +13,57 @@ from collections.abc import Callable
 from typing import Final
 
 BACKLOG: Final = 4096
-"""Connections that may wait in the kernel."""
-AT_ONCE: Final = 64
-"""Connections that are taken in one turn, so that open streams wait for no crowd either."""
-FULL_S: Final = 1.0
-"""How long nobody is taken where the process can have no more file descriptors."""
+"""Connections that may wait in the kernel's queue."""
+MAX_PER_TURN: Final = 64
+"""Connections accepted in one turn, so that a burst of connections does not delay open streams."""
+PAUSE_S: Final = 1.0
+"""How long to wait before accepting again when the process is out of file descriptors."""
 
 
 class Listener:
-    """Serves each connection of a bound socket with a protocol of its own, until `stop`."""
+    """Accepts the connections of a bound socket, each with a new protocol, until `stop`."""
 
     def __init__(
         self,
-        listener: socket.socket,
+        bound: socket.socket,
         protocol: Callable[[], asyncio.BaseProtocol],
         tls: ssl.SSLContext | None = None,
         handshake_s: float | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._listener = listener
+        self._socket = bound
         self._protocol = protocol
         self._tls = tls
         self._handshake_s = handshake_s if tls else None
         self._opening: set[asyncio.Task[None]] = set()
-        self._again: asyncio.TimerHandle | None = None
-        listener.setblocking(False)
-        listener.listen(BACKLOG)
-        self._begin()
+        self._resume: asyncio.TimerHandle | None = None
+        bound.setblocking(False)
+        bound.listen(BACKLOG)
+        self._start()
 
     def stop(self) -> None:
-        """Take nobody any more, and close the socket; once more it does nothing."""
-        if self._again is not None:
-            self._again.cancel()
-        if self._listener.fileno() >= 0:
-            self._loop.remove_reader(self._listener)
-            self._listener.close()
+        """Stop accepting and close the socket. May be called again."""
+        if self._resume is not None:
+            self._resume.cancel()
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
 
-    def _begin(self) -> None:
-        self._again = None
-        self._loop.add_reader(self._listener, self._take)
+    def _start(self) -> None:
+        self._resume = None
+        self._loop.add_reader(self._socket, self._accept)
 
-    def _take(self) -> None:
-        for _ in range(AT_ONCE):
+    def _accept(self) -> None:
+        for _ in range(MAX_PER_TURN):
             try:
-                connection, _ = self._listener.accept()
+                connection, _ = self._socket.accept()
             except BlockingIOError:
                 return
             except ConnectionAbortedError:
-                continue  # he left while he waited
+                continue  # it was closed while it waited
             except OSError:
-                self._loop.remove_reader(self._listener)
-                self._again = self._loop.call_later(FULL_S, self._begin)
+                self._loop.remove_reader(self._socket)
+                self._resume = self._loop.call_later(PAUSE_S, self._start)
                 return
             connection.setblocking(False)
             task = self._loop.create_task(self._open(connection))
@@ -75,5 +75,5 @@ class Listener:
             await self._loop.connect_accepted_socket(
                 self._protocol, connection, ssl=self._tls, ssl_handshake_timeout=self._handshake_s
             )
-        except (OSError, TimeoutError):  # a handshake that failed, too
+        except (OSError, TimeoutError):  # also a handshake that failed
             connection.close()

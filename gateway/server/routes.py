@@ -1,4 +1,4 @@
-"""What the gateway answers by itself once the chain has let a request through: models, the account, a request's record."""
+"""The path table, and the operations that need no upstream: models, account, one request's record."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ KNOWN_PATHS = "Known here: POST /v1/chat/completions, GET /v1/models, GET /v1/ac
 
 
 class LocalRoutes:
-    """The operations that need no upstream."""
+    """Answers the operations that need no upstream, once the chain has admitted the request."""
 
     def __init__(self, catalogue: Catalogue, store: Store) -> None:
         self._catalogue = catalogue
         self._store = store
 
     async def __call__(self, exchange: Exchange) -> Reply:
-        """The answer to what was asked. Raises `Refused`."""
+        """Return the reply to an admitted request. Raises `Refused`."""
         match exchange.request.operation:
             case Operation.MODELS:
                 return self._models(exchange)
@@ -66,19 +66,19 @@ class LocalRoutes:
                 "request_not_found",
                 "No request with this id has ended in this account. Check it against x-request-id, or ask again later.",
             )
-        told = msgspec.to_builtins(record)
-        return _json({key: value for key, value in told.items() if key not in OPERATORS_OWN})
+        fields = msgspec.to_builtins(record)
+        return _json({key: value for key, value in fields.items() if key not in OPERATOR_FIELDS})
 
 
 ACCOUNT_FIELDS = ("id", "status", "group", "balance_micros", "held_micros", "holds", "credit_line_micros")
 
 
-OPERATORS_OWN = ("channel", "attempts", "upstream_request_id")
-"""What of a record concerns nobody but the operator: which upstreams there are."""
+OPERATOR_FIELDS = ("channel", "attempts", "upstream_request_id")
+"""Fields of a record that callers do not see, because they name upstreams."""
 
 
 def misdirected(method: str, path: str) -> Refused:
-    """What is said of a path or method that the table does not hold."""
+    """Return the error for a path or method that is not in the table."""
     if path.startswith("/v1/v1"):
         return Refused(404, "unknown_path", BASE_ENDS_IN_V1)
     if path in ("/chat/completions", "/models"):
@@ -91,7 +91,7 @@ def misdirected(method: str, path: str) -> Refused:
 
 
 def operation_of(method: str, path: str) -> tuple[Operation, str]:
-    """The path table: exact, without decoding, merging or folding."""
+    """Return the operation of a path, and its argument. Paths match exactly: no decoding, merging or case folding."""
     if METHODS.get(path) == method:
         return OPERATIONS[path], ""
     for prefix, operation in (("/v1/models/", Operation.MODELS), ("/v1/requests/", Operation.REQUESTS)):

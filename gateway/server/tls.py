@@ -1,7 +1,8 @@
-"""TLS on the public port, with the certificate that is in its files now.
+"""TLS on the public port, with a certificate that is reloaded when its files change.
 
-Both files are looked at every few seconds. A new pair serves whoever connects from then on; connections that stand keep
-theirs. A pair that does not fit, as between the writing of two files, changes nothing, is said once, and is tried again.
+Both files are checked every few seconds. A new pair serves new connections; open connections keep theirs. A certificate and key
+that do not match, as between the writing of the two files, change nothing: this is logged once, and tried again at the next
+change.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ import structlog
 from gateway.config.schema import Tls
 from gateway.errors import Misconfigured
 
-LOOK_EVERY_S: Final = 5.0
+CHECK_EVERY_S: Final = 5.0
 
 log = structlog.get_logger("gateway.server.tls")
 
 
 class Certificate:
-    """A certificate and its key, ready to serve. Raises `Misconfigured` for files that cannot be used."""
+    """A certificate and its key as a TLS context. Raises `Misconfigured` for files that cannot be used."""
 
     def __init__(self, settings: Tls) -> None:
         self._settings = settings
-        self._seen = self._look()
+        self._versions = self._stat()
         self.context = self._read()
 
     def renew(self) -> bool:
-        """Take up the files if they changed since the last look; whether they were taken up."""
-        seen = self._look()
-        if seen == self._seen:
+        """Load the files if they changed since the last check. Return whether a new pair was loaded."""
+        versions = self._stat()
+        if versions == self._versions:
             return False
-        self._seen = seen
+        self._versions = versions
         try:
             self._read()
             self._load(self.context)
@@ -46,11 +47,11 @@ class Certificate:
         log.info("certificate_renewed", certificate=self._settings.certificate)
         return True
 
-    def _look(self) -> tuple[tuple[int, int] | None, ...]:
+    def _stat(self) -> tuple[tuple[int, int] | None, ...]:
         return tuple(_version(Path(name)) for name in (self._settings.certificate, self._settings.key))
 
     def _read(self) -> ssl.SSLContext:
-        """The pair in a context of its own: the one that serves never holds half a pair."""
+        """Load the pair into a new context first, so that the context in use never holds half a pair."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
@@ -70,12 +71,12 @@ class Certificate:
 
 @asynccontextmanager
 async def renewing(settings: Tls | None) -> AsyncIterator[ssl.SSLContext | None]:
-    """A context that serves what the files hold; None where there is no TLS. Raises `Misconfigured`."""
+    """Yield a context that follows the files, or None without TLS. Raises `Misconfigured`."""
     if settings is None:
         yield None
         return
     certificate = Certificate(settings)
-    task = asyncio.get_running_loop().create_task(_keep_looking(certificate))
+    task = asyncio.get_running_loop().create_task(_renew_forever(certificate))
     try:
         yield certificate.context
     finally:
@@ -84,9 +85,9 @@ async def renewing(settings: Tls | None) -> AsyncIterator[ssl.SSLContext | None]
             await task
 
 
-async def _keep_looking(certificate: Certificate) -> None:
+async def _renew_forever(certificate: Certificate) -> None:
     while True:
-        await asyncio.sleep(LOOK_EVERY_S)
+        await asyncio.sleep(CHECK_EVERY_S)
         certificate.renew()
 
 
@@ -99,5 +100,5 @@ def _version(path: Path) -> tuple[int, int] | None:
 
 
 def _no_password() -> str:
-    """Asked for an encrypted key, instead of a person at a terminal."""
+    """Answer OpenSSL's question for the password of an encrypted key, which it would otherwise ask on a terminal."""
     return ""

@@ -13,7 +13,7 @@ from gateway.chat.request import Body, BodyRules, check
 from gateway.errors import GatewayError, Refused, as_refused
 from gateway.exchange import Exchange, Operation, Request
 from gateway.facts import Route
-from gateway.proxy.failover import MOST_ATTEMPTS
+from gateway.proxy.failover import MAX_ATTEMPTS
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -112,11 +112,11 @@ async def _choices(route: Route) -> list[ChannelChoice]:
     available: set[str] = set()
     for candidate in route.candidates:
         why_not = await route.breaker.why_not(candidate)
-        if not why_not and (candidate.name in available or len(available) == MOST_ATTEMPTS):
+        if not why_not and (candidate.name in available or len(available) == MAX_ATTEMPTS):
             why_not = (
                 "is listed above already"
                 if candidate.name in available
-                else f"{MOST_ATTEMPTS} others are tried before it"
+                else f"{MAX_ATTEMPTS} others are tried before it"
             )
         verdict: Literal["first", "spare", "left out"] = "left out" if why_not else "spare" if available else "first"
         choices.append(ChannelChoice(candidate.name, candidate.model, verdict, why_not))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import signal
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -169,15 +168,9 @@ class Copier:
                 await asyncio.wait_for(stop.wait(), pause_s)
 
 
-def main(config: Config) -> None:
-    """Copy until SIGTERM."""
-
-    async def until_terminated() -> None:
-        stop = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-        await Copier(ClickHouse(config.usage.clickhouse), config.data_path / "usage").run(stop)
-
-    asyncio.run(until_terminated())
+async def run(config: Config, stop: asyncio.Event) -> None:
+    """Copy to the configuration's ClickHouse until `stop` is set."""
+    await Copier(ClickHouse(config.usage.clickhouse), config.data_path / "usage").run(stop)
 
 
 def _line(record: Record) -> bytes:

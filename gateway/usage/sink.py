@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import signal
 import sqlite3
 import time
 from collections.abc import Iterable
@@ -49,17 +48,6 @@ HOUSEKEEPING_S: Final = 60.0
 MARGIN_S: Final = 60.0
 LOST: Final = 200
 """Requests without an end for whose account all accounts are asked, in one round of housekeeping."""
-
-
-def main(config: Config, url: str) -> None:
-    """Run until SIGTERM; then drain what is left, for a few seconds at most, and return."""
-
-    async def until_terminated() -> None:
-        stop = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-        await run(config, url, stop)
-
-    asyncio.run(until_terminated())
 
 
 async def run(config: Config, url: str, stop: asyncio.Event) -> None:

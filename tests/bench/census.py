@@ -1,4 +1,4 @@
-"""A plugin that counts the tasks of its worker, each second, into a file that is named by the process."""
+"""A plugin that writes the number of its worker's tasks, each second, to a file named after the process."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from gateway import Plugin, Services
 
 
 class Census(Plugin):
-    """Looks at no request."""
+    """A plugin that ignores requests."""
 
     folder: str
 
     async def start(self, services: Services) -> None:
-        """Begin to count."""
+        """Start counting."""
         self._count()
 
     async def stop(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         self._next.cancel()
 
     def _count(self) -> None:

@@ -40,11 +40,11 @@ HUGE = f"port: {{max_body: {32 * MIB}}}"
 OTHER, OF_THE_CROWD = "channels: [{use: fake, model: renamed}]", "channels: [crowd]"
 
 Caller = Callable[[int, str], Awaitable[str]]
-"""What one of the crowd does at a port with its token; what became of it."""
+"""What one connection does at a port with its token; returns its result."""
 
 
 async def serve(kind: str, base_url: str, crowd_url: str) -> None:
-    """A gateway, until its standard input ends; tells its port and the tokens of some accounts.
+    """Run a gateway until its standard input ends; print its port and the tokens of some accounts.
 
     The crowd has an upstream of its own, so that nobody else waits for that.
     """
@@ -59,7 +59,7 @@ async def serve(kind: str, base_url: str, crowd_url: str) -> None:
 
 
 async def answer() -> None:
-    """Upstreams, until standard input ends: one that answers, one that never stops; tells their base addresses."""
+    """Run upstreams until standard input ends, one that answers and one that never stops; print their base addresses."""
     flooding: list[Step] = [
         CHUNKED,
         Forever(chunk(b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % (b"x" * PIECE))),
@@ -73,7 +73,7 @@ async def answer() -> None:
 
 
 async def wait(port: int, token: str) -> None:
-    """Another caller: prints the milliseconds of each of its requests, until it is ended."""
+    """Send requests as another caller, and print the milliseconds of each, until ended."""
     while True:
         began = time.perf_counter()
         status = (await ask(port, chat(token))).status
@@ -154,7 +154,7 @@ def by_byte(body: bytes) -> bytes:
 
 
 def crowd_of(kind: str) -> tuple[int, Caller]:
-    """How many come, and what each does."""
+    """Return how many connections there are, and what each does."""
     match kind:
         case "idle":
             return 5000, stays(lambda token: b"")

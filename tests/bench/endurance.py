@@ -30,13 +30,13 @@ from tests.bench.process import raise_descriptors, resident_kib, sockets
 
 SLICE = 50_000
 QUIET_S = 12.0
-"""Until connections that nobody uses any more are closed, and the usage log is on the disk."""
+"""Until unused connections are closed, and the usage log is on the disk."""
 LEVEL = 1.05
 HOLDS = "gw:{bench}:holds"
 
 
 class Held(msgspec.Struct):
-    """What is there while nobody asks. `resident_kib`: of the parent, its workers and the sink together."""
+    """What an idle gateway holds. `resident_kib`: of the parent, its workers and the sink together."""
 
     resident_kib: int
     tasks: int
@@ -47,12 +47,12 @@ class Held(msgspec.Struct):
 
     @classmethod
     def by(cls, pids: list[int], folder: Path) -> Held:
-        """All of a gateway and its store."""
+        """Return what a gateway and its store hold."""
         tasks = sum(int(file.read_text() or 0) for pid in pids for file in folder.glob(f"tasks-{pid}"))
         return cls(resident_kib(pids), tasks, sockets(pids), *asyncio.run(_stored(folder / "data")))
 
     def beyond(self, first: Held) -> list[str]:
-        """What is more than it may be, in words."""
+        """Return in words what is more than it may be."""
         grown = [
             f"{name}: {now} after {before}"
             for name in ("tasks", "sockets", "keys")
@@ -66,7 +66,7 @@ class Held(msgspec.Struct):
 
 
 async def _stored(data: Path) -> tuple[int, int, int]:
-    """Holds, keys that do not expire by themselves, and KiB of the store that serves."""
+    """Return the holds, the keys without an expiry, and the KiB of the store."""
     client = Client.connect(EmbeddedStore.start(data).url, timeout_s=10)
     try:
         memory, spaces = await client.call("INFO", "memory"), await client.call("INFO", "keyspace")
@@ -77,7 +77,7 @@ async def _stored(data: Path) -> tuple[int, int, int]:
 
 
 def endure(folder: Path, requests: int, workers: int) -> list[str]:
-    """Ask so many times; what is wrong at the end."""
+    """Send so many requests; return what is wrong at the end."""
     bench = Bench(folder, 1, 0, 1)
     census = f"{{use: 'tests.bench.census:Census', with: {{folder: {folder / 'ours'}}}}}"
     ours = Ours(folder / "ours", bench.port, workers=workers, more=[census])

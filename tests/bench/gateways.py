@@ -1,4 +1,4 @@
-"""What every measured gateway is to the load, and this project's own with its whole chain."""
+"""The interface of a measured gateway, and this project's gateway with its whole chain."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ GENEROUS: Final = {
 
 
 class Gateway:
-    """One that is measured: it serves the chat path on `port` and sends what it is asked on to `upstream`."""
+    """A measured gateway: it serves the chat path on `port` and forwards requests to `upstream`."""
 
     name: ClassVar[str]
     does: ClassVar[str] = "plain proxy"
     streams: ClassVar[int] = 400
-    """Of the paced load: as many as it carries."""
+    """Streams of the paced load: as many as it carries."""
 
     token = "none"
     headers: Mapping[str, str] = MappingProxyType({})
@@ -40,7 +40,7 @@ class Gateway:
 
     @property
     def command(self) -> list[str]:
-        """What serves, until SIGTERM."""
+        """Return the command that serves until SIGTERM."""
         raise NotImplementedError
 
     @property
@@ -49,12 +49,12 @@ class Gateway:
 
     @contextmanager
     def serving(self, cores: str = "0") -> Iterator[list[int]]:
-        """The processes that serve, the store's left out."""
+        """Yield the ids of the processes that serve, without the store's."""
         with running(self.command, cores, self.folder / "log", self.answers, self.environment) as pid:
             yield family(pid)
 
     def answers(self) -> bool:
-        """Whether a question is answered whole."""
+        """Return whether a request is answered completely."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=10)
         try:
             connection.request("POST", PATH, *question(self.token, "1 0 150", self.headers))
@@ -67,7 +67,7 @@ class Gateway:
 
 
 class Upstream(Gateway):
-    """No gateway at all: the upstream asked directly. What any gateway adds is the difference to it."""
+    """No gateway: the upstream itself. The difference to it is what a gateway adds."""
 
     name = "upstream"
     does = "nothing"
@@ -122,6 +122,6 @@ class Ours(Gateway):
         return version("sluicegate")
 
     def run(self, *words: str) -> str:
-        """What one of its commands prints. Raises `subprocess.CalledProcessError`."""
+        """Return what one of its commands prints. Raises `subprocess.CalledProcessError`."""
         command = [sys.executable, "-m", "gateway", *words, "-c", str(self.configuration)]
         return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout

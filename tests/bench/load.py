@@ -31,11 +31,11 @@ STAMP: Final = re.compile(rb"@(\d{20})@")
 END: Final = b"\r\n0\r\n\r\n"
 READ: Final = 64 * 1024
 STAGGER: Final = 20
-"""Connections opened in one moment, so that the streams do not all begin together."""
+"""Connections opened at once, so that the streams do not all begin together."""
 
 
 class Given(msgspec.Struct):
-    """A load. `plan` is what the upstream is asked for; `body` the bytes of the prompt."""
+    """A load. `plan` is what the upstream should send; `body` the bytes of the prompt."""
 
     port: int
     plan: str
@@ -58,7 +58,7 @@ class Given(msgspec.Struct):
 
 
 class Caller:
-    """One connection, opened anew where the gateway closes it."""
+    """One connection, reopened when the gateway closes it."""
 
     def __init__(self, load: Load) -> None:
         self.load = load
@@ -126,7 +126,7 @@ class Caller:
             load.answered(self)
 
     def lost(self) -> None:
-        """The connection is over; a request under way on it has failed."""
+        """Count the request under way on a lost connection as failed."""
         load, failed = self.load, self.asking
         del load.callers[self.socket.fileno()]
         self.socket.close()
@@ -138,7 +138,7 @@ class Caller:
 
 
 class Load:
-    """All callers, and what they have seen."""
+    """All callers, and what they have received."""
 
     def __init__(self, given: Given) -> None:
         self.given = given
@@ -159,7 +159,7 @@ class Load:
             caller.ask()
 
     def run(self, over: Callable[[], bool], seconds: float) -> None:
-        """Until it is over, but no longer than `seconds`."""
+        """Run until the load is over, but no longer than `seconds`."""
         deadline = time.monotonic() + seconds
         while not over() and (now := time.monotonic()) < deadline:
             while self.due <= now:
@@ -180,7 +180,7 @@ class Load:
                 self.run(lambda: False, 0.02)
 
     def measure(self) -> dict[str, float]:
-        """Put the load on, and tell what it cost."""
+        """Run the load, and return what it cost."""
         given = self.given
         idle_kib = resident_kib(given.pids)
         opening = time.monotonic()

@@ -1,4 +1,4 @@
-"""Where and on what something was measured."""
+"""The machine, the versions and the commit of a measurement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.bench.process import ROOT
 
 
 def commit() -> str:
-    """The commit that is checked out; with a plus where files differ from it."""
+    """Return the commit that is checked out, with a plus if files differ from it."""
     words = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
     return subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False).stdout.strip()
 
@@ -35,5 +35,5 @@ def moment() -> str:
 
 
 def busy() -> float:
-    """How many processes wanted a core, over the last minute."""
+    """Return the load average of the last minute."""
     return round(os.getloadavg()[0], 1)

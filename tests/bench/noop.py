@@ -1,4 +1,4 @@
-"""A plugin that is asked at both ends of a request and does nothing."""
+"""A plugin whose `on_request` and `on_end` do nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gateway import Exchange, Plugin
 
 
 class Noop(Plugin):
-    """What being in the chain costs."""
+    """Measures what a place in the chain costs."""
 
     async def on_request(self, exchange: Exchange) -> None:
         """Nothing."""

@@ -1,4 +1,4 @@
-"""Those it is compared with: found on PATH, or where the environment says.
+"""The gateways and proxies to compare with: found on PATH, or where the environment says.
 
 | gateway | install | otherwise named by |
 |---|---|---|
@@ -91,14 +91,14 @@ globalThis.fetch = async (...words) => {
 
 
 class Peer(Gateway):
-    """A program of others."""
+    """A program of another project."""
 
     variable: ClassVar[str]
     program: ClassVar[str]
 
     @classmethod
     def found(cls) -> str | None:
-        """Where it is, if it is."""
+        """Return its path, or None."""
         return os.environ.get(cls.variable) or shutil.which(cls.program)
 
     @property
@@ -108,20 +108,20 @@ class Peer(Gateway):
         return found
 
     def told(self, *words: str) -> str:
-        """The first version number that a command tells."""
+        """Return the first version number that a command prints."""
         done = subprocess.run([self.path, *words], capture_output=True, text=True, check=False)
         number = re.search(r"\d+\.\d+\.\d+", done.stdout + done.stderr)
         return number[0] if number else ""
 
     def packaged(self, package: str) -> str:
-        """The version of a package in the Python environment that the program belongs to."""
+        """Return the version of a package in the program's Python environment."""
         ask = f"from importlib.metadata import version; print(version({package!r}))"
         python = Path(self.path).with_name("python")
         return subprocess.run([python, "-c", ask], capture_output=True, text=True, check=False).stdout.strip()
 
 
 class Nginx(Peer):
-    """The yardstick: a proxy in C."""
+    """A proxy in C, to which the others are compared."""
 
     name = program = "nginx"
     variable = "BENCH_NGINX"
@@ -227,5 +227,5 @@ PEERS: Final[tuple[type[Peer], ...]] = (Nginx, Envoy, VllmRouter, Portkey, LiteL
 
 
 def peers() -> list[type[Peer]]:
-    """Those that are installed."""
+    """Return those that are installed."""
     return [peer for peer in PEERS if peer.found()]

@@ -1,4 +1,4 @@
-"""Processes on this machine: starting them on a core, and what the kernel counts of them."""
+"""Processes on this machine: starts them on a core, and reads what the kernel counts of them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PORTS: Final = iter(random.sample(range(20_000, 30_000), 1000))
 
 
 def raise_descriptors() -> None:
-    """As many open files as the system allows; what is started inherits it."""
+    """Allow as many open files as the system does; child processes inherit it."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def free_port() -> int:
-    """A port that nobody has and that this asked nobody for before; none of those that the system gives to callers."""
+    """Return a free port that was not returned before, outside of the range that the system gives to callers."""
     for port in PORTS:
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
@@ -35,7 +35,7 @@ def free_port() -> int:
 
 
 def pinned(cores: str) -> list[str]:
-    """Words that keep a command on these cores, where there are two."""
+    """Return a command prefix that keeps a command on these cores, where there are two."""
     return ["taskset", "-c", cores] if shutil.which("taskset") and (os.cpu_count() or 1) > 1 else []
 
 
@@ -54,7 +54,7 @@ def running(
     reached: Callable[[], bool],
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[int]:
-    """A process from when `reached`, by its id. At the end SIGTERM, to it first and then to whatever it left behind.
+    """Yield the id of a process once it is `reached`. At the end send SIGTERM to it, then to what it left behind.
 
     Raises `RuntimeError`, with the end of its log, when it is gone or needs too long.
     """
@@ -87,7 +87,7 @@ def running(
 
 
 def family(pid: int) -> list[int]:
-    """A process and those it started, but for the store: it is not what is compared."""
+    """Return the ids of a process and of those it started, without the store, which is not compared."""
     listed = subprocess.run(["ps", "-eo", "pid=,ppid=,comm="], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 2) for line in listed.splitlines()]
     found = [pid]
@@ -99,17 +99,17 @@ def family(pid: int) -> list[int]:
 
 
 def cpu_ns(pids: Iterable[int]) -> int:
-    """Nanoseconds that these processes have run, all their threads together."""
+    """Return the nanoseconds that these processes have run, all threads together."""
     files = [file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
     return sum(int(file.read_text().split()[0]) for file in files)
 
 
 def resident_kib(pids: Iterable[int]) -> int:
-    """Memory that these processes hold: what they share is counted once, what they only map from files not at all."""
+    """Return the memory of these processes in KiB: shared pages count once, pages that are only mapped from files not at all."""
     text = "".join(Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids)
     return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith(("Pss_Anon", "Pss_Shmem")))
 
 
 def sockets(pids: Iterable[int]) -> int:
-    """Open sockets of these processes."""
+    """Return the number of open sockets of these processes."""
     return sum(str(link.readlink()).startswith("socket:") for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir())

@@ -1,4 +1,4 @@
-"""What was measured, kept as JSON: a file for each part."""
+"""The results, stored as JSON: a file for each part."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from tests.bench.bench import UsageDatabase
+from tests.bench.bench import Rows
 
 FOLDER: Final = Path(__file__).parent / "results"
 
@@ -24,7 +24,7 @@ class Result(msgspec.Struct):
     rounds: int
     seconds: float
     scale: float
-    rows: UsageDatabase
+    rows: Rows
 
 
 def keep(folder: Path, part: str, result: Result) -> None:
@@ -33,5 +33,5 @@ def keep(folder: Path, part: str, result: Result) -> None:
 
 
 def kept(folder: Path) -> dict[str, Result]:
-    """All parts that were measured, by name."""
+    """Return all parts that were measured, by name."""
     return {file.stem: msgspec.json.decode(file.read_bytes(), type=Result) for file in sorted(folder.glob("*.json"))}

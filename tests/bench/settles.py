@@ -1,4 +1,4 @@
-"""What settling costs the store: time, and the memory of one account's keys, over many requests.
+"""What settlements cost the store: time, and the memory of one account's keys, over many requests.
 
 `python -m tests.bench.settles [COUNT]` holds and settles COUNT requests (a million by default) of one account, on a server of
 its own, over a day that is shortened to `KEEP_S`, so that the memory of ended requests is trimmed as it would be. After each
@@ -72,7 +72,7 @@ async def measure(url: str, count: int, folder: Path) -> None:
 
 
 async def request(wallet: Wallet) -> None:
-    """One hold and its settlement: two of the store's round trips, shared with those beside it."""
+    """Hold and settle once: two round trips to the store, shared with requests that run beside it."""
     request_id = str(uuid7())
     await wallet.hold("bench", request_id, amount=10, floor=0, lease_ms=1000, fingerprint="a", max_holds=2 * AT_ONCE)
     await wallet.settle("bench", request_id, 7)

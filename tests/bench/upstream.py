@@ -44,13 +44,13 @@ END: Final = (
 
 @cache
 def event(size: int) -> bytes:
-    """A chunk whose text has `size` bytes, of which the moment of sending, put in with `%`, takes 22: `@...@`."""
+    """Return a chunk whose text has `size` bytes, of which the time of sending, put in with `%`, takes 22: `@...@`."""
     stamp = b"@" + b"0" * 20 + b"@"
     return chunk(EVENT % (stamp + b"x" * (size - len(stamp)))).replace(stamp, b"@%020d@")
 
 
 class Answering:
-    """One connection, one request after the other."""
+    """One connection, which answers one request after the other."""
 
     def __init__(self, upstream: Upstream, sock: socket.socket) -> None:
         self.upstream, self.socket = upstream, sock
@@ -130,7 +130,7 @@ class Answering:
 
 
 class Upstream:
-    """All connections, and whose event is due when."""
+    """All connections, and when the next event of each is due."""
 
     def __init__(self, port: int) -> None:
         self.listening = socket.create_server(("127.0.0.1", port), backlog=16384)
@@ -139,7 +139,7 @@ class Upstream:
         self.poll.register(self.listening, select.EPOLLIN)
         self.connections: dict[int, Answering] = {}
         self.schedule: defaultdict[int, deque[tuple[int, Answering]]] = defaultdict(deque)
-        """By interval. All wait equally long in one, so each is in order."""
+        """Connections by interval. All of one interval wait equally long, so each queue is in order."""
 
     def watch(self, connection: Answering, mask: int) -> None:
         self.poll.modify(connection.socket, mask)
@@ -176,7 +176,7 @@ class Upstream:
                             connection.close()
 
     def wait_s(self) -> float | None:
-        """Until the next event is due."""
+        """Return the seconds until the next event is due."""
         moments = [waiting[0][0] for waiting in self.schedule.values() if waiting]
         return max(0, min(moments) - time.monotonic_ns()) / 1e9 if moments else None
 

@@ -1,4 +1,4 @@
-"""How fast the usage log is: `python -m tests.bench.usage_log [REQUESTS]`, 200,000 where nothing else is said.
+"""How fast the usage log is: `python -m tests.bench.usage_log [REQUESTS]`, 200,000 by default.
 
 Two rounds through a real store and a sink in a process of its own, each request an arrival and an end:
 
@@ -6,7 +6,7 @@ Two rounds through a real store and a sink in a process of its own, each request
 - beside: requests come and go on this process's event loop, as in a worker, while the sink drains, and the loop's longest
   stall is measured, with the sink and without it.
 
-Then the questions, on all that was kept. Figures move with the machine; nothing here is a test.
+Then queries on all that was stored. Figures depend on the machine; nothing here is a test.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from tests.records import arrival, end, id_at
 MODELS = ("gpt-4o-mini", "llama-3", "words", "other")
 AT_ONCE = 200
 FULL = 95_000
-"""Requests in one filling: a stream that is full sends what comes to the spool."""
+"""Requests in one filling: beyond a full stream, entries go to the spool."""
 
 
 def request(number: int) -> tuple[Record, Record]:
-    """An arrival and its end, of one of 500 accounts and one of four models, on one of 30 days."""
+    """Return an arrival and its end, of one of 500 accounts and one of four models, on one of 30 days."""
     opened = arrival(id_at(round((time.time() - 86_400 * (number % 30)) * 1000)))
     account = f"account{number % 500}"
     return opened, end(opened, account=account, token_id=f"{account}-k3f9x2ab", model=MODELS[number % 4])
 
 
 async def come_and_go(usage: UsageLog, numbers: Iterable[int]) -> float:
-    """Arrivals and ends, 200 at once; the longest stall of the loop, in seconds."""
+    """Send arrivals and ends, 200 at once; return the longest stall of the loop, in seconds."""
     longest = 0.0
     over = False
 
@@ -72,7 +72,7 @@ async def come_and_go(usage: UsageLog, numbers: Iterable[int]) -> float:
 
 
 async def drained(usage: UsageLog) -> None:
-    """Until nothing waits."""
+    """Wait until nothing is waiting."""
     while await usage.length() or usage.spool.files():
         await asyncio.sleep(0.02)
 
@@ -88,7 +88,7 @@ async def stopped(process: asyncio.subprocess.Process) -> None:
 
 
 async def rounds(folder: Path, count: int) -> UsageLog:
-    """Both rounds, half of the requests each."""
+    """Run both rounds, half of the requests each."""
     store = EmbeddedStore.start(folder / "store")
     client = Client.connect(store.url, timeout_s=10)
     usage = UsageLog(client, folder / "usage")
@@ -137,7 +137,7 @@ def newest_of(folder: Path, account: str) -> list[Record]:
 
 
 def timed(name: str, ask: Callable[[], object]) -> None:
-    """The median and the longest of twenty."""
+    """Return the median and the longest of twenty calls."""
     times = []
     for _ in range(20):
         began = time.perf_counter()

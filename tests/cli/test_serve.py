@@ -1,4 +1,4 @@
-"""`gateway serve` as a process: what it prints, serves, survives and leaves behind."""
+"""`gateway serve` as a process: what it prints, what it serves, and how it recovers and stops."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ ASK = {"model": "demo-words", "stream": True, "messages": [{"role": "user", "con
 
 async def stream(served: Served) -> str:
     url = f"{served.base_url}/chat/completions"
-    async with aiohttp.ClientSession(headers=served.headers) as client, client.post(url, json=ASK) as answer:
-        assert answer.status == 200, await answer.text()
-        return await answer.text()
+    async with aiohttp.ClientSession(headers=served.headers) as client, client.post(url, json=ASK) as response:
+        assert response.status == 200, await response.text()
+        return await response.text()
 
 
 async def balance(file: Path) -> int:
@@ -61,7 +61,7 @@ async def test_it_listens_soon_after_its_start(tmp_path: Path) -> None:
     began = time.monotonic()
     async with serving(demo_in(tmp_path)) as served:
         took_s = time.monotonic() - began
-        assert took_s - kept_waiting_s(served.pid) < 5, "1.5 s are promised for a machine that does nothing else"
+        assert took_s - kept_waiting_s(served.pid) < 5, "the promise is 1.5 s on an idle machine"
 
 
 async def test_sigterm_ends_it_with_0_and_leaves_no_process(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ async def test_the_second_start_keeps_the_balance_and_the_token(tmp_path: Path) 
     assert 0 < left < 5_000_000
     async with serving(file) as second:
         assert second.token == first.token
-        assert await balance(file) == left, "the running gateway's store is asked"
+        assert await balance(file) == left, "the command asks the running gateway's store"
         assert "[DONE]" in await stream(second)
         assert await second.stop() == 0
     assert await balance(file) < left
@@ -91,14 +91,14 @@ async def test_the_second_start_keeps_the_balance_and_the_token(tmp_path: Path) 
 async def test_an_open_stream_is_finished_before_the_end(tmp_path: Path) -> None:
     async with serving(demo_in(tmp_path)) as served:
         url = f"{served.base_url}/chat/completions"
-        async with aiohttp.ClientSession(headers=served.headers) as client, client.post(url, json=ASK) as answer:
-            await answer.content.readline()
+        async with aiohttp.ClientSession(headers=served.headers) as client, client.post(url, json=ASK) as response:
+            await response.content.readline()
             ended = asyncio.create_task(served.stop())
-            assert (await answer.text()).endswith("data: [DONE]\n\n")
+            assert (await response.text()).endswith("data: [DONE]\n\n")
         assert await ended == 0
 
 
-async def test_a_killed_worker_is_followed_by_another(tmp_path: Path) -> None:
+async def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     async with serving(demo_in(tmp_path)) as served:
         began = time.monotonic()
         await stream(served)
@@ -106,7 +106,7 @@ async def test_a_killed_worker_is_followed_by_another(tmp_path: Path) -> None:
         worker = worker_of(served.pid)
         kill(worker)
         began = time.monotonic()
-        assert "[DONE]" in await stream(served), "who connects meanwhile waits, and is served"
+        assert "[DONE]" in await stream(served), "a connection that is opened meanwhile waits, and is served"
         assert worker_of(served.pid) != worker
         assert time.monotonic() - began < 5 * stream_s, "within a second, and a stream's length"
         assert await served.stop() == 0
@@ -131,13 +131,14 @@ async def test_a_killed_store_is_started_again_with_its_data(tmp_path: Path) -> 
         url, headers = f"{served.base_url}/models", served.headers
         async with aiohttp.ClientSession(headers=headers) as client, asyncio.timeout(PATIENCE_S):
             while (status := (await client.get(url)).status) != 200:
-                assert status == 503, "a store that is away is never the caller's fault"
+                assert status == 503, "a store that does not answer is never the caller's fault"
                 await asyncio.sleep(0.05)
         assert "[DONE]" in await stream(served)
         assert await served.stop() == 0
 
 
 async def refusal(file: Path) -> str:
+    """Return the message of a start that fails with exit code 2."""
     code, out, err = await gateway("serve", "--config", str(file), cwd=file.parent)
     assert code == 2, out + err
     assert err.startswith("gateway: ")
@@ -145,27 +146,27 @@ async def refusal(file: Path) -> str:
     return err.removeprefix("gateway: ").rstrip()
 
 
-async def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
+async def test_a_taken_port_is_one_line_on_standard_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        said = await refusal(demo_in(tmp_path, port=port))
-    assert said == f"cannot listen on 127.0.0.1:{port}: another program listens there; stop it or change `listen:`"
+        message = await refusal(demo_in(tmp_path, port=port))
+    assert message == f"cannot listen on 127.0.0.1:{port}: another program listens there; stop it or change `listen:`"
 
 
-async def test_a_taken_port_of_the_demos_upstream_is_one_line(tmp_path: Path) -> None:
+async def test_a_taken_port_of_the_demos_upstream_is_one_line_on_standard_error(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        said = await refusal(demo_in(tmp_path, upstream=port))
-    assert said == f"cannot listen on 127.0.0.1:{port}: another program listens there; change `demo.upstream`"
+        message = await refusal(demo_in(tmp_path, upstream=port))
+    assert message == f"cannot listen on 127.0.0.1:{port}: another program listens there; change `demo.upstream`"
 
 
-async def test_a_data_folder_that_cannot_be_is_one_line(tmp_path: Path) -> None:
+async def test_a_data_folder_that_cannot_be_made_is_one_line_on_standard_error(tmp_path: Path) -> None:
     (tmp_path / "data").touch()
-    said = await refusal(demo_in(tmp_path))
-    assert said == f"data: cannot make {tmp_path}/data: File exists; change `data:`"
+    message = await refusal(demo_in(tmp_path))
+    assert message == f"data: cannot make {tmp_path}/data: File exists; change `data:`"
 
 
-async def test_a_store_that_cannot_be_reached_is_said_within_the_configured_time(tmp_path: Path) -> None:
+async def test_a_store_that_cannot_be_reached_is_reported_within_the_configured_time(tmp_path: Path) -> None:
     file = demo_in(tmp_path)
     file.write_text(
         file.read_text().replace("store: {", "store: {connect_for: 0.5, ")
@@ -179,7 +180,7 @@ async def test_a_store_that_cannot_be_reached_is_said_within_the_configured_time
     await refusal(file)
     refused_at_once_s = time.monotonic() - began - took_s
     assert (code, took_s - refused_at_once_s < StoreSettings().connect_for) == (1, True), "sooner than by default"
-    said = "gateway: the store did not answer within 0.5 s: is it running, and is `redis:` right?"
-    assert err.splitlines()[-1] == said
+    message = "gateway: the store did not answer within 0.5 s: is it running, and is `redis:` right?"
+    assert err.splitlines()[-1] == message
     assert "Traceback" not in err
     assert "sesame" not in err

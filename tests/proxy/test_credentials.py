@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.proxy.credentials import ASIDE_S, Credentials
+from gateway.proxy.credentials import SUSPENDED_S, Credentials
 
 
 class Hand:
@@ -37,7 +37,7 @@ def test_a_refused_one_rests_and_comes_back(clock: Hand) -> None:
     credentials = Credentials(["a", "b", "c"])
     assert credentials.refused("b", "openai")
     assert [credentials.next() for _ in range(4)] == list("acac")
-    clock.now += ASIDE_S
+    clock.now += SUSPENDED_S
     assert sorted(credentials.next() for _ in range(3)) == ["a", "b", "c"]
 
 

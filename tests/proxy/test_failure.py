@@ -60,7 +60,7 @@ def test_the_other_shapes_of_errors_are_understood(text: bytes) -> None:
 @pytest.mark.parametrize("status", [401, 402, 403])
 def test_what_speaks_of_our_credential_is_not_shown(status: int) -> None:
     found = of_answer(status, JSON, body(message="key-one is bad"), KEYS)
-    assert found.refuses_us
+    assert found.credential_refused
     assert not found.final
     assert found.cool_s == 0
     assert found.error.code == "upstream_auth_failed"

@@ -1,4 +1,4 @@
-"""A task ends with whoever owns it, however it takes that."""
+"""A background task has ended after the exit of its context, also one that swallows cancellations or fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.patience import PATIENCE_S
 
 
 class Waits(BackgroundTask):
-    """Waits for ever, and swallows so many cancellations."""
+    """Waits for ever, and swallows the first `swallows` cancellations."""
 
     def __init__(self, swallows: int = 0) -> None:
         self.swallows = swallows
@@ -37,8 +37,8 @@ class Fails(BackgroundTask):
 
 
 @pytest.mark.parametrize("swallows", [0, 2])
-async def test_it_is_over_when_its_owner_leaves(swallows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "AGAIN_AFTER_S", 0.01)
+async def test_it_has_ended_after_the_exit(swallows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "CANCEL_INTERVAL_S", 0.01)
     before = asyncio.all_tasks()
     async with asyncio.timeout(PATIENCE_S):
         async with Waits(swallows) as waits:
@@ -48,7 +48,7 @@ async def test_it_is_over_when_its_owner_leaves(swallows: int, monkeypatch: pyte
     assert asyncio.all_tasks() == before
 
 
-async def test_its_owner_learns_what_it_raised() -> None:
+async def test_the_exit_raises_what_it_raised() -> None:
     with pytest.raises(ValueError, match="broken"):
         async with Fails():
             await asyncio.sleep(0)

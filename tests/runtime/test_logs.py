@@ -1,4 +1,4 @@
-"""One record is one line, whoever wrote it and whatever is in it."""
+"""Each record is one line, whatever library wrote it and whatever its values are."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gateway.runtime import logs
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    """Logging is the process's own: put back what was there."""
+def restore() -> Iterator[None]:
+    """Restore the logging of the process after each test."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     yield
@@ -35,7 +35,7 @@ def test_a_record_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> Non
     assert record == {"event": "store_away", "level": "warning", "reason": "a\\nb\\x1b[31m\\u2028", "count": 3}
 
 
-def test_nobody_can_forge_a_line_on_a_terminal_either(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_value_cannot_forge_a_line_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(json=False)
     structlog.get_logger("x").info("event\n2026-01-01 [info] forged", path="/a\x1b[2Jb\rc")
     (line,) = lines(capsys)
@@ -51,14 +51,14 @@ def test_a_long_value_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(record["event"]) == 2003
 
 
-def test_what_is_worth_no_more_than_debugging_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_records_below_the_level_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(json=True)
     structlog.get_logger("x").debug("chatter")
     logging.getLogger("aiohttp").info("chatter")
     assert lines(capsys) == []
 
 
-def test_what_libraries_log_has_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
+def test_records_of_libraries_have_the_same_form(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure(json=True)
     logging.getLogger("aiohttp.server").error("Error %s", "here")
     record = json.loads(lines(capsys)[0])

@@ -1,4 +1,4 @@
-"""What is done for the money while nobody asks: delivered, repeated, swept; and one fault holds up nothing else."""
+"""Journals are delivered, recent writes repeated, holds swept; a failure of one job does not stop the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from gateway.runtime.maintenance import SWEEP_TURN, Maintenance
+from gateway.runtime.maintenance import SWEEP_LOCK, Maintenance
 from gateway.services import Store
 from gateway.store.client.client import Client
 from gateway.store.money.results import Settlement
@@ -20,14 +20,14 @@ from tests.store.conftest import ACCOUNT, balance_and_held, new_request_id, over
 
 @pytest.fixture
 async def store(store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Store]:
-    async with services(tmp_path, store_url) as given:
-        await given.store.accounts.create(ACCOUNT)
-        await given.store.wallet.credit(ACCOUNT, "opening", 100)
-        yield given.store
+    async with services(tmp_path, store_url) as opened:
+        await opened.store.accounts.create(ACCOUNT)
+        await opened.store.wallet.credit(ACCOUNT, "opening", 100)
+        yield opened.store
 
 
-async def dead(store: Store, client: Client, count: int = 1) -> list[str]:
-    """Holds past their lease."""
+async def expired_holds(store: Store, client: Client, count: int = 1) -> list[str]:
+    """Take holds, let their leases expire, and return their request ids."""
     request_ids = [new_request_id() for _ in range(count)]
     for request_id in request_ids:
         await take(store.wallet, request_id)
@@ -36,43 +36,43 @@ async def dead(store: Store, client: Client, count: int = 1) -> list[str]:
     return request_ids
 
 
-async def test_dead_holds_are_ended_and_told(store: Store, client: Client) -> None:
-    request_ids = await dead(store, client, 3)
+async def test_expired_holds_are_ended_and_logged(store: Store, client: Client) -> None:
+    request_ids = await expired_holds(store, client, 3)
     with structlog.testing.capture_logs() as logs:
-        await Maintenance(store).round()
+        await Maintenance(store).run_once()
     assert await balance_and_held(client) == (100, 0)
-    (told,) = [entry for entry in logs if entry["event"] == "holds_expired"]
-    assert (told["account"], sorted(told["requests"])) == (ACCOUNT, sorted(request_ids))
+    (line,) = [entry for entry in logs if entry["event"] == "holds_expired"]
+    assert (line["account"], sorted(line["requests"])) == (ACCOUNT, sorted(request_ids))
 
 
-async def test_of_all_workers_one_sweeps_in_a_while(store: Store, client: Client) -> None:
-    await Maintenance(store).round()
-    await dead(store, client)
-    await Maintenance(store).round()
+async def test_of_all_workers_one_sweeps_within_the_interval(store: Store, client: Client) -> None:
+    await Maintenance(store).run_once()
+    await expired_holds(store, client)
+    await Maintenance(store).run_once()
     assert await balance_and_held(client) == (100, 10)
-    await client.call("DEL", SWEEP_TURN)
-    await Maintenance(store).round()
+    await client.call("DEL", SWEEP_LOCK)
+    await Maintenance(store).run_once()
     assert await balance_and_held(client) == (100, 0)
 
 
 async def test_the_journal_is_delivered(store: Store, client: Client) -> None:
     store.journal.append(Settlement(ACCOUNT, new_request_id(), 7))
-    await Maintenance(store).round()
+    await Maintenance(store).run_once()
     assert await balance_and_held(client) == (93, 0)
 
 
-async def test_what_the_store_refuses_holds_up_nothing_else(store: Store, client: Client) -> None:
+async def test_a_settlement_that_the_store_refuses_does_not_stop_the_others(store: Store, client: Client) -> None:
     store.journal.append(Settlement(ACCOUNT, "not-a-uuid", 7))
     store.journal.append(Settlement(ACCOUNT, new_request_id(), 7))
-    await dead(store, client)
+    await expired_holds(store, client)
     with structlog.testing.capture_logs() as logs:
-        await Maintenance(store).round()
+        await Maintenance(store).run_once()
     assert await balance_and_held(client) == (93, 0)
-    (told,) = [entry for entry in logs if entry["event"] == "care_waits"]
-    assert (told["work"], "not a UUIDv7" in told["reason"]) == ("deliver", True)
+    (line,) = [entry for entry in logs if entry["event"] == "care_waits"]
+    assert (line["work"], "not a UUIDv7" in line["reason"]) == ("deliver", True)
 
 
-async def test_it_goes_on_by_itself_until_it_is_left(store: Store, client: Client) -> None:
+async def test_it_repeats_until_its_exit(store: Store, client: Client) -> None:
     store.journal.append(Settlement(ACCOUNT, new_request_id(), 7))
     async with Maintenance(store), asyncio.timeout(PATIENCE_S):
         while await balance_and_held(client) != (93, 0):

@@ -1,4 +1,4 @@
-"""A new configuration while requests run: all of it or nothing, and no stream is touched."""
+"""A reload while requests run takes effect as a whole or not at all, and open streams are not touched."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ stopped: list[str] = []
 
 
 class Stamp(Plugin):
-    """Stamps every answer, and tells when it is stopped."""
+    """Stamps every response, and records that it was stopped."""
 
     word: str
 
@@ -46,7 +46,7 @@ def stamped(base_url: str, word: str) -> str:
     return configuration(base_url, chain=CHAIN + step)
 
 
-async def generation_shown(gateway: Running) -> tuple[int, str]:
+async def generation_of(gateway: Running) -> tuple[int, str]:
     answer = await ask(gateway.port, get("/readyz"))
     return answer.status, answer.headers["x-config-generation"]
 
@@ -64,21 +64,21 @@ async def test_new_exchanges_get_the_new_chain_and_old_ones_keep_theirs(
         running(stamped(upstream.base_url, "old"), tmp_path, store_url) as gateway,
     ):
         token = await gateway.token()
-        async with Reloader(gateway.gateway, tmp_path / "gateway.yaml") as reloads:
+        async with Reloader(gateway.gateway, tmp_path / "gateway.yaml") as reloader:
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(chat(token))
             await upstream.arrived.wait()
             (tmp_path / "gateway.yaml").write_text(stamped(upstream.base_url, "new"))
-            assert await generation_shown(gateway) == (200, "1")
-            assert await reloads.once()
-            assert await generation_shown(gateway) == (200, "2")
+            assert await generation_of(gateway) == (200, "1")
+            assert await reloader.run_once()
+            assert await generation_of(gateway) == (200, "2")
             assert await stamp_of(gateway, token) == "new"
             assert stopped == []
             upstream.breaker.set()
             answer = await read_answer(reader)
             writer.close()
             assert (answer.headers["x-stamp"], answer.whole) == ("old", True)
-            await gateway.gateway.runner.settled()
+            await gateway.gateway.runner.wait_ended()
             await asyncio.sleep(0)
         assert stopped == ["old"]
         record = await gateway.store.usage.find(answer.headers["x-request-id"])
@@ -95,17 +95,17 @@ async def test_a_bad_file_changes_nothing(
     upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path, bad: str
 ) -> None:
     async with running(stamped(upstream.base_url, "old"), tmp_path, store_url) as gateway:
-        async with Reloader(gateway.gateway, tmp_path / "gateway.yaml") as reloads:
+        async with Reloader(gateway.gateway, tmp_path / "gateway.yaml") as reloader:
             (tmp_path / "gateway.yaml").write_text(bad)
-            assert not await reloads.once()
-        assert await generation_shown(gateway) == (200, "1")
+            assert not await reloader.run_once()
+        assert await generation_of(gateway) == (200, "1")
         assert await stamp_of(gateway, await gateway.token()) == "old"
 
 
 def test_what_needs_a_restart_is_named() -> None:
-    running_one = Config()
-    other = msgspec.structs.replace(running_one, listen="127.0.0.1:1", workers=3, models={})
-    assert needs_restart(running_one, other) == ["listen", "workers"]
+    current = Config()
+    new = msgspec.structs.replace(current, listen="127.0.0.1:1", workers=3, models={})
+    assert needs_restart(current, new) == ["listen", "workers"]
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ async def upstream() -> AsyncIterator[FakeUpstream]:
         yield fake
 
 
-async def asked_until(served: Served, done: asyncio.Event, statuses: list[int]) -> None:
+async def send_until(served: Served, done: asyncio.Event, statuses: list[int]) -> None:
     body = {"model": "demo-words", "stream": True, "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]}
     async with aiohttp.ClientSession(headers=served.headers) as session:
         while not done.is_set():
@@ -131,7 +131,7 @@ async def test_twenty_reloads_under_load_and_no_request_fails(tmp_path: Path) ->
     log = tmp_path / "serve.log"
     async with serving(file) as served:
         done, statuses = asyncio.Event(), list[int]()
-        load = [asyncio.create_task(asked_until(served, done, statuses)) for _ in range(4)]
+        load = [asyncio.create_task(send_until(served, done, statuses)) for _ in range(4)]
         for number in range(20):
             if number % 2:
                 served.process.send_signal(signal.SIGHUP)

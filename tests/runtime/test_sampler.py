@@ -1,4 +1,4 @@
-"""A worker tells how late its loop is, what is under way and what waits."""
+"""A worker measures the lag of its event loop, open requests and streams, and waiting usage records."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ from tests.whole.raw import chat, read_answer
 
 
 def numbers(gateway: Running, name: str) -> list[float]:
-    """The one series of this name."""
+    """Return the values of the only series of this name."""
     return dict(gateway.gateway.runner.metrics.shared)[(name,)]
 
 
-async def test_an_open_stream_is_told_while_it_runs(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_an_open_stream_is_counted_while_it_runs(store_url: str, client: Client, tmp_path: Path) -> None:
     async with (
         FakeUpstream(pace_s=0.05, key="channel-credential-4711") as upstream,
         running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
     ):
-        beats = Sampler(gateway.gateway)
+        sampling = Sampler(gateway.gateway)
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(chat(await gateway.token()))
         while not gateway.gateway.runner.failover.relays:
             await asyncio.sleep(0.01)
-        beats.beat()
+        sampling.sample()
         assert (numbers(gateway, "open_requests"), numbers(gateway, "open_streams")) == ([1.0], [1.0])
         assert (await read_answer(reader)).whole
         writer.close()
-        await gateway.gateway.runner.settled()
-        beats.beat()
+        await gateway.gateway.runner.wait_ended()
+        sampling.sample()
         assert (numbers(gateway, "open_requests"), numbers(gateway, "open_streams")) == ([0.0], [0.0])
         assert numbers(gateway, "config_generation") == [1.0]
-        await beats.look_at_log()
-        assert numbers(gateway, "usage_log_waiting") == [2.0], "an arrival and an end, and nobody drains them here"
+        await sampling.sample_usage_log()
+        assert numbers(gateway, "usage_log_waiting") == [2.0], "an arrival and an end: no sink drains them here"
 
 
-async def test_a_loop_that_was_blocked_shows(
+async def test_the_lag_of_a_blocked_event_loop_is_measured(
     store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler, "EVERY_S", 0.01)
+    monkeypatch.setattr(sampler, "INTERVAL_S", 0.01)
     async with (
         running(configuration("http://127.0.0.1:1/v1"), tmp_path, store_url) as gateway,
         Sampler(gateway.gateway),
@@ -61,10 +61,10 @@ async def test_a_loop_that_was_blocked_shows(
             await asyncio.sleep(0.01)
 
 
-async def test_what_cannot_be_measured_is_said_and_ends_nothing(
+async def test_a_failed_measurement_is_logged_and_the_task_goes_on(
     store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler, "EVERY_S", 0.01)
+    monkeypatch.setattr(sampler, "INTERVAL_S", 0.01)
     async with running(configuration("http://127.0.0.1:1/v1"), tmp_path, store_url) as gateway:
         spool = gateway.store.usage.spool
         monkeypatch.setattr(spool, "folder", None)

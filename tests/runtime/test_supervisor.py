@@ -1,4 +1,4 @@
-"""Children are started, started again, and stopped; real processes, whose traces are lines in a file."""
+"""Children are started, started again and stopped. They are real processes that append lines to a file."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.errors import GatewayError, Misconfigured
-from gateway.runtime.supervisor import Ready, Supervisor, Work, listeners
+from gateway.runtime.supervisor import Ready, Supervisor, Work, open_listeners
 from tests.patience import PATIENCE_S
 
 
 @pytest.fixture
 def supervisor() -> Iterator[Supervisor]:
-    """Whose children are gone at the end, and the signals as before."""
+    """A supervisor whose children are killed at the end; then the signal handlers are as before."""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
     before = [signal.getsignal(number) for number in numbers]
-    made = Supervisor()
-    yield made
-    made.stop(timeout_s=0)
+    supervisor = Supervisor()
+    yield supervisor
+    supervisor.stop(timeout_s=0)
     for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)
 
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
-    """Where children leave a line."""
+    """A file to which children append lines."""
     path = tmp_path / "trace"
     path.touch()
     return path
 
 
-def leave(trace: Path, line: object) -> None:
+def append(trace: Path, line: object) -> None:
     with trace.open("a") as file:
         file.write(f"{line}\n")
 
 
-def waiting(trace: Path, line: str, after: Callable[[], None] = lambda: None) -> Work:
-    """A child that is ready at once and leaves `line` when it was told to stop and has done what comes before that."""
+def waiting(trace: Path, line: str, before_line: Callable[[], None] = lambda: None) -> Work:
+    """Return a child's work that is ready at once; on SIGTERM it calls `before_line` and then appends `line`."""
 
     def work(ready: Ready) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         ready()
         signal.sigwait([signal.SIGTERM])
-        after()
-        leave(trace, line)
+        before_line()
+        append(trace, line)
 
     return work
 
 
-def test_a_child_is_there_once_it_said_so(supervisor: Supervisor, trace: Path) -> None:
+def test_add_returns_once_the_child_is_ready(supervisor: Supervisor, trace: Path) -> None:
     def work(ready: Ready) -> None:
-        leave(trace, "prepared")
+        append(trace, "prepared")
         ready()
         signal.pause()
 
@@ -72,7 +72,7 @@ def failing(error: Exception) -> Work:
     return work
 
 
-def test_what_a_child_cannot_start_for_is_the_parents_error(supervisor: Supervisor) -> None:
+def test_the_reason_why_a_child_cannot_start_is_raised_in_the_parent(supervisor: Supervisor) -> None:
     with pytest.raises(Misconfigured, match=r"^gateway.yaml:3: x: no such y$"):
         supervisor.add("child", failing(Misconfigured("gateway.yaml:3: x: no such y")))
     with pytest.raises(GatewayError, match=r"^away$") as away:
@@ -88,44 +88,42 @@ def test_a_bug_in_a_child_is_logged_and_named(supervisor: Supervisor, capfd: pyt
     assert "worker 2" in logged
 
 
-def test_a_child_that_dies_is_started_again_until_the_parent_is_told_to_stop(
-    supervisor: Supervisor, trace: Path
-) -> None:
+def test_a_child_that_dies_is_started_again_until_sigterm(supervisor: Supervisor, trace: Path) -> None:
     def work(ready: Ready) -> None:
         ready()
-        leave(trace, "started")
+        append(trace, "started")
         if trace.read_text().count("started") == 3:
             os.kill(os.getppid(), signal.SIGTERM)
             signal.pause()
 
     supervisor.add("child", work)
-    supervisor.heed()
+    supervisor.handle_signals()
     with capture_logs() as lines:
         supervisor.watch()
     assert trace.read_text().count("started") == 3
     assert [line["restart_in_s"] for line in lines] == [0.05, 0.1], "the first waits are short"
 
 
-def test_who_is_told_to_stop_before_the_watch_begins_does_not_begin_it(supervisor: Supervisor, trace: Path) -> None:
+def test_a_signal_before_the_watch_begins_ends_it_at_once(supervisor: Supervisor, trace: Path) -> None:
     supervisor.add("child", waiting(trace, "ended"))
-    supervisor.heed()
+    supervisor.handle_signals()
     os.kill(os.getpid(), signal.SIGTERM)
     supervisor.watch(lambda: pytest.fail("it watches"))
     supervisor.stop(timeout_s=PATIENCE_S)
     assert trace.read_text() == "ended\n"
 
 
-def test_the_last_kind_stops_first_and_those_of_one_kind_side_by_side(supervisor: Supervisor, trace: Path) -> None:
-    def until_all_are_told() -> None:
-        leave(trace, "told")
-        while trace.read_text().count("told") < 3:
+def test_the_last_kind_stops_first_and_those_of_one_kind_at_the_same_time(supervisor: Supervisor, trace: Path) -> None:
+    def until_all_got_sigterm() -> None:
+        append(trace, "sigterm")
+        while trace.read_text().count("sigterm") < 3:
             time.sleep(0.01)
 
     supervisor.add("sink", waiting(trace, "sink"))
     for number in (1, 2, 3):
-        supervisor.add("worker", waiting(trace, "worker", until_all_are_told), number)
+        supervisor.add("worker", waiting(trace, "worker", until_all_got_sigterm), number)
     supervisor.stop(timeout_s=PATIENCE_S)
-    assert trace.read_text().split() == [*["told"] * 3, *["worker"] * 3, "sink"]
+    assert trace.read_text().split() == [*["sigterm"] * 3, *["worker"] * 3, "sink"]
 
 
 def test_what_does_not_end_in_time_is_killed(supervisor: Supervisor, trace: Path) -> None:
@@ -135,7 +133,7 @@ def test_what_does_not_end_in_time_is_killed(supervisor: Supervisor, trace: Path
 
 
 def test_every_worker_has_a_listening_socket_of_its_own_on_one_port() -> None:
-    sockets = listeners("127.0.0.1:0", 3)
+    sockets = open_listeners("127.0.0.1:0", 3)
     assert len({listener.getsockname() for listener in sockets}) == 1
     assert len({listener.fileno() for listener in sockets}) == 3
     with socket.create_connection(sockets[0].getsockname()):
@@ -144,11 +142,11 @@ def test_every_worker_has_a_listening_socket_of_its_own_on_one_port() -> None:
         listener.close()
 
 
-def test_a_port_that_another_gateway_has_is_refused_although_sockets_may_share_it() -> None:
-    (first,) = listeners("127.0.0.1:0", 1)
+def test_a_port_of_another_gateway_is_refused_although_its_sockets_allow_sharing() -> None:
+    (first,) = open_listeners("127.0.0.1:0", 1)
     address = f"127.0.0.1:{first.getsockname()[1]}"
     with pytest.raises(Misconfigured) as refused:
-        listeners(address, 1)
+        open_listeners(address, 1)
     assert str(refused.value) == (
         f"cannot listen on {address}: another program listens there; stop it or change `listen:`"
     )
@@ -157,4 +155,4 @@ def test_a_port_that_another_gateway_has_is_refused_although_sockets_may_share_i
 
 def test_an_address_that_is_not_of_this_machine_is_refused() -> None:
     with pytest.raises(Misconfigured, match=r"^cannot listen on 192\.0\.2\.1:8080: .*; stop it or change `listen:`$"):
-        listeners("192.0.2.1:8080", 1)
+        open_listeners("192.0.2.1:8080", 1)

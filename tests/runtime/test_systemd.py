@@ -1,4 +1,4 @@
-"""A service manager is told the truth in time, and may open the public port for us."""
+"""Notifications to a service manager, its watchdog, and a public port that it opened."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from gateway.config.schema import Port
 from gateway.errors import Misconfigured
-from gateway.runtime.systemd import ServiceManager, inherited
+from gateway.runtime.systemd import ServiceManager, inherited_listeners
 from tests.cli.processes import alive, children, demo_in
 from tests.patience import PATIENCE_S
 from tests.whole.raw import ask, get
@@ -34,17 +34,17 @@ def environment(tmp_path: Path, **more: str) -> dict[str, str]:
     return {"NOTIFY_SOCKET": str(tmp_path / "notify"), **more}
 
 
-def test_ready_and_stopping_are_told(manager: socket.socket, tmp_path: Path) -> None:
-    given = environment(tmp_path)
-    service = ServiceManager(given)
-    assert given == {}, "no child speaks in our name"
+def test_ready_and_stopping_are_reported(manager: socket.socket, tmp_path: Path) -> None:
+    variables = environment(tmp_path)
+    service = ServiceManager(variables)
+    assert variables == {}, "children must not notify in the parent's name"
     service.ready()
     service.stopping()
     assert [manager.recv(100).split(b"\n")[0] for _ in range(2)] == [b"READY=1", b"STOPPING=1"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="names without a file are Linux'")
-def test_a_manager_without_a_file_is_told_too() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract socket names exist on Linux only")
+def test_a_manager_with_an_abstract_socket_name_is_notified() -> None:
     name = f"sluicegate-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(f"\0{name}")
@@ -53,10 +53,12 @@ def test_a_manager_without_a_file_is_told_too() -> None:
         assert listening.recv(100).startswith(b"READY=1")
 
 
-def test_the_watchdog_is_fed_twice_in_its_time_and_no_more_often(manager: socket.socket, tmp_path: Path) -> None:
+def test_the_watchdog_is_pinged_twice_within_its_timeout_and_no_more_often(
+    manager: socket.socket, tmp_path: Path
+) -> None:
     service = ServiceManager(environment(tmp_path, WATCHDOG_USEC="200000", WATCHDOG_PID=str(os.getpid())))
-    service.alive()
-    service.alive()
+    service.ping_watchdog()
+    service.ping_watchdog()
     assert manager.recv(100) == b"WATCHDOG=1"
     manager.settimeout(0)
     with pytest.raises(BlockingIOError):
@@ -64,27 +66,29 @@ def test_the_watchdog_is_fed_twice_in_its_time_and_no_more_often(manager: socket
 
 
 @pytest.mark.parametrize("more", [{}, {"WATCHDOG_USEC": "200000", "WATCHDOG_PID": "1"}])
-def test_a_watchdog_that_is_not_ours_is_not_fed(manager: socket.socket, tmp_path: Path, more: dict[str, str]) -> None:
-    ServiceManager(environment(tmp_path, **more)).alive()
+def test_a_watchdog_for_another_process_is_not_pinged(
+    manager: socket.socket, tmp_path: Path, more: dict[str, str]
+) -> None:
+    ServiceManager(environment(tmp_path, **more)).ping_watchdog()
     manager.settimeout(0)
     with pytest.raises(BlockingIOError):
         manager.recv(100)
 
 
-def test_a_manager_that_went_away_is_said_and_no_harm(tmp_path: Path) -> None:
+def test_a_manager_that_went_away_is_logged_and_nothing_is_raised(tmp_path: Path) -> None:
     with capture_logs() as lines:
         ServiceManager(environment(tmp_path)).ready()
     assert [line["event"] for line in lines] == ["service_manager_not_told"]
 
 
-def test_nothing_is_inherited_unless_it_was_given_to_us() -> None:
-    assert inherited(2, {}) == []
-    assert inherited(2, {"LISTEN_PID": "1", "LISTEN_FDS": "1"}) == []
+def test_nothing_is_inherited_unless_it_was_passed_to_this_process() -> None:
+    assert inherited_listeners(2, {}) == []
+    assert inherited_listeners(2, {"LISTEN_PID": "1", "LISTEN_FDS": "1"}) == []
 
 
 def test_more_than_one_socket_is_refused() -> None:
     with pytest.raises(Misconfigured, match="passed 2 sockets"):
-        inherited(1, {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2"})
+        inherited_listeners(1, {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2"})
 
 
 WITH_SOCKET = """
@@ -97,7 +101,7 @@ os.environ["LISTEN_PID"] = str(os.getpid())
 os.environ["LISTEN_FDS"] = "1"
 os.execv(sys.executable, [sys.executable, "-m", "gateway", "serve", "--config", sys.argv[2]])
 """
-"""What a service manager does between its fork and our start."""
+"""What a service manager does between its fork and the start of the gateway."""
 
 
 async def start(listening: socket.socket, file: Path, **more: str) -> asyncio.subprocess.Process:
@@ -110,7 +114,7 @@ async def start(listening: socket.socket, file: Path, **more: str) -> asyncio.su
     )
 
 
-async def test_the_gateway_serves_on_the_socket_it_was_given_and_tells_its_manager(
+async def test_the_gateway_serves_on_the_socket_that_was_passed_and_notifies_its_manager(
     manager: socket.socket, tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -119,7 +123,7 @@ async def test_the_gateway_serves_on_the_socket_it_was_given_and_tells_its_manag
         process = await start(
             listening, demo_in(tmp_path, workers=2), NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="400000"
         )
-        assert (await early).status == 200, "who came before the start is served"
+        assert (await early).status == 200, "a connection from before the start is served"
         assert (await asyncio.to_thread(manager.recv, 100)).startswith(b"READY=1")
         assert await asyncio.to_thread(manager.recv, 100) == b"WATCHDOG=1"
         assert await asyncio.to_thread(manager.recv, 100) == b"WATCHDOG=1"
@@ -127,13 +131,13 @@ async def test_the_gateway_serves_on_the_socket_it_was_given_and_tells_its_manag
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), Port().drain - 1) == 0
         assert not [pid for pid in family if alive(pid)]
-        told = b""
-        while not told.startswith(b"STOPPING=1"):
-            told = await asyncio.to_thread(manager.recv, 100)
-        assert listening.getsockname()[1] == port, "the port stays the manager's"
+        state = b""
+        while not state.startswith(b"STOPPING=1"):
+            state = await asyncio.to_thread(manager.recv, 100)
+        assert listening.getsockname()[1] == port, "the manager's socket stays open"
 
 
-async def test_a_socket_of_another_kind_is_one_line(tmp_path: Path) -> None:
+async def test_a_socket_of_another_kind_is_one_line_on_standard_error(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as wrong:
         process = await start(wrong, demo_in(tmp_path))
         _, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)

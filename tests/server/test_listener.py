@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from gateway.server.listener import AT_ONCE, Listener
+from gateway.server.listener import MAX_PER_TURN, Listener
 from tests.patience import PATIENCE_S
 
 CROWD = 200
@@ -57,11 +57,11 @@ async def turns_of_a_crowd() -> int:
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_a_crowd_is_taken_in_few_turns(run: Callable[[Coroutine[Any, Any, int]], int]) -> None:
-    assert run(turns_of_a_crowd()) <= 3 * -(-CROWD // AT_ONCE)
+    assert run(turns_of_a_crowd()) <= 3 * -(-CROWD // MAX_PER_TURN)
 
 
 async def test_who_finds_no_file_descriptor_is_taken_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.server.listener.FULL_S", 0.05)
+    monkeypatch.setattr("gateway.server.listener.PAUSE_S", 0.05)
     listener, made = socket.create_server(("127.0.0.1", 0)), list[int]()
     caller = socket.create_connection(listener.getsockname())
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -111,7 +111,7 @@ async def test_old_protocol_versions_are_refused(tmp_path: Path) -> None:
 
 
 async def test_changed_files_are_taken_up_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(tls, "CHECK_EVERY_S", 0.01)
     async with renewing(issued(tmp_path, "first.test")) as context:
         assert context is not None
         with capture_logs() as lines:
@@ -184,7 +184,7 @@ async def test_who_does_not_read_holds_up_the_upstream_through_tls_too(
             writer.transport.pause_reading()  # type: ignore[attr-defined]
             (stream,) = gateway.runner.failover.relays
             async with asyncio.timeout(PATIENCE_S):
-                while stream._write_stall is None:
+                while stream._stall_timer is None:
                     await asyncio.sleep(0.01)
             assert stream._caller._transport.get_write_buffer_size() <= 3 * WRITE_BUFFER
             writer.transport.abort()

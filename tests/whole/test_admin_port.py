@@ -1,4 +1,4 @@
-"""The admin port of a gateway that runs: it tells what the gateway serves, and the gateway does not need it."""
+"""The admin port of a running gateway reports what the gateway serves, and the gateway does not need it."""
 
 from __future__ import annotations
 
@@ -23,56 +23,56 @@ ASK = {"model": "demo-words", "stream": True, "messages": [{"role": "user", "con
 
 
 async def ask(served: Served) -> str:
-    """The id of a request that was served."""
+    """Send a request, and return its id once it has ended."""
     url = f"{served.base_url}/chat/completions"
-    async with aiohttp.ClientSession(headers=served.headers) as client, client.post(url, json=ASK) as answer:
-        assert "[DONE]" in await answer.text()
-        return answer.headers["x-request-id"]
+    async with aiohttp.ClientSession(headers=served.headers) as client, client.post(url, json=ASK) as response:
+        assert "[DONE]" in await response.text()
+        return response.headers["x-request-id"]
 
 
 @asynccontextmanager
 async def following(folder: Path, port: int) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-    """The records that the admin port tells from now on; waits until it serves."""
+    """Wait until the admin port serves, and yield the records that it sends from now on."""
     url = f"http://127.0.0.1:{port}/usage/live"
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 headers = {"Authorization": f"Bearer {(folder / 'data' / 'admin.token').read_text().strip()}"}
-                async with aiohttp.ClientSession(headers=headers) as client, client.get(url) as answer:
-                    assert answer.status == 200
-                    assert await answer.content.readuntil(b"\n\n") == b": from here on\n\n"
-                    yield records(answer)
+                async with aiohttp.ClientSession(headers=headers) as client, client.get(url) as response:
+                    assert response.status == 200
+                    assert await response.content.readuntil(b"\n\n") == b": from here on\n\n"
+                    yield records(response)
                     return
             except (aiohttp.ClientConnectionError, FileNotFoundError):
                 await asyncio.sleep(0.05)
 
 
-async def records(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    async for line in answer.content:
+async def records(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    async for line in response.content:
         if line.startswith(b"data: "):
             yield json.loads(line.removeprefix(b"data: "))
 
 
-async def test_it_tells_live_what_is_served_and_is_started_again_when_it_dies(tmp_path: Path) -> None:
+async def test_it_streams_what_is_served_and_is_started_again_when_it_dies(tmp_path: Path) -> None:
     port = free_port()
     async with serving(demo_in(tmp_path, admin=f"127.0.0.1:{port}")) as served:
-        async with following(tmp_path, port) as told:
-            asked = await ask(served)
-            record = await asyncio.wait_for(anext(told), PATIENCE_S)
-            assert (record["id"], record["outcome"]) == (asked, "completed")
+        async with following(tmp_path, port) as live:
+            request_id = await ask(served)
+            record = await asyncio.wait_for(anext(live), PATIENCE_S)
+            assert (record["id"], record["outcome"]) == (request_id, "completed")
         family = list(children(served.pid))
         listening = [pid for pid in family if listens(pid, port)]
         kill(listening[0])
         await ask(served)
-        async with following(tmp_path, port) as told:
-            asked = await ask(served)
+        async with following(tmp_path, port) as live:
+            request_id = await ask(served)
             async with asyncio.timeout(PATIENCE_S):
-                while (await anext(told))["id"] != asked:
+                while (await anext(live))["id"] != request_id:
                     continue
         assert await served.stop() == 0
 
 
-async def test_a_port_that_is_taken_is_said_loudly_and_stops_nothing(tmp_path: Path) -> None:
+async def test_a_taken_port_is_logged_as_an_error_and_stops_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         async with serving(demo_in(tmp_path, admin=address)) as served:
@@ -85,8 +85,8 @@ async def test_a_port_that_is_taken_is_said_loudly_and_stops_nothing(tmp_path: P
 
 
 def listens(pid: int, port: int) -> bool:
-    """Whether a process holds the listening socket of a port."""
+    """Return whether a process has the listening socket of a port open."""
     table = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     (inode,) = [line[9] for line in table if line[1].endswith(f":{port:04X}") and line[3] == "0A"]
-    held = [path.readlink() for path in Path(f"/proc/{pid}/fd").iterdir()]
-    return Path(f"socket:[{inode}]") in held
+    targets = [path.readlink() for path in Path(f"/proc/{pid}/fd").iterdir()]
+    return Path(f"socket:[{inode}]") in targets

@@ -172,7 +172,7 @@ async def test_a_drain_ends_at_its_limit_also_where_the_caller_did_not_read(
         token = await gateway.token()
         await caller.send(chat(token))
         async with asyncio.timeout(PATIENCE_S):
-            while not any(stream.held > HELD_MOST // 2 for stream in gateway.gateway.runner.failover.relays):
+            while not any(relay.unsent > HELD_MOST // 2 for relay in gateway.gateway.runner.failover.relays):
                 await asyncio.sleep(0.002)
         sent, loop = upstream.sent, asyncio.get_running_loop()
         caller.reset()
@@ -218,7 +218,7 @@ async def test_does_not_read(store_url: str, client: Client, tmp_path: Path) -> 
         most, sent = 0, -1
         async with asyncio.timeout(PATIENCE_S):
             while not upstream.gone.is_set():
-                most = max([most, *(stream.held for stream in gateway.gateway.runner.failover.relays)])
+                most = max([most, *(relay.unsent for relay in gateway.gateway.runner.failover.relays)])
                 sent = upstream.sent
                 await asyncio.sleep(0.002)
         assert 32 * 1024 < most <= HELD_MOST
@@ -238,7 +238,7 @@ async def test_reads_slowly(store_url: str, client: Client, tmp_path: Path) -> N
         got, most, began = b"", 0, asyncio.get_running_loop().time()
         while not got.endswith(LAST):
             got += await caller.read()
-            most = max([most, *(stream.held for stream in gateway.gateway.runner.failover.relays)])
+            most = max([most, *(relay.unsent for relay in gateway.gateway.runner.failover.relays)])
             await asyncio.sleep(0.02)
         assert asyncio.get_running_loop().time() - began > stall_s
         assert got.count(b"word0") == events
@@ -255,7 +255,7 @@ async def test_who_does_not_read_the_end_of_an_answer_is_dropped(
     unread: list[Running] = []
 
     def is_full() -> bool:
-        return any(stream.held for stream in unread[0].gateway.runner.failover.relays)
+        return any(relay.unsent for relay in unread[0].gateway.runner.failover.relays)
 
     script: list[Step] = [CHUNKED, Forever(chunk(WORDS[1] * 100), 0.001, is_full), chunk(STREAM) + LAST]
     async with between(script, store_url, tmp_path) as (gateway, _, caller):

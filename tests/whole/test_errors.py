@@ -168,7 +168,7 @@ async def test_upstream_failed_or_refused(
     assert_error(answer, status, "upstream_error", code)
     assert (answer.headers.get("x-should-retry") == "false") == (code == "upstream_auth_failed")
     assert len(upstream.requests) == 1
-    await gateway.gateway.runner.settled()
+    await gateway.gateway.runner.wait_ended()
     account = await gateway.store.accounts.get("tester")
     assert account is not None
     assert (account.balance_micros, account.held_micros) == (5_000_000, 0)

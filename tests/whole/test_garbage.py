@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.fake_upstream import FakeUpstream
-from gateway.server.protocol import GuardedProtocol
+from gateway.server.protocol import ServerProtocol
 from gateway.testing import running
 from tests.whole.conftest import configuration
 from tests.whole.raw import chat, read_answer
@@ -56,7 +56,7 @@ async def test_connections_are_freed_as_they_close(tmp_path: Path, store_url: st
                 assert (await read_answer(reader)).status == 200
             writer.close()
         async with asyncio.timeout(30):
-            while any(isinstance(each, GuardedProtocol) for each in gc.get_objects()):
+            while any(isinstance(each, ServerProtocol) for each in gc.get_objects()):
                 await asyncio.sleep(0.05)
         assert ours(garbage) == {}
 

@@ -8,14 +8,16 @@ a request unless the framing before it was sound; and what was a request has one
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import pytest
 
 from gateway.config.schema import ACCOUNT_ID
-from gateway.proxy.caller import MALFORMED
+from gateway.server.protocol import MALFORMED
 from gateway.store.accounts import AccountError
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
@@ -43,7 +45,7 @@ HEADERS_UPSTREAM = {
 CONNECTIONS = 8
 ERROR_SHAPE = {"message", "type", "param", "code", "request_id"}
 HEADERS_OUT = {
-    *("content-type", "content-length", "transfer-encoding", "connection", "x-request-id", "cache-control"),
+    *("date", "content-type", "content-length", "transfer-encoding", "connection", "x-request-id", "cache-control"),
     *("x-accel-buffering", "www-authenticate", "allow", "retry-after", "retry-after-ms", "x-should-retry"),
     *(f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in ("requests", "tokens")),
 }
@@ -108,6 +110,8 @@ def verdict(case: Case, secrets: list[bytes], answers: list[Answer], rest: bytes
         return "a piece of a secret"
     if set(first.headers) - HEADERS_OUT:
         return f"headers that are not on our list: {set(first.headers) - HEADERS_OUT}"
+    if abs(parsedate_to_datetime(first.headers["date"]).timestamp() - time.time()) > PATIENCE_S:
+        return f"a wrong date: {first.headers['date']}"
     if case.smuggles and rest:
         return f"read on: {rest[:40]!r}"
     if others and others[0].body != b"ok\n":
@@ -186,11 +190,11 @@ def was_a_request(case: Case, answer: Answer) -> bool:
 
 async def given_back(gateway: Running) -> None:
     """Nothing is held: no money, no body, no exchange."""
-    await gateway.gateway.runner.settled()
+    await gateway.gateway.runner.wait_ended()
     account = await gateway.store.accounts.get("tester")
     assert account is not None
     assert (account.held_micros, account.holds) == (0, 0)
-    assert (gateway.gateway.runner.open, gateway.gateway.budget.held) == (0, 0)
+    assert (gateway.gateway.runner.open, gateway.gateway.budget.reserved) == (0, 0)
 
 
 async def test_naughty_strings_are_no_account_names(gateway: Running) -> None:

@@ -14,7 +14,7 @@ import pytest
 from gateway.config.channel import Timers
 from gateway.config.schema import Port
 from gateway.fake_upstream import FakeUpstream
-from gateway.server.protocol import KEPT_DESCRIPTORS
+from gateway.server.protocol import RESERVED_DESCRIPTORS
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import soon
@@ -250,7 +250,7 @@ async def test_bodies_beyond_the_budget_are_refused_until_there_is_room(serving:
         first = await connect(gateway)
         padded = chat(token, {"user": "x" * 60_000})
         first.send(padded[: len(padded) // 2])
-        while gateway.gateway.budget.held < 60_000:
+        while gateway.gateway.budget.reserved < 60_000:
             await asyncio.sleep(0.01)
         refused = await ask(gateway.port, padded)
         assert_error(refused, 503, "service_error", "service_unavailable")
@@ -258,8 +258,8 @@ async def test_bodies_beyond_the_budget_are_refused_until_there_is_room(serving:
         assert (await ask(gateway.port, chat(token, {"user": "x" * 12_000}))).status == 200
         first.send(padded[len(padded) // 2 :])
         assert (await first.answer()).status == 200
-        await gateway.gateway.runner.settled()
-        assert gateway.gateway.budget.held == 0
+        await gateway.gateway.runner.wait_ended()
+        assert gateway.gateway.budget.reserved == 0
         assert (await ask(gateway.port, padded)).status == 200
 
 
@@ -298,7 +298,7 @@ async def test_near_the_end_of_file_descriptors_open_streams_go_on_and_new_reque
     highest = highest_descriptor()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + KEPT_DESCRIPTORS + 40, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + RESERVED_DESCRIPTORS + 40, hard))
     try:
         async with serving("max_open: 10") as gateway:
             token = await gateway.token()

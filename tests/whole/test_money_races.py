@@ -101,7 +101,7 @@ async def race(gateways: list[Running], upstream: Gated, credit: int) -> tuple[C
     upstream.breaker.set()
     statuses = Counter(await asyncio.gather(*callers))
     for gateway in gateways:
-        await gateway.gateway.runner.settled()
+        await gateway.gateway.runner.wait_ended()
     watching.cancel()
     await asyncio.wait([watching])
     await lowest.read_ledger()

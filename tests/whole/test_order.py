@@ -30,7 +30,7 @@ async def test_who_stands_first_refuses_first(
     async with running(configuration(upstream.base_url, chain=chain(*middle)), tmp_path, store_url) as gateway:
         token = await gateway.token(credit=600)
         assert (await ask(gateway.port, chat(token))).status == 200
-        await gateway.gateway.runner.settled()
+        await gateway.gateway.runner.wait_ended()
         await gateway.store.wallet.adjust("tester", "empty", -500, "a test")
         assert (await ask(gateway.port, chat(token))).error["code"] == code
 

@@ -61,7 +61,7 @@ async def assert_books(gateway: Running, answers: list[Answer], served: int) -> 
     async with asyncio.timeout(PATIENCE_S):
         while gateway.gateway.runner.open:
             await asyncio.sleep(0.01)
-    await Maintenance(gateway.store).round()
+    await Maintenance(gateway.store).run_once()
     assert await gateway.store.wallet.verify("tester") == []
     account = await gateway.store.accounts.get("tester")
     assert account is not None

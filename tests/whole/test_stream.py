@@ -43,7 +43,7 @@ CHARGE = 11 * 1 + 6 * 2
 
 async def answered(gateway: Running, token: str, body: dict[str, object] | None = None) -> Answer:
     answer = await ask(gateway.port, chat(token, body))
-    await gateway.gateway.runner.settled()
+    await gateway.gateway.runner.wait_ended()
     return answer
 
 

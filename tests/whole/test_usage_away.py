@@ -65,7 +65,7 @@ async def test_what_was_refused_while_the_store_was_away_is_in_the_log_afterward
             await until(received, 200, 30)
             stop.set()
             await loading
-            await gateway.gateway.runner.settled()
+            await gateway.gateway.runner.wait_ended()
             await draining
             usage = gateway.store.usage
             while await sink.step():

@@ -35,7 +35,7 @@ async def bounded(
 
 
 async def entries(gateway: Running) -> list[Record]:
-    await gateway.gateway.runner.settled()
+    await gateway.gateway.runner.wait_ended()
     page = await gateway.store.client.call("XRANGE", gateway.store.usage.stream, "-", "+")
     return [decode(fields[FIELD]) for _, fields in page]
 
@@ -177,7 +177,7 @@ async def test_a_caller_can_prove_its_own_request_and_see_nobody_elses(gateway: 
     token, other = await gateway.token(), await gateway.token("other")
     answer = await ask(gateway.port, chat(token))
     request_id = answer.headers["x-request-id"]
-    await gateway.gateway.runner.settled()
+    await gateway.gateway.runner.wait_ended()
     record = await told(gateway, token, request_id)
     assert (record["id"], record["outcome"], record["events"] > 0) == (request_id, "completed", True)
     assert await told(gateway, other, request_id) == "request_not_found"

@@ -332,7 +332,7 @@ async def test_one_arrival_and_one_end_tell_what_the_caller_met(case: Case, tmp_
         before, began = await balance(stage), time.monotonic()
         answer = await stage.ask(request)
         took_ms = (time.monotonic() - began) * 1000
-        await stage.gateway.gateway.runner.settled()
+        await stage.gateway.gateway.runner.wait_ended()
         of_it = [record for record in await entries(stage) if record.id == answer.headers["x-request-id"]]
         opened, ended = sorted(of_it, key=lambda record: record.outcome is not None)
         charged = before - await balance(stage)

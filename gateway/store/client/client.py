@@ -8,8 +8,8 @@ Rules that hold here and nowhere else:
 3. **A caller that gives up leaves nothing behind.** Connections are owned by the client, never by the task that asked, so a
    cancelled task cannot leave a reply on a connection for the next one to read. What was not sent yet is not sent at all.
 
-redis-py knows the addresses: URLs, TLS, Sentinel, and all of a cluster. Other stores are spoken to without it, since its
-pipeline costs more than all else that a request does.
+redis-py opens every connection: URLs, TLS, Sentinel, passwords. It does all for a cluster. To other stores commands are sent
+without it, since its pipeline costs more than all else that a request does.
 """
 
 from __future__ import annotations

@@ -4,25 +4,29 @@
    a reply that is overdue ends the connection, and all who wait on it get `StoreAway`.
 2. **No task, timer or buffer for a command**: its future, its bytes and its deadline. Deadlines come in the order of the
    commands, so one timer watches the oldest.
+
+redis-py opens the socket, logs in and chooses the database; then its transport is taken over. What it lacks is here: many
+callers on one socket. Reading through redis-py's parser would take 39 % more instructions of the client for a request that is
+alone, and 11 % more where 50 run at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, cast
 
 from hiredis import HiredisError, PushNotification, Reader, pack_command
-from redis.exceptions import RedisError
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import InvalidResponse, ResponseError
 
-from gateway.errors import GatewayError, StoreAway, StoreError
+from gateway.errors import StoreAway, StoreError
 from gateway.store.client.calls import CALLS
 
 Argument = str | bytes | int
 Command = tuple[Argument, ...]
 Shape = Callable[[Any], Any]
-Connect = Callable[[Callable[[], asyncio.Protocol]], Awaitable[object]]
 Asked = tuple[float, asyncio.Future[Any], Shape | None, Command | None, bytes]
 """When it is overdue, who waits, what is made of the reply, what is sent where a script is not known, and the bytes."""
 
@@ -59,13 +63,21 @@ def error_of(text: str) -> Exception:
     return StoreError(text[:200])
 
 
+def translated(error: Exception) -> Exception:
+    """What an error of redis-py means. It keeps the first word of a reply in `status_code`, where it has a class for it."""
+    word = getattr(error, "status_code", None)
+    if isinstance(error, ResponseError) or word in MOMENTARY:
+        return error_of(f"{word} {error}" if word else str(error))
+    return StoreAway(f"the store is not reached: {type(error).__name__}")
+
+
 class Connection(asyncio.Protocol):
     """A connection that opens itself when it is made. What is asked meanwhile waits.
 
-    `greeting` is sent first, and each of its commands must succeed.
+    `link` is redis-py's connection to the server, not yet open. It is nobody else's.
     """
 
-    def __init__(self, connect: Connect, greeting: Sequence[Command], *, timeout_s: float, pause_s: float) -> None:
+    def __init__(self, link: AbstractConnection, *, timeout_s: float, pause_s: float) -> None:
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -77,7 +89,8 @@ class Connection(asyncio.Protocol):
         """Whether the server let us in."""
         self.lost = False
         """Whether it must be replaced by another connection."""
-        self._opening = self._loop.create_task(self._open(connect, greeting, pause_s))
+        self._ended = asyncio.Event()
+        self._life = self._loop.create_task(self._live(link, pause_s))
 
     def submit(
         self,
@@ -109,16 +122,11 @@ class Connection(asyncio.Protocol):
         if waiting := [asked[1] for asked in (*self._sent, *self._unsent)]:
             await asyncio.wait(waiting)
         self._fail("the connection to the store is closed")
-        self._opening.cancel()
-        await asyncio.wait((self._opening,))
+        self._life.cancel()
+        await asyncio.wait((self._life,))
         await asyncio.sleep(0)  # the transport tells of its end in the next tick
 
     # What the transport calls.
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]
-        if self.lost:
-            transport.close()
 
     def data_received(self, data: bytes) -> None:
         demoted, replies = False, 0
@@ -148,23 +156,27 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail("the connection to the store was lost")
 
-    async def _open(self, connect: Connect, greeting: Sequence[Command], pause_s: float) -> None:
+    async def _live(self, link: AbstractConnection, pause_s: float) -> None:
+        """Open the link, take its transport, and close it when this connection has ended."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 await asyncio.sleep(min(pause_s, self._timeout_s / 2))
-                await connect(lambda: self)
-                asked, self._unsent = self._unsent, []
-                replies = [self.submit(command) for command in greeting]
-                self._flush()
-                self._unsent.extend(asked)
-                await asyncio.gather(*replies)
-        except (OSError, TimeoutError, RedisError, GatewayError) as error:
-            self._fail(
-                str(error) if isinstance(error, GatewayError) else f"the store is not reached: {type(error).__name__}"
-            )
-        else:
-            self.opened = True
-            self._flush()
+                await _open(link)
+            if not self.lost:
+                self._take(link)
+            await self._ended.wait()
+        except Exception as error:  # of any type, where redis-py does not expect what the server says
+            self._fail(str(translated(error)))
+        finally:
+            await link.disconnect(nowait=True)
+
+    def _take(self, link: AbstractConnection) -> None:
+        writer = link._writer  # private, so the tests hold it
+        assert writer is not None  # noqa: S101 - it is open
+        self._transport = cast(asyncio.Transport, writer.transport)
+        self._transport.set_protocol(self)
+        self.opened = True
+        self._flush()
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
@@ -191,6 +203,7 @@ class Connection(asyncio.Protocol):
 
     def _fail(self, why: str) -> None:
         self.lost = True
+        self._ended.set()
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:
@@ -200,6 +213,13 @@ class Connection(asyncio.Protocol):
         self._unsent.clear()
         for asked in waiting:
             _refuse(asked[1], StoreAway(why))
+
+
+async def _open(link: AbstractConnection) -> None:
+    """Open the socket, log in and choose the database. What was read beyond that would be lost, so it is an error."""
+    await link.connect()  # type: ignore[no-untyped-call, unused-ignore]
+    if await link.can_read():
+        raise InvalidResponse
 
 
 def _answer(future: asyncio.Future[Any], reply: Any, shape: Shape | None) -> None:

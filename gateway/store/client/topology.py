@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from redis.asyncio import Redis, RedisCluster, Sentinel, SSLConnection
+from redis.asyncio import Redis, RedisCluster, Sentinel
 from redis.asyncio.cluster import ClusterNode
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
-from redis.exceptions import (
-    ClusterDownError,
-    MovedError,
-    NoScriptError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-    TryAgainError,
-)
+from redis.exceptions import NoScriptError, RedisError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from gateway.errors import Misconfigured, StoreAway
 from gateway.store.client.calls import CALLS
-from gateway.store.client.connection import LONGEST_PAUSE_S, Command, Connection, Shape, error_of
-
-MOMENTARY: Final = (ReadOnlyError, OutOfMemoryError, ClusterDownError, MovedError, TryAgainError)
-"""Answers of a node that cannot serve just now, or not this."""
-
+from gateway.store.client.connection import LONGEST_PAUSE_S, Command, Connection, Shape, translated
 
 TRIES: Final = 2
 """A command may be sent on, once. One that a slot on its way holds up is not tried on and on, in the place of others."""
@@ -96,9 +82,9 @@ class SingleServer:
         self._pool = redis.connection_pool
         self._timeout_s = timeout_s
         self._connection: Connection | None = None
+        self._link: Any = None
+        """redis-py's side of the connection; with Sentinel it knows which server was named."""
         self._pause_s = 0.0
-        self._address: tuple[str, int] | None = None
-        """The primary, as Sentinel named it last."""
 
     def submit(self, command: Command, shape: Shape | None, whole: Command | None = None) -> asyncio.Future[Any]:
         if self._connection is None or self._connection.lost:
@@ -113,7 +99,7 @@ class SingleServer:
             named = await manager.discover_master(name)
         except (RedisError, OSError):
             return  # that nobody is named is no reason to leave
-        if named != self._address and self._connection.opened:
+        if named != (self._link.host, self._link.port) and self._connection.opened:
             old, self._connection = self._connection, self._next()
             await old.close()
 
@@ -129,25 +115,8 @@ class SingleServer:
             self._pause_s = 0.0
         else:
             self._pause_s = min(max(2 * self._pause_s, 0.01), LONGEST_PAUSE_S)
-        given = self._pool.connection_kwargs
-        greeting: list[Command] = [("HELLO", "3")]
-        if password := given.get("password"):
-            greeting = [("HELLO", "3", "AUTH", given.get("username") or "default", password)]
-        if database := given.get("db"):
-            greeting.append(("SELECT", database))
-        return Connection(self._connect, greeting, timeout_s=self._timeout_s, pause_s=self._pause_s)
-
-    async def _connect(self, protocol: Callable[[], asyncio.Protocol]) -> None:
-        loop, given = asyncio.get_running_loop(), self._pool.connection_kwargs
-        if "path" in given:
-            await loop.create_unix_connection(protocol, given["path"])
-            return
-        host, port = given.get("host") or "localhost", given.get("port") or 6379
-        if isinstance(self._pool, SentinelConnectionPool):
-            host, port = self._address = await self._pool.get_master_address()  # type: ignore[no-untyped-call, unused-ignore]
-        made = self._pool.make_connection()  # type: ignore[no-untyped-call, unused-ignore]
-        tls = made.ssl_context.get() if isinstance(made, SSLConnection) else None
-        await loop.create_connection(protocol, host, port, ssl=tls)
+        self._link = self._pool.make_connection()  # type: ignore[no-untyped-call, unused-ignore]
+        return Connection(self._link, timeout_s=self._timeout_s, pause_s=self._pause_s)
 
 
 class Cluster:
@@ -191,9 +160,9 @@ class Cluster:
                 except NoScriptError:
                     reply = await self.redis.execute_command(*(whole or command))  # type: ignore[no-untyped-call, unused-ignore]
         except Exception as error:
-            translated = _translated(error)
-            CALLS.failed(translated)
-            _fail(future, translated)
+            meant = translated(error)
+            CALLS.failed(meant)
+            _fail(future, meant)
         else:
             CALLS.answered(loop.time() - began, 1)
             if not future.done():
@@ -206,13 +175,6 @@ def _fail(future: asyncio.Future[Any], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
         future.exception()  # one that nobody looks at is not worth a word
-
-
-def _translated(error: Exception) -> Exception:
-    """What an error of redis-py means; it takes the first word off those it has classes for."""
-    if isinstance(error, ResponseError) and not isinstance(error, MOMENTARY):
-        return error_of(str(error))
-    return StoreAway(f"the store cannot serve: {type(error).__name__}")
 
 
 def _host_port(text: str) -> tuple[str, int]:

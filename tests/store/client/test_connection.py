@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from redis._parsers.base import BaseParser
 
 from gateway.errors import StoreAway, StoreError
 from gateway.store.client.client import Client
-from gateway.store.client.connection import Connection
+from gateway.store.client.connection import MOMENTARY, Connection, error_of, translated
 from gateway.store.client.embedded import EmbeddedStore
 from tests.patience import timed
 
@@ -117,7 +118,7 @@ async def test_a_server_that_became_a_replica_is_left(own_store: StartStore) -> 
         assert await client.call("CLIENT", "ID") != first
 
 
-@pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"+OK\r\n+OK\r\n+OK\r\n", b""])
+@pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"+OK\r\n" * 3, b"+OK\r\n" * 9, b"*0\r\n", b""])
 async def test_who_does_not_speak_as_a_store_is_away(said: bytes) -> None:
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(said)
@@ -131,14 +132,29 @@ async def test_who_does_not_speak_as_a_store_is_away(said: bytes) -> None:
 async def test_a_reply_of_another_shape_is_an_error_of_its_own(client: Client) -> None:
     await client.call("PING")
 
-    async def give_up(protocol: Callable[[], asyncio.Protocol]) -> None:
-        path = client.redis.connection_pool.connection_kwargs["path"]  # type: ignore[union-attr]
-        await asyncio.get_running_loop().create_unix_connection(protocol, path)
-
-    connection = Connection(give_up, [("HELLO", "3")], timeout_s=0.5, pause_s=0)
+    link = client.redis.connection_pool.make_connection()  # type: ignore[union-attr]
+    connection = Connection(link, timeout_s=0.5, pause_s=0)
     odd, good = connection.submit(("PING",), shape=lambda reply: reply["field"]), connection.submit(("PING",))
     assert await outcomes(odd, good) == [StoreError, bytes]
     await connection.close()
+
+
+async def test_what_was_said_beyond_the_greeting_ends_the_connection() -> None:
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"+OK\r\n" * 9)
+        await reader.read()
+        writer.close()
+
+    async with peer(speak) as client:
+        with pytest.raises(StoreAway, match="InvalidResponse"):
+            await client.call("PING")
+
+
+@pytest.mark.parametrize("word", [*MOMENTARY, "NOSCRIPT", "WRONGTYPE", "ERR"])
+def test_an_error_means_the_same_whether_redis_py_has_a_class_for_it_or_not(word: str) -> None:
+    text = f"{word} 1 127.0.0.1:1"
+    ours, theirs = error_of(text), translated(BaseParser.parse_error(text))  # type: ignore[no-untyped-call, unused-ignore]
+    assert (type(theirs), str(theirs)) == (type(ours), str(ours))
 
 
 async def test_closing_waits_for_the_replies_that_are_due(store_url: str) -> None:

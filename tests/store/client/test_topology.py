@@ -91,11 +91,20 @@ async def test_a_wrong_password_is_store_away_and_shown_to_nobody(start: StartSe
     port = start("--requirepass", "right")
     async with connected(f"redis://:right@127.0.0.1:{port}") as client:
         await until_answered(client, "PING", answer=True)
-    for wrong in (":hunter2@", ""):
+    for wrong, word in ((":hunter2@", "WRONGPASS"), ("", "NOAUTH")):
         async with connected(f"redis://{wrong}127.0.0.1:{port}") as client:
-            with pytest.raises(StoreAway) as caught:
+            with pytest.raises(StoreAway, match=word) as caught:
                 await client.call("PING")
             assert "hunter2" not in repr(caught.value)
+
+
+async def test_a_database_that_is_not_there_is_store_away(start: StartServer) -> None:
+    port = start()
+    async with connected(f"redis://127.0.0.1:{port}") as client:
+        await until_answered(client, "PING", answer=True)
+    async with connected(f"redis://127.0.0.1:{port}/99") as client:
+        with pytest.raises(StoreAway, match="DB index is out of range"):
+            await client.call("PING")
 
 
 @pytest.fixture

@@ -1,0 +1,199 @@
+"""The parent process of one gateway: check the configuration, start the other processes, watch them, stop them.
+
+The embedded store is started on the main thread, which is the thread that the store ends with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import structlog
+import typer
+
+from gateway import loading
+from gateway.admin import app as admin
+from gateway.chain import Chain, warnings
+from gateway.config.schema import Config, Demo, Loaded, find, load
+from gateway.errors import StoreAway
+from gateway.metrics.registry import Exporter, Metrics
+from gateway.metrics.shared import SharedNumbers
+from gateway.runtime import demo, logs, systemd, worker
+from gateway.runtime.data_folder import data_folder
+from gateway.runtime.process import run_until_terminated
+from gateway.runtime.reload import ActiveConfig
+from gateway.runtime.supervisor import Ready, Supervisor, Work, open_listeners
+from gateway.services import Store
+from gateway.store.client.client import Client
+from gateway.store.client.durability import check_store
+from gateway.store.client.embedded import EmbeddedStore
+from gateway.tools.exposure import exposure_of
+from gateway.usage import clickhouse, sink
+
+SINK_STOP_S: Final = 15.0
+"""Time that a stop allows for after the drain of the port, for the sink to write the last records."""
+
+log = structlog.get_logger("gateway.runtime.serve")
+
+
+def serve(path: Path | None, workers: int | None = None) -> None:
+    """Run a gateway until SIGTERM or SIGINT.
+
+    `path` is the configuration file; None means the one that `gateway.config.schema.find` finds. `workers` replaces
+    the setting of that name. Raises `GatewayError` when the gateway cannot start.
+    """
+    began = time.monotonic()
+    logs.configure()
+    loaded = load(find(path))
+    chain = loading.build(loaded)
+    for warning in warnings(chain.steps):
+        typer.echo(f"warning: {warning}", err=True)
+    if (exposure := exposure_of(loaded.config, chain)) is not None:
+        typer.echo(str(exposure))
+    ParentProcess(loaded, workers or loaded.config.workers).run(chain, began)
+
+
+class ParentProcess:
+    """The listening sockets, the embedded store and the children of one gateway.
+
+    Only the workers follow a reload: the other children keep the configuration that the gateway was started with.
+    """
+
+    def __init__(self, loaded: Loaded, workers: int) -> None:
+        """Open the sockets and start the embedded store. Raises `Misconfigured`."""
+        self._config = config = loaded.config
+        self._folder = data_folder(config)
+        self._listeners = systemd.inherited_listeners(workers) or open_listeners(config.listen, workers)
+        names = ("parent", *(f"worker {number}" for number in range(1, workers + 1)))
+        self._numbers = {name: SharedNumbers() for name in names}
+        metrics = Metrics(self._numbers["parent"])
+        self._service_manager = systemd.ServiceManager()
+        self._embedded = EmbeddedStore.start(self._folder, adopt=False) if config.redis == "embedded" else None
+        self._store_url = self._embedded.url if self._embedded else config.redis
+        self._supervisor = Supervisor(on_death=lambda kind: metrics.count("children_died", kind))
+        self._active = ActiveConfig(loaded, metrics)
+
+    def run(self, chain: Chain, began: float) -> None:
+        """Start all children, run until SIGTERM or SIGINT, and stop them. `began` is the monotonic time of the start."""
+        try:
+            token = asyncio.run(_prepare(self._config, self._store_url))
+            self._start_children()
+            self._supervisor.handle_signals()
+            address = _base_url(self._config, self._listeners[0])
+            names = ", ".join(step.name for step in chain.steps)
+            typer.echo(f"{address} is served after {time.monotonic() - began:.2f} s, through {names}")
+            if self._config.demo is not None and token is not None:
+                typer.echo(_welcome(self._config, self._config.demo, address, token, self._active.loaded.document.path))
+            self._service_manager.ready()
+            self._supervisor.watch(self._tick)
+        finally:
+            self._service_manager.stopping()
+            self._supervisor.stop(timeout_s=self._config.port.drain + SINK_STOP_S)
+            if self._embedded is not None:
+                self._embedded.stop()
+
+    def _start_children(self) -> None:
+        """Start each child and wait until it is ready. They stop in the opposite order."""
+        config, url = self._config, self._store_url
+        if config.demo is not None:
+            self._supervisor.add("demo upstream", demo.upstream(config.demo))
+        if (address := config.admin) is not None:
+            exporter = Exporter(self._numbers)
+            self._supervisor.add("admin", _background(lambda stop: admin.run(config, address, exporter, stop)))
+        if config.usage.clickhouse:
+            self._supervisor.add("clickhouse", _background(lambda stop: clickhouse.run(config, stop)))
+        self._supervisor.add("sink", _background(lambda stop: sink.run(config, url, stop)))
+        for index in range(len(self._listeners)):
+            self._supervisor.add("worker", self._worker(index), index + 1)
+
+    def _worker(self, index: int) -> Work:
+        def work(ready: Ready) -> None:
+            for other in self._listeners[:index] + self._listeners[index + 1 :]:
+                other.close()
+            active, numbers = self._active, self._numbers[f"worker {index + 1}"]
+            worker.run(active.loaded, self._store_url, self._listeners[index], ready, active.generation, numbers)
+
+        return work
+
+    def _tick(self) -> None:
+        """Do what is due while the children run: the watchdog, the embedded store, a reload."""
+        self._service_manager.ping_watchdog()
+        if self._embedded is not None and self._embedded.ended:
+            log.error("store_died", restarted=True)
+            self._embedded = EmbeddedStore.start(self._folder, adopt=False)
+        if self._active.refresh():
+            self._supervisor.signal("worker", signal.SIGHUP)
+
+
+async def _prepare(config: Config, url: str) -> str | None:
+    """Wait for the store, check that it is fit to keep money, and create the demo's account. Return the demo's token.
+
+    Raises `StoreAway` when the store does not answer within `store.connect_for`, and `Misconfigured` when it is not fit.
+    """
+    deadline = time.monotonic() + config.store.connect_for
+    while True:
+        client = Client.connect(url, timeout_s=config.store.timeout)
+        try:
+            notes = await check_store(client, accept_loss=config.store.accept_loss)
+            break
+        except StoreAway:
+            if time.monotonic() > deadline:
+                raise StoreAway(
+                    f"the store did not answer within {config.store.connect_for:g} s: is it running, and is `redis:` right?"
+                ) from None
+            typer.echo("waiting for the store ...", err=True)
+            await asyncio.sleep(min(1.0, max(0.05, deadline - time.monotonic())))
+        finally:
+            await client.close()
+    for note in notes:
+        typer.echo(f"warning: {note}", err=True)
+    if config.demo is None:
+        return None
+    async with Store.open(config, url) as store:
+        return await demo.token_of(store, config, config.demo)
+
+
+def _background(run: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> Work:
+    """Return the work of a child that nothing waits for: it is ready at once, and runs `run(stop)` until SIGTERM."""
+
+    def work(ready: Ready) -> None:
+        ready()
+        run_until_terminated(run)
+
+    return work
+
+
+def _base_url(config: Config, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if config.tls else "http"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1"
+
+
+def _welcome(config: Config, settings: Demo, base_url: str, token: str, path: Path) -> str:
+    program = sys.argv[0] if sys.argv[0].endswith("gateway") else "gateway"
+    message = {"role": "user", "content": "Tell me a story"}
+    body = msgspec.json.encode({"model": next(iter(config.models)), "stream": True, "messages": [message]}).decode()
+    return "\n".join(
+        [
+            "",
+            f"  base address  {base_url}",
+            f"  token         {token}",
+            "",
+            "Paste this into another terminal:",
+            "",
+            f"  curl -N {base_url}/chat/completions \\",
+            f"    -H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' \\",
+            f"    -d {shlex.quote(body)}",
+            "",
+            f"Then look at what was charged: {program} account show {settings.account} --config {shlex.quote(str(path))}",
+            "Stop with Ctrl-C; balances are kept.",
+        ]
+    )

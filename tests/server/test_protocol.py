@@ -1,0 +1,45 @@
+"""What the server's protocol relies on in aiohttp, and the headers that it writes by itself."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+import gateway.server.protocol as module
+from gateway.proxy.caller import _DateLine
+from gateway.server.protocol import AIOHTTP_ATTRIBUTES
+
+ROOT = Path(module.__file__).parent.parent
+
+
+def test_aiohttp_has_the_attributes_that_are_not_public() -> None:
+    missing = [name for name in AIOHTTP_ATTRIBUTES if name not in web.RequestHandler.__slots__]
+    assert not missing, "this aiohttp is another: read its web_protocol.py before you raise the version"
+
+
+def test_the_list_of_attributes_is_complete() -> None:
+    """Our own attributes are in `__slots__`; each other one with an underscore that is read from `self` is aiohttp's."""
+    source = Path(module.__file__).read_text()
+    read = set(re.findall(r"\bself\.(_[a-z]\w*)", source))
+    own = set(module.ServerProtocol.__slots__) | set(vars(module.ServerProtocol)) | {"_caller", "_loop"}
+    assert read - own == set(AIOHTTP_ATTRIBUTES)
+
+
+def test_no_other_file_uses_attributes_of_the_request_handler() -> None:
+    pattern = re.compile(r"\.(" + "|".join(AIOHTTP_ATTRIBUTES) + r")\b")
+    users = {path for path in ROOT.rglob("*.py") if "web.RequestHandler" in path.read_text()}
+    assert users == {Path(module.__file__)}
+    assert not pattern.search((ROOT / "server" / "gateway.py").read_text())
+
+
+def test_the_date_is_formatted_once_a_second_as_http_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    dates, now = _DateLine(), [784_111_777.9]
+    monkeypatch.setattr("gateway.proxy.caller.time.time", lambda: now[0])
+    first = dates.line()
+    assert first == "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n"
+    assert dates.line() is first
+    now[0] += 0.2
+    assert dates.line() == "Date: Sun, 06 Nov 1994 08:49:38 GMT\r\n"
