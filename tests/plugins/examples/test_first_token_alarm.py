@@ -54,9 +54,9 @@ async def test_the_time_is_measured_to_the_first_text(text: bytes) -> None:
     assert asked[FirstText].after_ms == first
 
 
-@pytest.mark.parametrize(("outcome", "told"), [(Outcome.CALLER_GONE, 1), (Outcome.REFUSED, 0)])
+@pytest.mark.parametrize(("outcome", "lines"), [(Outcome.CALLER_GONE, 1), (Outcome.REFUSED, 0)])
 async def test_a_caller_that_gave_up_has_waited_and_a_refused_one_has_not(
-    store_url: str, tmp_path: Path, outcome: Outcome, told: int
+    store_url: str, tmp_path: Path, outcome: Outcome, lines: int
 ) -> None:
     async with services(tmp_path, store_url) as given:
         with capture_logs() as logged:
@@ -64,4 +64,4 @@ async def test_a_caller_that_gave_up_has_waited_and_a_refused_one_has_not(
             await alarm.on_request(asked)
             asked.outcome = outcome
             await alarm.on_end(asked)
-    assert [line["gave_up"] for line in logged] == [True] * told
+    assert [line["gave_up"] for line in logged] == [True] * lines
