@@ -1,4 +1,4 @@
-"""`gateway plugins`: what is installed, with settings, types, defaults, facts and what its docstring says first."""
+"""`gateway plugins`: the installed plugins, with their settings, types, defaults and facts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gateway.plugin import Plugin
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to `app`."""
     app.command()(plugins)
 
 
 def plugins(as_json: JsonOption = False) -> None:
-    """List the installed plugins: settings, what each needs and provides.
+    """List the installed plugins: what each does, needs and provides, and its settings.
 
     Example: `gateway plugins --json`
     """
@@ -33,11 +33,11 @@ def plugins(as_json: JsonOption = False) -> None:
         if as_json:
             print_json(described)
         else:
-            console().print(_for_people(described))
+            console().print(_in_words(described))
 
 
 def describe(name: str, kind: type[Plugin]) -> dict[str, object]:
-    """What an operator needs to know of a plugin. A setting without a default must be given."""
+    """Return what an operator needs to know about a plugin. A setting without a default must be given."""
     about = (inspect.getdoc(kind) or "").partition("\n\n")[0]
     return {
         "name": name,
@@ -51,7 +51,7 @@ def describe(name: str, kind: type[Plugin]) -> dict[str, object]:
     }
 
 
-def _for_people(described: dict[str, Any]) -> str:
+def _in_words(described: dict[str, Any]) -> str:
     lines = [f"{described['name']}: {described.get('about') or described.get('error')}"]
     for key in ("needs", "provides"):
         if names := described.get(key):
