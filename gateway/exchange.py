@@ -81,8 +81,9 @@ class Exchange:
     type is the key. **`body()`** reads and checks the body when it is first needed. **`before_upstream(future)`** lets the
     chain continue while something is written that must have succeeded before an upstream is called.
 
-    A plugin may set facts, `response_headers`, and, where it charges, `charge_micros` and `price`; one that authenticates also
-    `account`, `token_id` and `group`. All else is set by the gateway and may be read by every plugin.
+    A plugin may set facts, `response_headers`, and, where it charges, `charge_micros` and `price`. One that authenticates may
+    set `account`, `token_id` and `group`, for the record of what it refuses. All else is set by the gateway and may be read by
+    every plugin.
     """
 
     __slots__ = (
@@ -131,7 +132,7 @@ class Exchange:
         self.generation = generation
         """The generation of the configuration that serves this exchange."""
         self.account = ""
-        """For the record: whose request it is as far as known, also where it is refused. Decisions read the fact `Caller`."""
+        """Whose request it is, for the record of a request that is refused before there is a `Caller`, which is used otherwise."""
         self.token_id = ""
         self.group = ""
         self.model = ""

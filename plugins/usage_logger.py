@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from gateway import AttemptRecord, Exchange, Outcome, Plugin, Record, Services, arrival_ms, utc
+from gateway import AttemptRecord, Caller, Exchange, Outcome, Plugin, Record, Services, arrival_ms, utc
 
 MAX_FOREIGN_NAME: Final = 128
 """Characters that are kept of names which come from an upstream."""
@@ -65,11 +65,13 @@ def _opened(exchange: Exchange) -> Record:
 def _closed(opened: Record, exchange: Exchange, model: str) -> Record:
     usage = exchange.usage
     last = exchange.attempts[-1] if exchange.attempts else None
+    # Without a Caller the request was refused; the exchange says whose it was, as far as that is known.
+    identity = exchange.get(Caller) or exchange
     return msgspec.structs.replace(
         opened,
-        account=exchange.account,
-        token_id=exchange.token_id,
-        group=exchange.group,
+        account=identity.account,
+        token_id=identity.token_id,
+        group=identity.group,
         model=model,
         channel=exchange.channel,
         upstream_request_id=last.upstream_request_id[:MAX_FOREIGN_NAME] if last else "",

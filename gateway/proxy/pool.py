@@ -63,7 +63,6 @@ class Target:
         url = URL(channel.base_url.rstrip("/") + "/chat/completions")
         proxy = URL(channel.proxy) if channel.proxy else None
         login = encode_basic_auth(proxy.user, proxy.password or "") if proxy is not None and proxy.user else ""
-        self.channel = channel
         self.credentials = Credentials(channel.credentials)
         port = "" if url.is_default_port() else f":{url.port}"
         host = f"[{url.host}]" if url.host and ":" in url.host else url.host

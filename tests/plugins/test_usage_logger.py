@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import Attempt, Exchange, Outcome, Refused, Services, Usage
+from gateway import Attempt, Caller, Exchange, Outcome, Refused, Services, Usage
 from gateway.config.channel import Channel
 from gateway.config.schema import Config, Model
 from gateway.errors import StoreAway
@@ -54,6 +54,14 @@ async def test_the_arrival_is_recorded_before_an_upstream_may_be_called(given: S
     (opened,) = await log_of(given)
     assert opened == Record(id=of.id, arrived_at=utc(arrival_ms(of.id)), operation="models")
     assert abs(arrival_ms(of.id) - time.time() * 1000) < 60_000
+
+
+async def test_the_record_names_the_caller_that_any_plugin_provided(given: Services) -> None:
+    of = exchange()
+    of[Caller] = Caller("partner", "partner-abcdefgh", "trial")
+    of.outcome = Outcome.COMPLETED
+    closed = await run(given, of)
+    assert (closed.account, closed.token_id, closed.group) == ("partner", "partner-abcdefgh", "trial")
 
 
 async def test_the_closed_record_has_all_that_is_known(given: Services) -> None:
