@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from fractions import Fraction
+from typing import Final
 
 import msgspec
 
@@ -20,7 +21,10 @@ from gateway.facts import Caller, Candidate
 MICROS = 1_000_000
 """Micros in one unit of the currency."""
 
-SPECIAL = re.compile(r"([?\[])")
+MAX_ATTEMPTS: Final = 3
+"""Upstream calls that one request may cause. Holds and leases are computed from it."""
+
+GLOB_CHARACTERS = re.compile(r"([?\[])")
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -94,15 +98,15 @@ class Catalogue:
         """Return the candidates for members of `group` with their weights, in tiers of equal priority, first tier first."""
         return self._candidates[model, group]
 
-    def attempts(self, model: str, most: int = 3) -> int:
+    def attempts(self, model: str) -> int:
         """Return how many upstream calls one request for `model` may cause at most."""
-        return min(most, len(self.models[model].channels))
+        return min(MAX_ATTEMPTS, len(self.models[model].channels))
 
     @property
     def longest_s(self) -> float:
         """The longest time that a request may take, in seconds: every attempt is as slow as its channel allows."""
         timers = [channel.timers for channel in self.channels.values()]
-        return max((max(each.total, 3 * (2 * each.connect + each.first_byte)) for each in timers), default=0)
+        return max((max(each.total, MAX_ATTEMPTS * (2 * each.connect + each.first_byte)) for each in timers), default=0)
 
     def _tiers(self, name: str, model: Model, channels: Sequence[str]) -> tuple[tuple[tuple[Candidate, int], ...], ...]:
         tiers: dict[int, list[tuple[Candidate, int]]] = {}
@@ -116,4 +120,4 @@ class Catalogue:
 
 def matches(patterns: Sequence[str], name: str) -> bool:
     """Return whether `name` matches one of `patterns`, in which `*` matches anything. No other character is special."""
-    return any(pattern == "*" or fnmatchcase(name, SPECIAL.sub(r"[\1]", pattern)) for pattern in patterns)
+    return any(pattern == "*" or fnmatchcase(name, GLOB_CHARACTERS.sub(r"[\1]", pattern)) for pattern in patterns)

@@ -44,7 +44,7 @@ class Chain:
         self._open = 0
         self._idle = asyncio.Event()
         _check_order(self.steps)
-        self._way_in = tuple(step for step in self.steps if step.defines("on_request") or step.defines("on_end"))
+        self._request_steps = tuple(step for step in self.steps if step.defines("on_request") or step.defines("on_end"))
         self.on_response = tuple(
             _guarded(step, step.plugin.on_response) for step in self.steps if step.defines("on_response")
         )
@@ -75,7 +75,7 @@ class Chain:
         """Run the request hooks. Every step that is entered is appended to `entered`, also one that refuses."""
         self._open += 1
         misdirected = exchange.request.operation is Operation.MISDIRECTED
-        for step in self._way_in:
+        for step in self._request_steps:
             if misdirected and not step.plugin.sees_misdirected:
                 continue
             entered.append(step)

@@ -78,7 +78,7 @@ class StoreAway(GatewayError):
 
 
 class StoreError(GatewayError):
-    """The store answered a command with an error that a retry will not mend: wrong type, wrong arguments. A bug of ours."""
+    """The store answered a command with an error that a retry will not fix: wrong type, wrong arguments. A bug in the gateway."""
 
 
 def cannot_listen(address: str, error: OSError) -> str:
@@ -108,7 +108,7 @@ def model_not_found() -> Refused:
 
 
 def internal() -> Refused:
-    """Return the 500 for a bug of ours. Its message is only the request id, which `render` adds."""
+    """Return the 500 for a bug in the gateway. Its message is only the request id, which `render` adds."""
     return Refused(500, "internal_error", "")
 
 

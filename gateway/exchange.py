@@ -29,7 +29,10 @@ class Operation(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How an exchange ended. Every exchange ends once, with one of these."""
+    """How an exchange ended. Every exchange ends once, with one of these.
+
+    `STOPPED`: the gateway ended it: it was stopping, or the answer was too long or too large, or the caller did not read.
+    """
 
     COMPLETED = "completed"
     REFUSED = "refused"

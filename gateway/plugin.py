@@ -2,10 +2,11 @@
 
 The gateway guarantees:
 
-1. **Before the first byte of the response and after the last, a plugin may wait. In between, it may only read.**
+1. **Before the first byte of the response and after the last, a plugin may wait.** Hooks that run in between must not wait,
+   and cannot change the bytes.
 2. Request hooks run in the order of the YAML list, end hooks in the reverse order.
 3. `on_end` is called exactly once for each plugin whose `on_request` was entered, whatever happened: refused by a later plugin,
-   caller gone, upstream failed, plugin raised. What `on_request` takes, `on_end` gives back.
+   caller gone, upstream failed, plugin raised. `on_end` must release what `on_request` reserved.
 4. A caller that disconnects stops the relay of bytes. It never cancels a plugin.
 5. An exchange keeps the chain that it began with, also when the configuration is reloaded.
 6. A hook that a plugin does not define costs nothing.
@@ -54,4 +55,4 @@ class Plugin(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True
         """Read complete events, after they were written to the caller. They cannot be changed here."""
 
     async def on_end(self, exchange: Exchange) -> None:
-        """Give back what `on_request` took. Called once, in reverse order, whatever happened."""
+        """Release what `on_request` reserved. Called once, in reverse order, whatever happened."""

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from gateway.chat.usage import BYTES_PER_TOKEN
 from gateway.errors import Refused
 
 MAX_MODEL_NAME_LENGTH: Final = 256
@@ -69,7 +70,7 @@ class Body(msgspec.Struct, frozen=True):
     @property
     def prompt_tokens_estimate(self) -> int:
         """Return an estimate of the input tokens: one for every four bytes of the messages, rounded up."""
-        return -(-len(memoryview(self.top["messages"])) // 4)
+        return -(-len(memoryview(self.top["messages"])) // BYTES_PER_TOKEN)
 
     def upstream(self, model: str, *, ask_usage: bool) -> list[BodyPart]:
         """Return the body to send, in parts: `model` is the upstream's name, `ask_usage` requests the usage chunk.

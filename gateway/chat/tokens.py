@@ -14,9 +14,8 @@ from typing import Final
 import msgspec
 
 from gateway.chat.sse import parse_event, whole_events
+from gateway.chat.usage import BYTES_PER_TOKEN
 
-BYTES_PER_TOKEN: Final = 4
-"""Bytes of text that count as one token."""
 SAMPLE_BYTES: Final = 4096
 """Bytes of output that are stored to measure how much of an event is text."""
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
+
+BYTES_PER_TOKEN: Final = 4
+"""How many bytes are counted as one token, where the upstream reports no usage."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -43,5 +46,5 @@ def usage_of(text: bytes) -> Usage | None:
     except (msgspec.DecodeError, RecursionError):
         return None
     if reported is None:
-        return Usage(0, -(-len(text) // 4), "estimated")
+        return Usage(0, -(-len(text) // BYTES_PER_TOKEN), "estimated")
     return Usage(max(0, reported.prompt_tokens), max(0, reported.completion_tokens), "upstream")

@@ -3,7 +3,7 @@
 How an answer may end, and what the caller gets:
 
 - complete (`[DONE]`, or a finish reason and a clean end): the end of the stream;
-- otherwise, after the first byte: one error event of ours, at the end of an event, then the stream is cut off;
+- otherwise, after the first byte: one error event from the gateway, at the end of an event, then the stream is cut off;
 - otherwise, before the first byte: nothing. The call returns an `UpstreamFailure`.
 """
 
@@ -256,7 +256,7 @@ class UpstreamCall:
             exchange.outcome = Outcome.CALLER_GONE
         elif relay.events.complete or (relay.events.finished and reason is EndReason.CALLER):
             exchange.outcome = Outcome.COMPLETED  # the end of the stream is written once it is charged
-        elif reason is EndReason.STALLED:
+        elif reason is EndReason.CALLER_STALLED:
             exchange.outcome = Outcome.STOPPED
             caller.abort()
         else:

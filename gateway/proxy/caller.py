@@ -1,6 +1,6 @@
 """The caller's connection during one exchange, and what may be written to it.
 
-1. Every response is written here, head included, so that no header is sent that is not on our list.
+1. Every response is written here, head included: no header of aiohttp or of an upstream is sent.
 2. A stream that failed is cut off without the final chunk, so that no client can take a truncated answer for a complete one.
    The connection is closed a tenth of a second after the error event, because some clients discard what they have not read
    when a connection fails.

@@ -23,7 +23,7 @@ class EndReason(Enum):
     TOTAL = "the answer took too long"
     SIZE = "the answer grew too large"
     CALLER = "the caller left"
-    STALLED = "the caller stopped reading"
+    CALLER_STALLED = "the caller stopped reading"
     STOPPING = "the gateway is stopping"
     PLUGIN = "a plugin failed"
 
@@ -74,4 +74,4 @@ INCOMPLETE: Final = {
     ),
     EndReason.PLUGIN: Incomplete(Outcome.INTERNAL_ERROR, "service_error", "internal_error", ""),
 }
-"""Of the reasons that may end an answer after its first byte, those that do not say by themselves what the caller gets."""
+"""The outcome and the error event for each reason that leaves a started answer incomplete. `attempt` handles the others."""

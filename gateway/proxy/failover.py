@@ -6,8 +6,7 @@ the caller gets the error of the last one.
 
 from __future__ import annotations
 
-from typing import Final
-
+from gateway.catalogue import MAX_ATTEMPTS
 from gateway.chain import Chain
 from gateway.chat.usage import Usage
 from gateway.errors import Refused
@@ -19,8 +18,6 @@ from gateway.proxy.end_reason import EndReason
 from gateway.proxy.failure import UpstreamFailure
 from gateway.proxy.pool import UpstreamPool
 from gateway.proxy.relay import Relay
-
-MAX_ATTEMPTS: Final = 3
 
 
 class Failover:

@@ -1,8 +1,8 @@
 """One exchange from its arrival to its end: the request hooks, the upstream, the end hooks.
 
 Every exchange ends here, once, with an outcome. `on_end` of each plugin that was entered runs in a task of its own, which a
-disconnecting caller cannot cancel and for which a stop of the gateway waits. Only after it is a stream ended properly: a caller
-that has a complete answer has been charged for it, even if the process is killed right after.
+disconnecting caller cannot cancel and for which a stop of the gateway waits. The end of a stream is written only after `on_end`,
+so a caller that has a complete answer has been charged for it, even if the process is killed right after.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class Relay:
             self.end(EndReason.SIZE)
             return
         if self._secrets:
-            whole = self._scrubbed(whole)
+            whole = self._redact_whole_secrets(whole)
         now = self._loop.time()
         gap, self._last_read_at = now - self._last_read_at, now
         if self.state is _COLLECTING:
@@ -203,21 +203,24 @@ class Relay:
     def rest(self) -> bytes:
         """Return what was held back of an answer that has ended cleanly."""
         rest, self._tail = self._tail + self.events.close(), b""
-        for secret in self._secrets:
-            rest = rest.replace(secret, REDACTED)
-        return rest
+        return self._redact(rest)
 
-    def _scrubbed(self, whole: bytes) -> bytes:
+    def _redact_whole_secrets(self, whole: bytes) -> bytes:
+        """Replace credentials in `whole`, and hold back an end of it in which one may be split."""
         if self._tail:
             whole, self._tail = self._tail + whole, b""
-        for secret in self._secrets:
-            if secret in whole:
-                whole = whole.replace(secret, REDACTED)
+        whole = self._redact(whole)
         if not self.events.at_boundary:
             # Part of an event that is too long to wait for: a credential may be split here.
             keep = max(1, *(len(secret) - 1 for secret in self._secrets))
             whole, self._tail = whole[:-keep], whole[-keep:]
         return whole
+
+    def _redact(self, data: bytes) -> bytes:
+        for secret in self._secrets:
+            if secret in data:
+                data = data.replace(secret, REDACTED)
+        return data
 
     def _on_end(self, clean: bool) -> None:
         self.end(EndReason.UPSTREAM if clean else EndReason.BROKEN)
@@ -253,7 +256,9 @@ class Relay:
     def _on_caller_flow(self, full: bool) -> None:
         if full:
             self._upstream.pause()
-            self._stall_timer = self._loop.call_later(self.channel.timers.write_stall, self.end, EndReason.STALLED)
+            self._stall_timer = self._loop.call_later(
+                self.channel.timers.write_stall, self.end, EndReason.CALLER_STALLED
+            )
         else:
             self._upstream.resume()
             self._stop_stall_timer()
@@ -272,7 +277,7 @@ class Relay:
         self._drain_timer = self._loop.call_later(self.channel.drain_limit, self.end, EndReason.CALLER)
 
     def _stop_stall_timer(self) -> None:
-        """The caller's buffer delays the upstream no longer."""
+        """Cancel the stall timer and restart the idle time: the caller reads again, or is gone."""
         self._last_read_at = self._loop.time()
         if self._stall_timer is not None:
             self._stall_timer.cancel()

@@ -3,8 +3,8 @@
 DNS, TLS, proxies, keep-alive and limits remain aiohttp's. For the time of the answer its transport is given to a small protocol
 over llhttp, so that what one read of the socket brought reaches the caller in one write, without a task switch.
 
-Attributes of aiohttp that are not public are used in this file, in `gateway.proxy.pool` (only calls of the connector), and in
-`gateway.server.protocol` alone. They are listed in `AIOHTTP_ATTRIBUTES`, and a test fails when an installed aiohttp lacks one.
+`AIOHTTP_ATTRIBUTES` lists what this file uses of aiohttp without its documentation; a test fails when an installed aiohttp lacks
+one. `gateway.proxy.pool` calls the connector.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._pooled_protocol = pooled
         self._pieces: list[bytes] = []
         self.on_body = self._pieces.append
-        """Called by the parser. It is no method of ours, so that a piece of an event costs no Python call."""
+        """Called by the parser. It is the list's method, so that a piece of an event costs no Python call."""
         self._parser = httptools.HttpResponseParser(self)
         self._pieces_in_body = sys.maxsize
         self._state = UpstreamState.WAITING

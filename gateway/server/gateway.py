@@ -1,6 +1,6 @@
 """The public port of one worker: a request head becomes an exchange and runs.
 
-The raw path is matched exactly. The query is ignored and never forwarded, and `Host` decides nothing. The body is read when a
+The raw path is matched exactly. The query and `Host` are ignored, and the query is never forwarded. The body is read when a
 plugin first needs it, so a request that is refused on its head is refused without reading the body.
 """
 
@@ -84,7 +84,7 @@ class Gateway:
         refusal = self._refusal(request, crowded=protocol.crowded)
         if refusal is not None or expects_continue(request) or request.method in ("CONNECT", "HEAD"):
             caller.close_after()  # caller and gateway may disagree about where the next message begins
-        # No plugin decides on what is refused for every caller: only plugins with `sees_misdirected` see it.
+        # A request that every caller would be refused skips the plugins, except those with `sees_misdirected`.
         operation, argument = (Operation.MISDIRECTED, "") if refusal else operation_of(request.method, path)
         peer = transport.get_extra_info("peername")
         head = Request(

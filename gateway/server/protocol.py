@@ -6,8 +6,8 @@
 3. What a caller sends during an exchange never disturbs that exchange.
 4. When the process is nearly out of file descriptors, new connections are refused, so that open streams can finish.
 
-Attributes of aiohttp that are not public are used in this file and in `gateway.proxy.upstream` alone. They are listed in
-`AIOHTTP_ATTRIBUTES`, and a test fails when an installed aiohttp lacks one.
+This is the one file that uses private attributes of aiohttp's server. `AIOHTTP_ATTRIBUTES` lists them, and a test fails when an
+installed aiohttp lacks one. Its twin for aiohttp's client is `gateway.proxy.upstream`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from gateway.config.channel import Channel
-from gateway.errors import GatewayError, Refused, StoreAway
+from gateway.errors import MAX_RETRY_AFTER_S, GatewayError, Refused, StoreAway
 from gateway.facts import Candidate, CircuitBreaker
 from gateway.store.channels import ChannelLimits, ChannelReport, Channels, ChannelStatus, Condition
 
@@ -25,7 +25,6 @@ SYNC_INTERVAL_S: Final = 0.5
 BATCH_S: Final = 0.005
 """How long an urgent report waits for others, to be sent with them."""
 LEASE_MARGIN_S: Final = 60
-MAX_WAIT_S: Final = 59.0
 
 log = structlog.get_logger("gateway.store.channel_health")
 
@@ -44,7 +43,7 @@ class LocalChannel(msgspec.Struct):
     def wait_s(self) -> float:
         """Return for how long it must not be called; 0 if it may be called, as far as this worker knows."""
         if self.status.condition is Condition.DISABLED:
-            return MAX_WAIT_S
+            return MAX_RETRY_AFTER_S
         return max(0.0, self.status_at + self.status.cool_ms / 1000 - time.monotonic())
 
     @property
@@ -93,7 +92,7 @@ class ChannelHealth(CircuitBreaker):
         if open_candidates and not self._channels[open_candidates[0].name].needs_store:
             return self._count_in(open_candidates[0])
         waits = [self._channels[candidate.name].wait_s for candidate in candidates]
-        wait_s = min((wait for wait in waits if wait > 0), default=MAX_WAIT_S)
+        wait_s = min((wait for wait in waits if wait > 0), default=MAX_RETRY_AFTER_S)
         if open_candidates:
             limits = [self._channels[candidate.name].limits for candidate in open_candidates]
             try:

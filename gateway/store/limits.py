@@ -1,7 +1,7 @@
 """Rate limits of an account: requests and tokens per minute, and concurrent requests.
 
 1. One script decides all limits of a request, by the store's clock: all or nothing.
-2. A request id takes once, however often the call is repeated, and gives back once.
+2. A request id is counted once and released once, however often the calls are repeated.
 3. What a dead process held expires: slots are leased.
 """
 

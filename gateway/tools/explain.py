@@ -8,12 +8,12 @@ from typing import Any, Literal
 import msgspec
 from multidict import CIMultiDict
 
+from gateway.catalogue import MAX_ATTEMPTS
 from gateway.chain import Chain, Step
 from gateway.chat.request import Body, BodyRules, check
 from gateway.errors import GatewayError, Refused, as_refused
 from gateway.exchange import Exchange, Operation, Request
 from gateway.facts import Route
-from gateway.proxy.failover import MAX_ATTEMPTS
 
 
 class Refusal(msgspec.Struct, frozen=True):

@@ -59,7 +59,7 @@ def _add_to_day(row: str, sign: str) -> str:
     """Return the statement that adds a closed row to its day's sums (`+`), or subtracts it (`-`)."""
     sums = ("1", f"{row}.outcome = '{Outcome.COMPLETED}'", *_quoted(SUM_COLUMNS, f"{row}."))
     return (
-        f"INSERT INTO days ({_names(GROUPS)}, {_names(SUMS)}) "  # noqa: S608 - names of ours only
+        f"INSERT INTO days ({_names(GROUPS)}, {_names(SUMS)}) "  # noqa: S608 - only constant names
         f"VALUES (substr({row}.arrived_at, 1, 10), {_names(GROUP_COLUMNS, f'{row}.')}, "
         f"{', '.join(f'{sign}({value})' for value in sums)}) "
         f"ON CONFLICT DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in SUMS)};"

@@ -3,7 +3,7 @@
 1. **An arrival is written before an upstream is called**, or the request is refused.
 2. **The stream is never trimmed**: only the sink removes entries, after it has written them. When the stream is full because
    the sink does not run, new entries go to the spool, so that the store's memory is left to the balances.
-3. **Anything may be written twice**: the id makes it one.
+3. **A record may be written twice**: records with the same id are merged.
 4. **A request's arrival and end go to the same folder**: every machine has a stream of its own.
 5. **What a store acknowledged and its successor lost is written again**: the end has all that the arrival had.
 """

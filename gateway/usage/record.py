@@ -1,6 +1,6 @@
 """The usage record: what is stored of every request that sent a complete head.
 
-A record is written twice, at arrival (`outcome` is None) and at the end; the id makes the two one. It has no text that the
+A record is written twice, at arrival (`outcome` is None) and at the end; the two are merged by their id. It has no text that the
 caller chose: no path, no header, no name that is not in the catalogue. Any of them could be a token that was pasted in the
 wrong place.
 """

@@ -1,10 +1,10 @@
 """The process that drains the usage log's stream and spool into the database.
 
 1. **Written first, removed afterwards**: an entry leaves the stream, and a file the spool, only when its records are on the
-   disk. After a kill at any moment something is written twice, and the id makes it one.
+   disk. After a kill at any moment a record may be written twice; records with the same id are merged.
 2. **One sink at a time owns a folder**: the kernel holds its lock, and releases it however the sink ends. The next sink
    begins with what the last one had read and not removed.
-3. **A request that never ends is closed** as `gateway_crashed`, but only when nothing waits that could be its end. Its
+3. **A request whose end never arrives is closed** as `gateway_crashed`, but only when nothing waits that could be its end. Its
    account is known only where money was held: the arrival is written before the account is authenticated, and a second line
    for each request would cost each of them a call.
 """

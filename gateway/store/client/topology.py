@@ -48,6 +48,7 @@ def from_url(url: str, timeout_s: float, connections: int) -> Topology:
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
+        "driver_info": None,  # saves a round trip at each connection
     }
     if parts.scheme in ("redis", "rediss", "unix"):
         return SingleServer(Redis.from_url(url, **options), timeout_s)

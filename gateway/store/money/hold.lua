@@ -1,12 +1,12 @@
 -- hold(request_id, amount, floor, lease, fingerprint, max holds, keep, skew)
 local request_id, fingerprint = ARGV[1], ARGV[5]
-local born = moment(request_id)
+local arrived = arrival_ms(request_id)
 local amount = integer(ARGV[2], 0, MOST, "the amount")
 local floor = integer(ARGV[3], 0, amount, "the floor")
 local keep = integer(ARGV[7], 1, MOST, "keep")
 local skew = integer(ARGV[8], 1, MOST, "skew")
 local lease = integer(ARGV[4], 1, keep, "the lease")
-local most_holds = integer(ARGV[6], 1, MOST, "the most holds")
+local max_holds = integer(ARGV[6], 1, MOST, "the most holds")
 if not fingerprint:match("^%w+$") or #fingerprint > 64 then
   refuse("the fingerprint is not 1 to 64 letters and digits")
 end
@@ -35,13 +35,13 @@ end
 if end_of(request_id) then
   return reply("DONE")
 end
-if math.abs(born - now) > skew then
+if math.abs(arrived - now) > skew then
   return reply("SKEW")
 end
 if account.status ~= "active" then
   return reply("INACTIVE")
 end
-if account.holds >= most_holds then
+if account.holds >= max_holds then
   return reply("BUSY")
 end
 if account.balance - account.held + account.credit_line < amount then

@@ -1,6 +1,6 @@
 -- settle(request_id, kind: settle | release, cost, keep, skew)
 local request_id, kind = ARGV[1], ARGV[2]
-local born = moment(request_id)
+local arrived = arrival_ms(request_id)
 local cost = integer(ARGV[3], 0, kind == "settle" and MOST or 0, "the cost")
 local keep = integer(ARGV[4], 1, MOST, "keep")
 local skew = integer(ARGV[5], 1, MOST, "skew")
@@ -36,7 +36,7 @@ if past then -- the total charge becomes the cost: expiry charged the floor, or 
   save(account)
   return { request_id, "LATE", cost }
 end
-if born < now - keep or born > now + skew then
+if arrived < now - keep or arrived > now + skew then
   redis.call("HSETNX", stale, request_id, digits(cost))
   return { request_id, "STALE", 0 }
 end

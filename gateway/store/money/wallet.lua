@@ -26,7 +26,7 @@ local function clock()
 end
 
 -- The time in a UUIDv7.
-local function moment(request_id)
+local function arrival_ms(request_id)
   local high, low = request_id:match("^(%x%x%x%x%x%x%x%x)%-(%x%x%x%x)%-7%x%x%x%-%x%x%x%x%-%x%x%x%x%x%x%x%x%x%x%x%x$")
   if not high then
     refuse("the request id is not a UUIDv7")
@@ -110,15 +110,15 @@ end
 -- Ends up to `limit` holds whose lease has expired, the oldest first. Returns { request_id, charge, request_id, charge, ... }.
 -- All are read before the first one is ended.
 local function expire(account, now, limit)
-  local rids = redis.call("ZRANGEBYSCORE", leases, "-inf", now, "LIMIT", 0, limit)
-  if #rids == 0 then
-    return rids
+  local request_ids = redis.call("ZRANGEBYSCORE", leases, "-inf", now, "LIMIT", 0, limit)
+  if #request_ids == 0 then
+    return request_ids
   end
   local found, over = {}, {}
-  for index, request_id in ipairs(rids) do
+  for index, request_id in ipairs(request_ids) do
     found[index] = hold_of(request_id) or refuse("a lease has no hold")
   end
-  for index, request_id in ipairs(rids) do
+  for index, request_id in ipairs(request_ids) do
     local hold = found[index]
     finish(account, request_id, hold, "expire", hold.floor, now)
     over[2 * index - 1], over[2 * index] = request_id, hold.floor
