@@ -1,4 +1,4 @@
-"""The error table, row by row, as a caller meets it on the wire."""
+"""The error table, row by row, as a caller receives it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gateway.testing import Running, running
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import Answer, ask, chat, get, head
 
-GARBLED_TOKEN = "sk-tester-abcdefgh-0000000000000000000000000000"
+INVALID_TOKEN = "sk-tester-abcdefgh-0000000000000000000000000000"
 
 
 def assert_error(answer: Answer, status: int, kind: str, code: str, *, param: str | None = None) -> dict[str, Any]:
-    """The one error shape, with the id of the header and without anything that is not on our list."""
+    """Assert the common error shape, with the header's request id and without unwanted headers. Return the error."""
     assert (answer.status, answer.error["type"], answer.error["code"]) == (status, kind, code), answer.body
     assert set(answer.error) == {"message", "type", "param", "code", "request_id"}
     assert answer.error["param"] == param
@@ -45,7 +45,7 @@ async def test_token_missing(gateway: Running) -> None:
 
 
 async def test_token_wrong(gateway: Running) -> None:
-    assert_error(await chat_with(gateway, GARBLED_TOKEN), 401, "authentication_error", "token_invalid")
+    assert_error(await chat_with(gateway, INVALID_TOKEN), 401, "authentication_error", "token_invalid")
 
 
 async def test_token_deleted(gateway: Running) -> None:
@@ -84,14 +84,14 @@ async def test_group_forbids_the_service(gateway: Running, group: str) -> None:
     assert_error(await chat_with(gateway, token), 403, "permission_error", "group_forbidden")
 
 
-async def test_the_tokens_own_model_list(gateway: Running) -> None:
+async def test_the_token_forbids_the_model(gateway: Running) -> None:
     await gateway.token()
     created = await gateway.store.tokens.create("tester", models=("other",))
     answer = await chat_with(gateway, created.token)
     assert_error(answer, 403, "permission_error", "token_restricted", param="model")
 
 
-async def test_the_tokens_own_address_list(gateway: Running) -> None:
+async def test_the_token_forbids_the_address(gateway: Running) -> None:
     await gateway.token()
     created = await gateway.store.tokens.create("tester", addresses=("10.0.0.0/8",))
     assert_error(await chat_with(gateway, created.token), 403, "permission_error", "token_restricted")
@@ -113,7 +113,7 @@ async def test_balance_too_low(gateway: Running) -> None:
     assert "retry-after" not in answer.headers
 
 
-async def test_too_fast(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_rate_limit_exceeded(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> None:
     chain = CHAIN.replace("requests_per_minute: 1000", "requests_per_minute: 1")
     async with running(configuration(upstream.base_url, chain=chain), tmp_path, store_url) as gateway:
         token = await gateway.token()
@@ -125,7 +125,9 @@ async def test_too_fast(upstream: FakeUpstream, store_url: str, client: Client, 
     assert 1 <= int(answer.headers["retry-after-ms"]) <= 59_000
 
 
-async def test_too_many_at_once(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_concurrency_limit_exceeded(
+    upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path
+) -> None:
     upstream.mode = "silent"
     chain = CHAIN.replace("concurrent: 50", "concurrent: 1")
     async with running(configuration(upstream.base_url, chain=chain), tmp_path, store_url) as gateway:
@@ -174,14 +176,14 @@ async def test_upstream_failed_or_refused(
     assert (account.balance_micros, account.held_micros) == (5_000_000, 0)
 
 
-async def test_upstream_says_the_request_is_wrong(gateway: Running, upstream: FakeUpstream) -> None:
+async def test_upstream_refuses_the_request(gateway: Running, upstream: FakeUpstream) -> None:
     upstream.mode = "404"
     answer = await chat_with(gateway, await gateway.token())
     assert answer.status == 404
     assert answer.error["request_id"] == answer.headers["x-request-id"]
 
 
-async def test_upstream_is_limiting(gateway: Running, upstream: FakeUpstream) -> None:
+async def test_upstream_rate_limits(gateway: Running, upstream: FakeUpstream) -> None:
     upstream.mode = "429"
     answer = await chat_with(gateway, await gateway.token())
     assert_error(answer, 429, "rate_limit_error", "upstream_rate_limited")
@@ -203,7 +205,7 @@ async def test_upstream_too_slow(upstream: FakeUpstream, store_url: str, client:
     assert answer.headers["x-should-retry"] == "false"
 
 
-# The upstream, after the first byte: one error event at an event border, then the cut.
+# The upstream, after the first byte: one error event after the last whole event, and the connection is closed.
 
 
 @pytest.mark.parametrize(
@@ -230,7 +232,7 @@ async def test_stream_breaks(
 # The service.
 
 
-async def test_redis_away(upstream: FakeUpstream, tmp_path: Path) -> None:
+async def test_store_down(upstream: FakeUpstream, tmp_path: Path) -> None:
     from gateway.store.client.embedded import EmbeddedStore
 
     store = EmbeddedStore.start(tmp_path / "store")
@@ -250,7 +252,7 @@ async def test_draining(gateway: Running) -> None:
     assert answer.headers["connection"] == "close"
 
 
-async def test_a_bug_of_ours(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_bug_in_a_plugin(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> None:
     broken = CHAIN + "  - use: tests.whole.broken:Broken\n"
     async with running(configuration(upstream.base_url, chain=broken), tmp_path, store_url) as gateway:
         answer = await chat_with(gateway, await gateway.token())
@@ -364,6 +366,6 @@ async def test_known_path_with_another_method(gateway: Running, method: str, pat
     assert answer.headers["allow"] == allowed
 
 
-async def test_what_is_not_http(gateway: Running) -> None:
+async def test_malformed_http(gateway: Running) -> None:
     answer = await ask(gateway.port, head("GET", "/v1/models", {"Bad Name": "x"}))
     assert_error(answer, 400, "invalid_request_error", "invalid_request")
