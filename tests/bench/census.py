@@ -1,4 +1,4 @@
-"""A plugin that counts the tasks of its worker, each second, into a file that is named by the process."""
+"""A plugin that writes the number of tasks of its worker to the file `tasks-PID`, once a second."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from gateway import Plugin, Services
 
 
 class Census(Plugin):
-    """Looks at no request."""
+    """A plugin that counts tasks and handles no request."""
 
     folder: str
 
     async def start(self, services: Services) -> None:
-        """Begin to count."""
+        """Start counting."""
         self._count()
 
     async def stop(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         self._next.cancel()
 
     def _count(self) -> None:

@@ -1,4 +1,4 @@
-"""Where and on what something was measured."""
+"""The machine, the commit and the versions of a measurement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.bench.process import ROOT
 
 
 def commit() -> str:
-    """The commit that is checked out; with a plus where files differ from it."""
+    """Return the commit that is checked out, with a plus if files differ from it."""
     words = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
     return subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False).stdout.strip()
 
@@ -30,10 +30,10 @@ def versions() -> str:
     return f"Python {platform.python_version()}, {packages}"
 
 
-def moment() -> str:
+def now_utc() -> str:
     return f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
 
 
 def busy() -> float:
-    """How many processes wanted a core, over the last minute."""
+    """Return the load average of the last minute."""
     return round(os.getloadavg()[0], 1)

@@ -1,4 +1,4 @@
-"""What was measured, kept as JSON: a file for each part."""
+"""Results of measurements, stored as JSON: a file for each part."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Final
 
 import msgspec
 
-from tests.bench.bench import UsageDatabase
+from tests.bench.bench import Rows
 
 FOLDER: Final = Path(__file__).parent / "results"
 
 
 class Result(msgspec.Struct):
-    """One part's rows, and when, where and on what they were measured. `busy` is the load average at the end."""
+    """The rows of one part, and when, where and with which versions they were measured. `busy`: load average at the end."""
 
     commit: str
     moment: str
@@ -24,14 +24,14 @@ class Result(msgspec.Struct):
     rounds: int
     seconds: float
     scale: float
-    rows: UsageDatabase
+    rows: Rows
 
 
-def keep(folder: Path, part: str, result: Result) -> None:
+def save_result(folder: Path, part: str, result: Result) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{part}.json").write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
 
 
-def kept(folder: Path) -> dict[str, Result]:
-    """All parts that were measured, by name."""
+def load_results(folder: Path) -> dict[str, Result]:
+    """Return the results of all measured parts, by name."""
     return {file.stem: msgspec.json.decode(file.read_bytes(), type=Result) for file in sorted(folder.glob("*.json"))}
