@@ -66,10 +66,10 @@ class Books:
         self.log_file = folder / "worker.log"
         self._patient = folder / "patient.yaml"
         self._text = {"port": self.port, "folder": folder, "upstream": upstream, "on_crash": on_crash}
-        self.reach_store_at(self.url)
+        self.use_store_at(self.url)
         self.token = ""
 
-    def reach_store_at(self, url: str) -> None:
+    def use_store_at(self, url: str) -> None:
         """Configure the gateways that are started from now on to use the store at `url`."""
         text = FILE.format(redis=url, **self._text)
         self.file.write_text(text)
@@ -119,7 +119,7 @@ class Books:
         """Return the journal's files: the settlements that workers could not write to the store yet."""
         return list((self.folder / "data" / "journal").glob("*.jsonl"))
 
-    async def delivered(self) -> None:
+    async def wait_delivered(self) -> None:
         """Wait until the workers have written all settlements in the journal to the store."""
         async with asyncio.timeout(PATIENCE_S):
             while self.journal():
@@ -155,7 +155,7 @@ class Books:
                     charges.setdefault(fields[b"id"].decode(), []).append(-int(fields[b"amount"]))
         return charges
 
-    async def verified(self) -> dict[str, Any]:
+    async def verify(self) -> dict[str, Any]:
         """Assert that `gateway verify` finds nothing wrong and that nothing is held, and return its report."""
         command = ["verify", "--json", "--config", str(self._patient)]
         result = await asyncio.to_thread(CliRunner().invoke, program(), command)

@@ -80,7 +80,7 @@ async def under_load(books: Books, workers: int, disturb: Callable[[int, Callers
                 while len(callers.whole) < served + 20:
                     await asyncio.sleep(0.05)
         await asyncio.sleep(LEASE_S)
-        await books.delivered()
+        await books.wait_delivered()
     await check_books(books, callers)
     return callers
 
@@ -92,7 +92,7 @@ async def check_books(books: Books, callers: Callers, floor: int = 0) -> None:
     that was known, else `floor` if it was held.
     """
     records = await books.records()
-    await books.verified()
+    await books.verify()
     charges = await books.charges()
     assert callers.whole <= records.keys()
     assert {request_id: sum(charges.get(request_id, [])) for request_id in callers.whole} == dict.fromkeys(

@@ -22,10 +22,10 @@ from tests.whole.conftest import CHAIN
 from tests.whole.raw import Answer, ask, chat
 from tests.whole.scripted import CHUNKED, LAST, Fin, Forever, Hold, Reset, Scripted, Step, chunk
 from tests.whole.test_stream import PASSED, STREAM, WORDS
-from tests.whole.test_upstream_faults import whole
+from tests.whole.test_upstream_faults import full_response
 
 GOOD: list[Step] = [CHUNKED + chunk(STREAM) + LAST]
-REFUSED = whole("401 No", b'{"error": {"message": "bad key"}}')
+REFUSED = full_response("401 No", b'{"error": {"message": "bad key"}}')
 
 
 def yaml(*base_urls: str, each: str = "", tiers: bool = True) -> str:
@@ -40,7 +40,7 @@ def yaml(*base_urls: str, each: str = "", tiers: bool = True) -> str:
 
 
 @asynccontextmanager
-async def in_front_of(
+async def gateway_with(
     folder: Path, url: str, *scripts: list[Step], each: str = ""
 ) -> AsyncIterator[tuple[Running, list[Scripted]]]:
     """Yield a gateway whose channels play these scripts, and the upstreams, in this order."""
@@ -80,7 +80,7 @@ async def answered(calls: Sequence[asyncio.Task[Answer]], count: int) -> None:
             await asyncio.sleep(0.01)
 
 
-def held_by(gate: asyncio.Event) -> list[Step]:
+def pausing_script(gate: asyncio.Event) -> list[Step]:
     """Return a script of a response that begins at once, and ends when the gate is set."""
     return [CHUNKED + chunk(WORDS[1]), Forever(b"", 0.01, until=gate.is_set), chunk(STREAM) + LAST]
 
@@ -89,12 +89,12 @@ RETRIED: dict[str, list[Step]] = {
     "refused": [],
     "closed": [Fin],
     "silent": [Hold],
-    "429": [whole("429 Slow", b"{}", "Retry-After: 7")],
-    "529": [whole("529 Overloaded", b"{}")],
-    "500": [whole("500 No", b"{}")],
+    "429": [full_response("429 Slow", b"{}", "Retry-After: 7")],
+    "529": [full_response("529 Overloaded", b"{}")],
+    "500": [full_response("500 No", b"{}")],
     "401": [REFUSED],
-    "redirect": [whole("307 There", b"", "Location: http://127.0.0.1:1/")],
-    "page": [whole("200 OK", b"<p>", kind="text/html")],
+    "redirect": [full_response("307 There", b"", "Location: http://127.0.0.1:1/")],
+    "page": [full_response("200 OK", b"<p>", kind="text/html")],
     "first error": [CHUNKED + chunk(b'data: {"error": {"message": "no"}}\n\n') + LAST],
     "no event": [CHUNKED + LAST],
     "garbage": [b"hello\r\n\r\n", Hold],
@@ -106,7 +106,7 @@ async def test_the_next_channel_serves_when_the_first_fails(
     store_url: str, client: Client, tmp_path: Path, fault: str
 ) -> None:
     each = ", timers: {first_byte: 0.5}" if fault == "silent" else ""
-    async with in_front_of(tmp_path, store_url, RETRIED[fault], GOOD, each=each) as (gateway, (first, second)):
+    async with gateway_with(tmp_path, store_url, RETRIED[fault], GOOD, each=each) as (gateway, (first, second)):
         token = await gateway.token()
         if fault == "refused":
             await first.__aexit__(None, None, None)
@@ -125,23 +125,23 @@ async def test_the_next_channel_serves_when_the_first_fails(
 
 
 async def test_a_callers_mistake_is_not_retried(store_url: str, client: Client, tmp_path: Path) -> None:
-    wrong = [whole("400 No", b'{"error": {"message": "too long", "type": "invalid_request_error"}}')]
-    async with in_front_of(tmp_path, store_url, list(wrong), GOOD) as (gateway, (_, second)):
+    wrong = [full_response("400 No", b'{"error": {"message": "too long", "type": "invalid_request_error"}}')]
+    async with gateway_with(tmp_path, store_url, list(wrong), GOOD) as (gateway, (_, second)):
         answer = await ask(gateway.port, chat(await gateway.token()))
         assert (answer.status, answer.error["message"]) == (400, "too long")
         assert second.requests == []
 
 
 async def test_nothing_is_retried_after_the_first_byte(store_url: str, client: Client, tmp_path: Path) -> None:
-    async with in_front_of(tmp_path, store_url, [CHUNKED + chunk(WORDS[1]), Reset], GOOD) as (gateway, (_, second)):
+    async with gateway_with(tmp_path, store_url, [CHUNKED + chunk(WORDS[1]), Reset], GOOD) as (gateway, (_, second)):
         answer = await ask(gateway.port, chat(await gateway.token()))
         assert (answer.status, answer.whole) == (200, False)
         assert second.requests == []
 
 
 async def test_at_most_three_channels_are_called_and_none_twice(store_url: str, client: Client, tmp_path: Path) -> None:
-    bad: list[Step] = [whole("500 No", b"{}")]
-    async with in_front_of(tmp_path, store_url, bad, bad, bad, GOOD) as (gateway, upstreams):
+    bad: list[Step] = [full_response("500 No", b"{}")]
+    async with gateway_with(tmp_path, store_url, bad, bad, bad, GOOD) as (gateway, upstreams):
         answer = await ask(gateway.port, chat(await gateway.token()))
         assert (answer.status, answer.error["code"]) == (502, "upstream_error")
         assert [len(upstream.requests) for upstream in upstreams] == [1, 1, 1, 0]
@@ -150,7 +150,7 @@ async def test_at_most_three_channels_are_called_and_none_twice(store_url: str, 
 async def test_a_channel_is_not_called_twice_under_another_name_of_the_model(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    async with Scripted([whole("500 No", b"{}")]) as upstream:
+    async with Scripted([full_response("500 No", b"{}")]) as upstream:
         text = yaml(upstream.base_url).replace(
             "{use: c0, priority: 0}", "{use: c0}, {use: c0, model: other, priority: 1}"
         )
@@ -162,7 +162,7 @@ async def test_a_channel_is_not_called_twice_under_another_name_of_the_model(
 async def test_a_failing_channel_gets_no_request_while_it_cools_and_then_one_probe(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    async with in_front_of(tmp_path, store_url, [whole("500 No", b"{}")], GOOD) as (gateway, (first, second)):
+    async with gateway_with(tmp_path, store_url, [full_response("500 No", b"{}")], GOOD) as (gateway, (first, second)):
         token = await gateway.token()
         gateway.store.channels.cooling = Cooling(first_ms=3_600_000, longest_ms=3_600_000)
         for _ in range(3):
@@ -189,8 +189,8 @@ async def test_a_failing_channel_gets_no_request_while_it_cools_and_then_one_pro
 async def test_when_all_channels_cool_the_response_says_when_to_retry(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    busy: list[Step] = [whole("429 Slow", b"{}", "Retry-After: 55")]
-    async with in_front_of(tmp_path, store_url, busy, busy) as (gateway, (first, second)):
+    busy: list[Step] = [full_response("429 Slow", b"{}", "Retry-After: 55")]
+    async with gateway_with(tmp_path, store_url, busy, busy) as (gateway, (first, second)):
         token = await gateway.token()
         answer = await ask(gateway.port, chat(token))
         assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (
@@ -219,8 +219,8 @@ async def test_a_full_channel_is_skipped_and_requests_are_refused_when_all_are_f
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
     gate = asyncio.Event()
-    slow = held_by(gate)
-    async with in_front_of(tmp_path, store_url, slow, slow, each=", concurrent: 2") as (gateway, upstreams):
+    slow = pausing_script(gate)
+    async with gateway_with(tmp_path, store_url, slow, slow, each=", concurrent: 2") as (gateway, upstreams):
         token = await gateway.token()
         calls = [asyncio.create_task(ask(gateway.port, chat(token))) for _ in range(7)]
         await answered(calls, 3)
@@ -235,7 +235,7 @@ async def test_a_full_channel_is_skipped_and_requests_are_refused_when_all_are_f
 
 
 async def test_a_channels_requests_per_minute_are_limited(store_url: str, client: Client, tmp_path: Path) -> None:
-    async with in_front_of(tmp_path, store_url, GOOD, GOOD, each=", requests_per_minute: 2") as (gateway, upstreams):
+    async with gateway_with(tmp_path, store_url, GOOD, GOOD, each=", requests_per_minute: 2") as (gateway, upstreams):
         token = await gateway.token()
         statuses = [(await ask(gateway.port, chat(token))).status for _ in range(5)]
         assert statuses == [200, 200, 200, 200, 503]
@@ -248,8 +248,8 @@ async def test_two_gateways_agree_on_cool_downs_within_a_second_and_share_a_limi
     gate = asyncio.Event()
     (tmp_path / "other").mkdir()
     async with (
-        Scripted([whole("429 Slow", b"{}", "Retry-After: 100")]) as first,
-        Scripted(held_by(gate)) as second,
+        Scripted([full_response("429 Slow", b"{}", "Retry-After: 100")]) as first,
+        Scripted(pausing_script(gate)) as second,
     ):
         text = yaml(first.base_url, second.base_url, each=", concurrent: 3")
         async with running(text, tmp_path, store_url) as one, running(text, tmp_path / "other", store_url) as two:
@@ -313,7 +313,7 @@ async def test_a_channel_that_stops_under_load_breaks_only_its_open_streams(
 
 
 async def test_a_disabled_channel_is_skipped_within_a_second(store_url: str, client: Client, tmp_path: Path) -> None:
-    async with in_front_of(tmp_path, store_url, GOOD, GOOD) as (gateway, (first, second)):
+    async with gateway_with(tmp_path, store_url, GOOD, GOOD) as (gateway, (first, second)):
         token = await gateway.token()
         await gateway.store.channels.set_enabled("c0", False)
         await soon(until(gateway, "c0", Condition.DISABLED))
@@ -351,7 +351,7 @@ async def test_credentials_are_used_in_turn_and_a_refused_one_is_suspended(
 async def test_a_channel_whose_credentials_are_all_refused_cools(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    async with in_front_of(tmp_path, store_url, [REFUSED], each=", api_keys: [one, two]") as (gateway, (upstream,)):
+    async with gateway_with(tmp_path, store_url, [REFUSED], each=", api_keys: [one, two]") as (gateway, (upstream,)):
         answer = await ask(gateway.port, chat(await gateway.token()))
         assert (answer.status, answer.error["code"]) == (502, "upstream_auth_failed")
         assert len(upstream.requests) == 2

@@ -72,7 +72,7 @@ async def test_a_stop_under_load_loses_nothing(books: Books, upstream: FakeUpstr
     assert {answer.status for answer in others} <= {200, 503}
 
     records = await books.records()
-    await books.verified()
+    await books.verify()
     charges = {request_id: sum(lines) for request_id, lines in (await books.charges()).items()}
     assert {charges[answer.headers["x-request-id"]] for answer in whole} == {EXACT}
     assert {records[answer.headers["x-request-id"]].outcome for answer in cut} == {Outcome.STOPPED}

@@ -79,7 +79,7 @@ async def settled_books(books: Books, lease_s: float = 0) -> tuple[list[int], Ou
     async with books.worker():
         await asyncio.sleep(began + lease_s - time.monotonic())
     records = await books.records()
-    await books.verified()
+    await books.verify()
     (charges,) = (await books.charges()).values() or [[]]
     assert (await books.account()).balance_micros == 1_000_000_000 - sum(charges)
     (record,) = records.values() or [None]
@@ -144,7 +144,7 @@ async def test_a_journaled_charge_is_applied_once_despite_crashes(tmp_path: Path
         async with books.worker(crash_at="journal.delivered") as worker:
             assert await asyncio.wait_for(worker.wait(), PATIENCE_S) == EXIT_CODE
         async with books.worker():
-            await books.delivered()
+            await books.wait_delivered()
         charges, _ = await settled_books(books, LEASE_S)
         assert sum(charges) > 0
 
@@ -175,7 +175,7 @@ async def test_a_crash_at_any_point_under_load_is_charged_by_the_rules(tmp_path:
                 await disturbing
         ended = time.monotonic()
         async with books.worker():
-            await books.delivered()
+            await books.wait_delivered()
             await asyncio.sleep(ended + LEASE_S - time.monotonic())
         await check_books(books, callers, FLOOR if on_crash == "charge_floor" else 0)
 

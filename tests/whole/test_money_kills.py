@@ -74,7 +74,7 @@ async def test_the_books_balance_after_workers_and_the_store_are_killed(books: B
 async def test_the_books_balance_after_workers_and_cluster_nodes_are_killed(books: Books, tmp_path: Path) -> None:
     with cluster(tmp_path) as servers:
         books.url = servers.url
-        books.reach_store_at(servers.url)
+        books.use_store_at(servers.url)
         await books.open()
         callers = await killed(
             books, lambda chance: servers.kill(chance.choice(servers.nodes), away_s=chance.uniform(0, 3))
@@ -85,7 +85,7 @@ async def test_the_books_balance_after_workers_and_cluster_nodes_are_killed(book
 async def test_the_books_balance_after_network_faults(books: Books) -> None:
     chance = random.Random(SEED)
     async with StoreProxy(books.url) as proxy:
-        books.reach_store_at(proxy.url)
+        books.use_store_at(proxy.url)
 
         async def disturb(_: int, callers: Callers) -> None:
             proxy.fault = lambda: chance.choice(tuple(Fault)) if chance.random() < 0.1 else None

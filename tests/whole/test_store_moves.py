@@ -40,7 +40,7 @@ async def books(tmp_path: Path) -> AsyncIterator[Books]:
 async def moved(books: Books, url: str, move: Callable[[], None]) -> Callers:
     """Move the store at `url` under load, once or for `SECONDS`, check the books, and return the callers."""
     books.url = url
-    books.reach_store_at(url)
+    books.use_store_at(url)
     await books.open()
 
     async def disturb(_: int, __: Callers) -> None:

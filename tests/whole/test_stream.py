@@ -54,7 +54,7 @@ async def spent(gateway: Running) -> int:
     return 5_000_000 - account.balance_micros
 
 
-async def through(script: Sequence[Step], url: str, folder: Path, channel: str = "") -> tuple[Answer, int]:
+async def send_through(script: Sequence[Step], url: str, folder: Path, channel: str = "") -> tuple[Answer, int]:
     async with (
         Scripted(script) as upstream,
         running(configuration(upstream.base_url, channel=channel), folder, url) as gateway,
@@ -66,7 +66,7 @@ async def through(script: Sequence[Step], url: str, folder: Path, channel: str =
 async def test_the_stream_is_byte_identical_but_for_the_usage_chunk(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    answer, charge = await through([CHUNKED + chunk(STREAM) + LAST], store_url, tmp_path)
+    answer, charge = await send_through([CHUNKED + chunk(STREAM) + LAST], store_url, tmp_path)
     assert answer.body == PASSED
     assert answer.whole
     assert charge == CHARGE
@@ -85,7 +85,7 @@ async def test_the_usage_chunk_is_sent_to_a_caller_that_requests_it(
         assert (await answered(gateway, await gateway.token(), requested)).body == STREAM
 
 
-async def test_with_ask_usage_off_the_request_and_the_stream_are_unchanged(
+async def test_with_ask_usage_off_no_usage_is_requested_and_the_stream_is_unchanged(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
     async with Scripted([CHUNKED + chunk(STREAM) + LAST]) as upstream:
@@ -132,7 +132,7 @@ def test_cuts_anywhere_in_any_framing_change_no_byte(
         client = Client.connect(store_url, timeout_s=PATIENCE_S)
         await client.call("FLUSHALL")
         await client.close()
-        answer, charge = await through(script, store_url, tmp_path_factory.mktemp("cut"))
+        answer, charge = await send_through(script, store_url, tmp_path_factory.mktemp("cut"))
         assert answer.body == PASSED
         assert answer.whole
         assert charge == CHARGE

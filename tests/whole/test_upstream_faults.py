@@ -32,7 +32,7 @@ SHORT_TOTAL = BOUNDED + ", timers: {idle: 1, total: 1.5}"
 FAILED, TRUNCATED = Outcome.UPSTREAM_FAILED, Outcome.UPSTREAM_TRUNCATED
 
 
-def whole(status: str, body: bytes = b"", *headers: str, kind: str = "application/json") -> bytes:
+def full_response(status: str, body: bytes = b"", *headers: str, kind: str = "application/json") -> bytes:
     """Return a response with a Content-Length."""
     lines = "".join(f"{line}\r\n" for line in (f"Content-Type: {kind}", f"Content-Length: {len(body)}", *headers))
     return f"HTTP/1.1 {status}\r\n{lines}\r\n".encode() + body
@@ -59,19 +59,31 @@ BEFORE_FIRST_BYTE: dict[str, tuple[list[Step], int, str, str, int]] = {
     "comments beyond the ceiling": ([CHUNKED + chunk(b": xxxx\n\n" * 500), Hold], 502, "upstream_error", "nothing", 0),
     "an error as first event": ([CHUNKED + chunk(FAILURE + DONE) + LAST], 502, "upstream_error", "nothing", 1),
     "an error after a comment": ([CHUNKED + chunk(b": x\n\n" + FAILURE), Hold], 502, "upstream_error", "nothing", 0),
-    "JSON": ([whole("200 OK", b"{}")], 502, "upstream_error", "nothing", 1),
-    "a page": ([whole("200 OK", b"<p>", kind="text/html")], 502, "upstream_error", "nothing", 1),
+    "JSON": ([full_response("200 OK", b"{}")], 502, "upstream_error", "nothing", 1),
+    "a page": ([full_response("200 OK", b"<p>", kind="text/html")], 502, "upstream_error", "nothing", 1),
     "nothing, with 204": ([b"HTTP/1.1 204 No Content\r\n\r\n"], 502, "upstream_error", "nothing", 1),
-    "a page of an error": ([whole("500 Oops", b"<p>" * 99, kind="text/html")], 502, "upstream_error", "nothing", 1),
-    "529": ([whole("529 Overloaded", b"{}")], 502, "upstream_error", "nothing", 1),
-    "429": ([whole("429 Slow", b"{}", "Retry-After: 7")], 429, "upstream_rate_limited", "nothing", 1),
-    "429 for an hour": ([whole("429 Slow", b"{}", "Retry-After: 3600")], 429, "upstream_rate_limited", "nothing", 1),
+    "a page of an error": (
+        [full_response("500 Oops", b"<p>" * 99, kind="text/html")],
+        502,
+        "upstream_error",
+        "nothing",
+        1,
+    ),
+    "529": ([full_response("529 Overloaded", b"{}")], 502, "upstream_error", "nothing", 1),
+    "429": ([full_response("429 Slow", b"{}", "Retry-After: 7")], 429, "upstream_rate_limited", "nothing", 1),
+    "429 for an hour": (
+        [full_response("429 Slow", b"{}", "Retry-After: 3600")],
+        429,
+        "upstream_rate_limited",
+        "nothing",
+        1,
+    ),
     "gzip": (
-        [whole("200 OK", gzip.compress(STREAM), "Content-Encoding: gzip", kind="text/event-stream")],
+        [full_response("200 OK", gzip.compress(STREAM), "Content-Encoding: gzip", kind="text/event-stream")],
         *(502, "upstream_error", "nothing", 1),
     ),
     "an error in gzip": (
-        [whole("500 No", gzip.compress(b"{}"), "Content-Encoding: gzip")],
+        [full_response("500 No", gzip.compress(b"{}"), "Content-Encoding: gzip")],
         502,
         "upstream_error",
         "nothing",
@@ -99,14 +111,14 @@ BEFORE_FIRST_BYTE: dict[str, tuple[list[Step], int, str, str, int]] = {
     ),
     **{
         f"redirects with {status}": (
-            [whole(f"{status} Over there", b"", "Location: http://127.0.0.1:1/steal")],
+            [full_response(f"{status} Over there", b"", "Location: http://127.0.0.1:1/steal")],
             *(502, "upstream_error", "nothing", 1),
         )
         for status in (301, 302, 303, 307, 308)
     },
     **{
         f"refuses us with {status}": (
-            [whole(f"{status} No", b'{"error": {"message": "your key channel-credential-4711 is bad"}}')],
+            [full_response(f"{status} No", b'{"error": {"message": "your key channel-credential-4711 is bad"}}')],
             *(502, "upstream_auth_failed", "nothing", 1),
         )
         for status in (401, 402, 403)
@@ -230,7 +242,7 @@ PASSES: dict[str, tuple[list[Step], bytes]] = {
         PASSED,
     ),
     "followed by an unrequested response": (
-        [CHUNKED + chunk(STREAM) + LAST + whole("200 OK", STREAM)],
+        [CHUNKED + chunk(STREAM) + LAST + full_response("200 OK", STREAM)],
         PASSED,
     ),
 }
@@ -348,7 +360,7 @@ ECHOES: dict[str, list[Step]] = {
     ],
     "an error event": [CHUNKED + chunk(HALF + FAILURE.replace(b"the model", KEY.encode())) + LAST],
     "a first error": [CHUNKED + chunk(FAILURE.replace(b"the model", KEY.encode())) + LAST],
-    "an error": [whole("400 No", json.dumps({"error": {"message": f"key {KEY} bad", "code": KEY, "param": KEY}}).encode())],
+    "an error": [full_response("400 No", json.dumps({"error": {"message": f"key {KEY} bad", "code": KEY, "param": KEY}}).encode())],
     "its own header": [CHUNKED.replace(b"\r\n\r\n", f"\r\nx-request-id: {KEY}\r\n\r\n".encode()) + chunk(STREAM) + LAST],
 }  # fmt: skip
 
@@ -367,7 +379,7 @@ async def test_the_credential_is_redacted_in(place: str, store_url: str, client:
 
 
 @pytest.mark.parametrize(
-    "script", [[whole("200 OK", b'{"usage": {"prompt_tokens": 3'), Fin], [whole("200 OK", b"[]"), Fin]]
+    "script", [[full_response("200 OK", b'{"usage": {"prompt_tokens": 3'), Fin], [full_response("200 OK", b"[]"), Fin]]
 )
 async def test_an_invalid_json_response_is_an_error(
     store_url: str, client: Client, tmp_path: Path, script: list[Step]

@@ -110,7 +110,7 @@ async def refused_by(gateway: Running, request: bytes) -> tuple[Record, Answer]:
 async def test_each_refusal_is_in_the_log_with_the_name_of_its_plugin(gateway: Running) -> None:
     token = await gateway.token()
     poor = await gateway.token("poor", credit=1)
-    asked: list[tuple[bytes, str, str]] = [
+    cases: list[tuple[bytes, str, str]] = [
         (chat(None), "auth", "token_missing"),
         (chat("sk-tester-abcdefgh-0000000000000000000000000000"), "auth", "token_invalid"),
         (chat(poor), "quota", "insufficient_balance"),
@@ -119,7 +119,7 @@ async def test_each_refusal_is_in_the_log_with_the_name_of_its_plugin(gateway: R
         (get("/v1/chat/completions", token), "", "method_not_allowed"),
         (get("/v1/models/nope", token), "", "model_not_found"),
     ]
-    for request, plugin, code in asked:
+    for request, plugin, code in cases:
         record, answer = await refused_by(gateway, request)
         assert (record.outcome, record.status, record.charge_micros) == (Outcome.REFUSED, answer.status, 0)
         assert (record.error_code, answer.error["code"]) == (code, code)
