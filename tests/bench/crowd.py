@@ -106,7 +106,7 @@ def cpu_s(process: asyncio.subprocess.Process) -> float:
 
 
 def keeps_open(sent: Callable[[str], bytes], seconds: float = SETTLE_S) -> Caller:
-    """Return a caller that sends_body something and keeps the connection open without reading."""
+    """Return a caller that sends something and keeps the connection open without reading."""
 
     async def call(port: int, token: str) -> str:
         with socket.socket() as caller:
@@ -120,7 +120,7 @@ def keeps_open(sent: Callable[[str], bytes], seconds: float = SETTLE_S) -> Calle
 
 
 def sends_body(body: bytes, *, chunked: bool = False, pause_s: float = 0.0, piece: int = PIECE) -> Caller:
-    """Return a caller that sends_body a body piece by piece until the response comes."""
+    """Return a caller that sends a body piece by piece until the response comes."""
     framing = {"Transfer-Encoding": "chunked"} if chunked else {"Content-Length": str(len(body))}
     lines = {"Host": "gateway", "Content-Type": "application/json", **framing}
     view = memoryview(body)
