@@ -51,7 +51,7 @@ class Store:
         self.journal = Journal(config.data_path / "journal")
         self.wallet = Wallet(client, settling=settling, journal=self.journal)
         elsewhere = ClickHouse(config.usage.clickhouse, timeout_s=2) if config.usage.clickhouse else None
-        self.usage = UsageLog(client, config.data_path / "usage", elsewhere=elsewhere)
+        self.usage = UsageLog(client, config.data_path / "usage", clickhouse=elsewhere)
         self._masters = Masters(client, settling)
 
     async def replay_after_failover(self) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""For tests of plugins: an exchange made up, a clock that stands still, services on a real store, a whole gateway.
+"""Tools for tests of plugins: exchanges, a clock that the test moves, services with a real store, a complete gateway.
 
-Nothing here is a mock: the store is a real server, the gateway listens on a real socket, and `gateway.fake_upstream` is a
-real upstream that misbehaves on demand.
+There are no mocks: the store is a real server, the gateway listens on a real socket, and `FakeUpstream` is a real HTTP server
+that misbehaves on demand.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ AnyPlugin = TypeVar("AnyPlugin", bound=Plugin)
 MINIMAL_BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 
 PATIENT: Final = StoreSettings(timeout=10)
-"""A test is not about how soon a busy machine's store answers."""
+"""A store timeout that does not fail tests on a busy machine."""
 
-BELOW: Final = ("rate-limit", "quota", "model-routing")
+PLUGINS_BELOW: Final = ("rate-limit", "quota", "model-routing")
 
 
 class FixedClock:
-    """A clock that moves only when told."""
+    """A clock that stands still until `move` is called."""
 
     def __init__(self, now: float = 1_800_000_000.0) -> None:
         self.now = now
 
     def time(self) -> float:
-        """UTC, seconds since 1970."""
+        """Return UTC, in seconds since 1970."""
         return self.now
 
     def monotonic(self) -> float:
-        """The same hand."""
+        """Return the same number as `time`."""
         return self.now
 
     def move(self, seconds: float) -> None:
-        """Let time pass."""
+        """Move the clock forward."""
         self.now += seconds
 
 
@@ -79,7 +79,10 @@ def exchange(
     headers: Mapping[str, str] | None = None,
     peer: str = "127.0.0.1",
 ) -> Exchange:
-    """A request as it would arrive; `body` is checked as the gateway would, on first need."""
+    """Return an exchange as it is when a request has arrived.
+
+    A mapping as `body` is merged into a minimal chat completion, bytes are taken as they are. The body is checked on first need.
+    """
     raw = body if isinstance(body, bytes) else msgspec.json.encode({**MINIMAL_BODY, **(body or {})})
 
     async def read() -> Body:
@@ -92,7 +95,7 @@ def exchange(
 
 @asynccontextmanager
 async def services(folder: Path, url: str | None = None, settings: Config | None = None) -> AsyncIterator[Services]:
-    """Services on a real store: the one at `url`, or one started in `folder`, an empty one, for the moment."""
+    """Provide services with a real store: the one at `url`, or else an empty one that runs in `folder` until the end."""
     settings = msgspec.structs.replace(settings or Config(store=PATIENT), data=str(folder))
     with _store(folder, url) as address:
         async with Store.open(settings, address) as store:
@@ -107,13 +110,13 @@ async def services(folder: Path, url: str | None = None, settings: Config | None
 
 
 async def started(plugin: AnyPlugin, given: Services) -> AnyPlugin:
-    """The plugin, after its `start`."""
+    """Start a plugin and return it."""
     await plugin.start(given)
     return plugin
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """What a caller got, whole. `headers` is case-insensitive."""
+    """A complete response. `headers` is case-insensitive."""
 
     status: int
     headers: Mapping[str, str]
@@ -121,7 +124,7 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class Running:
-    """A whole gateway on a real socket of this process. `base_url` ends in /v1."""
+    """A complete gateway that listens in this process. `base_url` ends in /v1."""
 
     def __init__(self, gateway: Gateway, address: tuple[str, int]) -> None:
         self.gateway = gateway
@@ -130,42 +133,45 @@ class Running:
         self.base_url = f"http://{self.host}:{self.port}/v1"
 
     async def token(self, account: str = "tester", *, credit: int = 5_000_000, group: str = "default") -> str:
-        """The token of a new account with `credit` micros."""
+        """Create an account with a balance of `credit` micros, and return a token of it."""
         await self.store.accounts.create(account, group=group)
         if credit:
             await self.store.wallet.credit(account, "opening", credit)
         return (await self.store.tokens.create(account)).token
 
     async def ask(self, token: str, text: str = "hi", **fields: object) -> Answered:
-        """One chat completion, streamed; `fields` go into the body. Raises aiohttp's `ClientError` for a stream that is cut."""
+        """Send one streaming chat completion and return the complete response. `fields` are added to the body.
+
+        Raises `aiohttp.ClientError` if the stream is cut.
+        """
         body = {"model": "words", "messages": [{"role": "user", "content": text}], "stream": True, **fields}
         headers = {"Authorization": f"Bearer {token}"}
         async with (
             ClientSession() as session,
-            session.post(f"{self.base_url}/chat/completions", json=body, headers=headers) as answer,
+            session.post(f"{self.base_url}/chat/completions", json=body, headers=headers) as response,
         ):
-            return Answered(answer.status, answer.headers, await answer.read())
+            return Answered(response.status, response.headers, await response.read())
 
 
 def configuration(base_url: str, *plugins: Mapping[str, object]) -> str:
-    """A whole configuration: the model `words`, which the upstream at `base_url` serves, behind the shipped plugins.
+    """Return a complete configuration: the model `words`, served by the upstream at `base_url`, with the shipped plugins.
 
-    `plugins` stand between `auth` and `rate-limit`, each as in YAML: `{"use": "office_hours:OfficeHours", "with": {}}`.
+    `plugins` are inserted between `auth` and `rate-limit`, each as in YAML: `{"use": "office_hours:OfficeHours", "with": {}}`.
     """
-    chain = ({"use": "usage-logger"}, {"use": "auth"}, *plugins, *({"use": name} for name in BELOW))
-    whole = {
+    chain = ({"use": "usage-logger"}, {"use": "auth"}, *plugins, *({"use": name} for name in PLUGINS_BELOW))
+    document = {
         "channels": {"fake": {"base_url": base_url}},
         "models": {"words": {"input": 1, "output": 2, "max_output_tokens": 100, "channels": ["fake"]}},
         "groups": {"default": {}},
         "store": {"timeout": PATIENT.timeout},
         "plugins": chain,
     }
-    return msgspec.json.encode(whole).decode()
+    return msgspec.json.encode(document).decode()
 
 
 @asynccontextmanager
 async def running(yaml: str, folder: Path, url: str | None = None) -> AsyncIterator[Running]:
-    """The gateway of a configuration on a free port, its data in `folder`, its store as in `services`."""
+    """Run the gateway of a configuration on a free port. Its data is in `folder`, its store as in `services`."""
     file = folder / "gateway.yaml"
     file.write_text(yaml, encoding="utf-8")
     read = schema.load(file)

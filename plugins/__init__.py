@@ -1,1 +1,1 @@
-"""The shipped plugins: thin, each turns the hooks of an exchange into calls of the store."""
+"""The shipped plugins. They are thin: their hooks call the store, and turn its results into decisions."""

@@ -1,8 +1,8 @@
-"""Finds out who asks, from the token in the head of the request.
+"""Authenticates callers by the token in the `Authorization` header.
 
-1. The body is never read here: who is refused is refused on the head alone.
-2. A token that is unknown, wrong or malformed gets one answer; what never was one costs no call of the store.
-3. A right token is never refused for the wrong ones that come from the same address.
+1. The body is never read: requests are refused on their headers alone.
+2. Unknown, wrong and malformed tokens all get the same answer. A malformed one costs no call of the store.
+3. A valid token is never refused because of wrong tokens from the same address.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import Final
 
 from multidict import MultiMapping
 
@@ -26,40 +27,43 @@ from gateway import (
     invalid_token,
 )
 
-LONGEST_CREDENTIAL = 512
-MOST_ADDRESSES = 10_000
-"""How many addresses are remembered for their wrong tokens."""
+MAX_CREDENTIAL: Final = 512
+"""Characters of the header's value."""
+MAX_ADDRESSES: Final = 10_000
+"""For how many addresses wrong tokens are counted."""
 
 
 class Auth(Plugin):
-    """Lets in callers with a right token, whose account is active and whose group is served."""
+    """Accepts callers with a valid token whose account is active and whose group is enabled."""
 
     provides = (Caller,)
 
     wrong_tokens_per_minute: int = 60
-    """How many wrong tokens of one address are answered 401 in a minute; the rest are answered 429."""
+    """Wrong tokens a minute from one address that are answered with 401; any more are answered with 429."""
 
     def __post_init__(self) -> None:
         if self.wrong_tokens_per_minute < 1:
             raise ValueError("wrong_tokens_per_minute must be 1 or more")
 
     async def start(self, services: Services) -> None:
+        """Take what the hooks need from the services."""
         self._tokens = services.store.tokens
         self._catalogue = services.catalogue
         self._wrong = WrongTokens(self.wrong_tokens_per_minute, services.clock)
 
     async def on_request(self, exchange: Exchange) -> None:
+        """Set `Caller`. Raises `Refused` if the token, its account or its group may not be used."""
         try:
-            known = await self._tokens.authenticate(_credential(exchange.request.headers))
+            authenticated = await self._tokens.authenticate(_credential(exchange.request.headers))
         except TokenRefused as refused:
             if refused.token is not None:
-                _name(exchange, refused.token.id)
+                _set_token(exchange, refused.token.id)
             self._wrong.count(exchange.request.peer)
             raise
-        token, account = known.token, known.account
-        _name(exchange, token.id)
+        token, account = authenticated.token, authenticated.account
+        _set_token(exchange, token.id)
         exchange.group = account.group
-        exchange[Authenticated] = known
+        exchange[Authenticated] = authenticated
         if account.status is not AccountStatus.ACTIVE:
             raise Refused(
                 403, "account_inactive", f"The account is {account.status}. Ask the operator of this service."
@@ -87,30 +91,32 @@ class Auth(Plugin):
         )
 
     async def explain(self, exchange: Exchange) -> str:
-        """Looks only; that a token was used is written at the end of a request."""
+        """Do the same as `on_request`, which writes nothing: the token's last use is written in `on_end`."""
         await self.on_request(exchange)
         return f"token {exchange.token_id} of the active account {exchange.account}, group {exchange.group}"
 
     async def on_end(self, exchange: Exchange) -> None:
-        known = exchange.get(Authenticated)
-        if known is not None:
-            await self._tokens.touch(known)
+        """Record that the token was used."""
+        authenticated = exchange.get(Authenticated)
+        if authenticated is not None:
+            await self._tokens.touch(authenticated)
 
 
 class WrongTokens:
-    """How many wrong tokens came from each address lately. Of this process only, in bounded memory."""
+    """A rate limit for wrong tokens from each address. It counts in this process only, in bounded memory."""
 
     def __init__(self, per_minute: int, clock: Clock) -> None:
         self._interval_s = 60 / per_minute
         self._clock = clock
-        self._forgotten_at: OrderedDict[str, float] = OrderedDict()
+        self._drained_at: OrderedDict[str, float] = OrderedDict()
+        """When each address will have no wrong tokens left that count, on the monotonic clock (a leaky bucket)."""
 
     def count(self, peer: str) -> None:
-        """Note one more. Raises `Refused` (429) where there were too many."""
-        address = _neighbourhood(peer)
+        """Count one wrong token. Raises `Refused` (429) if there were too many."""
+        address = _network_of(peer)
         now = self._clock.monotonic()
-        at = max(now, self._forgotten_at.get(address, now)) + self._interval_s
-        wait_s = at - now - 60
+        drained_at = max(now, self._drained_at.get(address, now)) + self._interval_s
+        wait_s = drained_at - now - 60
         if wait_s > 0:
             raise Refused(
                 429,
@@ -119,14 +125,14 @@ class WrongTokens:
                 retry_after_s=wait_s,
                 should_retry=False,
             )
-        self._forgotten_at[address] = at
-        self._forgotten_at.move_to_end(address)
-        if len(self._forgotten_at) > MOST_ADDRESSES:
-            self._forgotten_at.popitem(last=False)
+        self._drained_at[address] = drained_at
+        self._drained_at.move_to_end(address)
+        if len(self._drained_at) > MAX_ADDRESSES:
+            self._drained_at.popitem(last=False)
 
 
 def _credential(headers: Mapping[str, str]) -> str:
-    """What was sent as `Authorization: Bearer`."""
+    """Return the credential of the header `Authorization: Bearer`. Raises `Refused` if there is none, or more than one."""
     if isinstance(headers, MultiMapping):
         values: Sequence[str] = headers.getall("Authorization", [])
     else:
@@ -134,13 +140,13 @@ def _credential(headers: Mapping[str, str]) -> str:
     if not values or (len(values) == 1 and values[0].strip().lower() in ("", "bearer")):
         raise Refused(401, "token_missing", "No token was sent. Send one header: `Authorization: Bearer YOUR_TOKEN`.")
     scheme, _, credential = values[0].partition(" ")
-    sound = len(values) == 1 and len(values[0]) <= LONGEST_CREDENTIAL and values[0].isascii()
-    if not sound or scheme.lower() != "bearer":
+    well_formed = len(values) == 1 and len(values[0]) <= MAX_CREDENTIAL and values[0].isascii()
+    if not well_formed or scheme.lower() != "bearer":
         raise invalid_token()
     return credential.strip(" ")
 
 
-def _name(exchange: Exchange, token_id: str) -> None:
+def _set_token(exchange: Exchange, token_id: str) -> None:
     exchange.token_id = token_id
     exchange.account = token_id.rpartition("-")[0]
 
@@ -158,7 +164,7 @@ def _within(peer: str, networks: Sequence[str]) -> bool:
     return address is not None and any(address in ip_network(network) for network in networks)
 
 
-def _neighbourhood(peer: str) -> str:
-    """What one caller can change at will is taken off: all of an IPv6 /64 counts as one address."""
+def _network_of(peer: str) -> str:
+    """Return the part of an address that one caller cannot change freely: all of an IPv6 /64 counts as one address."""
     address = _address(peer)
     return address.packed[:8].hex() if isinstance(address, IPv6Address) else str(address)

@@ -1,4 +1,4 @@
-"""Chooses who serves: which models the caller may use, and the channels of the chosen one in the order to try them."""
+"""Checks that the caller may use the model, and chooses the channels that serve it, in the order to try them."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from gateway import (
 
 
 class ModelRouting(Plugin):
-    """Checks the model against group, account and token, and lists its channels by priority, then by weighted chance.
+    """Checks the model against group, account and token, and orders its channels by priority, then by weighted chance.
 
-    Channels that fail are left out until they serve again, and full ones until there is room.
+    Channels that fail are left out until they recover, and full ones until they have room.
     """
 
     requires = (Caller,)
     provides = (Route,)
 
     sticky: bool = False
-    """Prefer the same channels for all requests of an account, for upstreams that remember prompts; weights still hold."""
+    """Prefer the same channels for all requests of an account, for upstreams that cache prompts; weights still apply."""
 
     async def start(self, services: Services) -> None:
-        """Take the catalogue, and begin to learn how its channels are."""
+        """Take the catalogue, and start to follow the health of its channels."""
         self.catalogue = services.catalogue
         self.health = ChannelHealth(services.store.channels, services.catalogue.channels)
         await self.health.start()
 
     async def stop(self) -> None:
-        """Give back what is held of the channels."""
+        """Stop following the channels, and free the slots that this process holds."""
         await self.health.stop()
 
     async def on_request(self, exchange: Exchange) -> None:
-        """Refuse a model that the caller may not use, or list who serves it."""
+        """Set `Route`. Raises `Refused` for a model that the caller may not use."""
         if exchange.request.operation is not Operation.CHAT:
             return
         model = (await exchange.body()).model
@@ -59,12 +59,12 @@ class ModelRouting(Plugin):
                 "This token may not use this model. Use another token of the account, or one of the models in GET /v1/models.",
                 param="model",
             )
-        draw = partial(_of_account, caller.account) if self.sticky else _by_chance
+        draw = partial(_by_account, caller.account) if self.sticky else _by_chance
         tiers = self.catalogue.tiers(model, caller.group)
         exchange[Route] = Route(tuple(candidate for tier in tiers for candidate in shuffled(tier, draw)), self.health)
 
     async def explain(self, exchange: Exchange) -> str:
-        """Nothing is taken by choosing; whether a channel may be called is asked later."""
+        """Do the same as `on_request`, which takes nothing, and name the channels that the group may not use."""
         await self.on_request(exchange)
         model = self.catalogue.models[exchange.model]
         open_to_group = {candidate.name for candidate in exchange[Route].candidates}
@@ -74,7 +74,10 @@ class ModelRouting(Plugin):
 
 
 def shuffled(tier: Sequence[tuple[Candidate, int]], draw: Callable[[Candidate], float]) -> list[Candidate]:
-    """A draw without replacement by weight (Efraimidis and Spirakis, 2006). `draw` gives numbers from 0 to 1, evenly."""
+    """Return the candidates in random order, weighted: a draw without replacement (Efraimidis and Spirakis, 2006).
+
+    `draw` returns a number from 0 to 1, uniformly distributed.
+    """
     if len(tier) == 1:
         return [tier[0][0]]
     keyed = [(draw(candidate) ** (1 / weight), index) for index, (candidate, weight) in enumerate(tier)]
@@ -82,10 +85,10 @@ def shuffled(tier: Sequence[tuple[Candidate, int]], draw: Callable[[Candidate], 
 
 
 def _by_chance(_: Candidate) -> float:
-    return random.random()  # noqa: S311 - spreads load, guards nothing
+    return random.random()  # noqa: S311 - for spreading load, not for security
 
 
-def _of_account(account: str, candidate: Candidate) -> float:
-    """The same for the same account and channel, whatever other channels there are (rendezvous hashing)."""
+def _by_account(account: str, candidate: Candidate) -> float:
+    """Return the same number for the same account and channel, whatever other channels exist (rendezvous hashing)."""
     digest = blake2b(f"{account} {candidate.name} {candidate.model}".encode(), digest_size=7).digest()
     return int.from_bytes(digest) / (1 << 56)

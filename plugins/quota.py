@@ -1,7 +1,7 @@
-"""Takes a hold on the account's balance before the upstream is called, and charges what was used afterwards.
+"""Places a hold on the account's balance before the upstream is called, and charges the actual usage afterwards.
 
-The hold covers the most that the request can cost, so a balance cannot be overdrawn by requests that run side by side.
-What is charged never exceeds the full hold, not even when an upstream tells more usage than the body can account for.
+The hold covers the most that the request can cost, unless `max_hold` lowers it, so concurrent requests cannot overdraw a
+balance. The charge never exceeds the most that the request can cost, even if an upstream reports more usage than that.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from gateway import (
 )
 
 
-class Held(msgspec.Struct):
-    """What was asked of the wallet for this exchange. `stands` unless the wallet said that it does not."""
+class PlacedHold(msgspec.Struct):
+    """The hold of one exchange. `full`: the most that the request can cost, in micros. `refused`: the wallet refused it."""
 
     account: str
     price: Price
     full: int
-    stands: bool = True
+    refused: bool = False
 
 
 class Quota(Plugin):
@@ -41,13 +41,13 @@ class Quota(Plugin):
     requires = (Caller,)
 
     max_hold: Decimal | None = None
-    """The most that one request holds, in currency units; requests may then cost more than their hold."""
+    """The largest hold of one request, in currency units. Requests may then cost more than their hold."""
     max_holds: int = 100
-    """How many requests of one account may hold money at once."""
+    """How many requests of one account may have a hold at once."""
     on_crash: Literal["release", "charge_floor"] = "release"
-    """What happens to the hold of a request whose gateway died: given back, or the input estimate is charged."""
+    """What happens to a hold if the gateway crashes: it is released, or the estimated price of the input is charged."""
     lease_margin: float = 60
-    """Seconds for which money stays held after the longest that a request may take, where its gateway died."""
+    """Seconds for which a hold outlasts the longest possible request if the gateway crashes."""
 
     def __post_init__(self) -> None:
         if self.max_holds < 1:
@@ -58,6 +58,7 @@ class Quota(Plugin):
             raise ValueError("lease_margin must be from 1 to 86400 seconds")
 
     async def start(self, services: Services) -> None:
+        """Take what the hooks need from the services, and compute the lease of a hold."""
         self.wallet = services.store.wallet
         self.accounts = services.store.accounts
         self.catalogue = services.catalogue
@@ -65,6 +66,7 @@ class Quota(Plugin):
         self.lease_ms = int((self.catalogue.longest_s + self.lease_margin) * 1000)
 
     async def on_request(self, exchange: Exchange) -> None:
+        """Place a hold. Raises `Refused` if the balance does not cover it, and `StoreAway`."""
         priced = await self._priced(exchange)
         if priced is None:
             return
@@ -73,8 +75,8 @@ class Quota(Plugin):
         amount = self._amount(full)
         floor = price.cost(body.prompt_tokens_estimate, 0) if self.on_crash == "charge_floor" else 0
         account = exchange[Caller].account
-        # Before the call: where its reply is lost, the hold may stand all the same and is released at the end.
-        held = exchange[Held] = Held(account, price, full)
+        # Set before the call: if the reply is lost, the hold may exist all the same, and `on_end` must release it.
+        hold = exchange[PlacedHold] = PlacedHold(account, price, full)
         reply = await self.wallet.hold(
             account,
             exchange.id,
@@ -88,11 +90,11 @@ class Quota(Plugin):
             requests = [request_id for request_id, _ in reply.expired]
             self.log.warning("holds_expired", account=account, requests=requests)
         if reply.outcome is not Hold.HELD:
-            held.stands = False
+            hold.refused = True
             raise _refusal(reply.outcome)
 
     async def explain(self, exchange: Exchange) -> str:
-        """Price, hold and what is there for it. Holds whose lease is over count until they are swept."""
+        """Return the hold and the available balance, and set `exchange.price`. Expired holds count until they are swept."""
         priced = await self._priced(exchange)
         if priced is None:
             return "holds nothing: the request costs nothing, or the model is not open to the account"
@@ -110,28 +112,29 @@ class Quota(Plugin):
         return f"holds {amount} micros of {available} available, and charges {full} at most"
 
     async def on_end(self, exchange: Exchange) -> None:
-        held = exchange.get(Held)
-        if held is None or not held.stands:
+        """Settle the hold for the actual cost, or release it if there is none."""
+        hold = exchange.get(PlacedHold)
+        if hold is None or hold.refused:
             return
-        cost = held.price.of(exchange.usage)
-        exchange.price = held.price.record()
-        if cost > held.full:
-            cost = exchange.price["capped_micros"] = held.full
+        cost = hold.price.of(exchange.usage)
+        exchange.price = hold.price.record()
+        if cost > hold.full:
+            cost = exchange.price["capped_micros"] = hold.full
         settled = await (
-            self.wallet.settle(held.account, exchange.id, cost)
+            self.wallet.settle(hold.account, exchange.id, cost)
             if cost
-            else self.wallet.release(held.account, exchange.id)
+            else self.wallet.release(hold.account, exchange.id)
         )
         exchange.charge_micros = settled.charged
 
     async def _priced(self, exchange: Exchange) -> tuple[Price, int] | None:
-        """The price and the most that the request can cost; None where nothing is to be held."""
+        """Return the price and the most that the request can cost, in micros; None if no hold is needed."""
         if exchange.request.operation is not Operation.CHAT:
             return None
         body, caller = await exchange.body(), exchange[Caller]
         price = self.catalogue.price(body.model, caller.group)
         if price is None or not self.catalogue.allows(caller, body.model):
-            return None  # routing says what is wrong with the model
+            return None  # `model-routing` refuses the request
         ceiling = body.max_tokens or self.catalogue.models[body.model].max_output_tokens
         full = price.cost(self.catalogue.attempts(body.model) * body.prompt_tokens_bound, body.n * ceiling)
         return (price, full) if full else None
@@ -140,8 +143,8 @@ class Quota(Plugin):
         return full if self.max_hold is None else min(full, int(self.max_hold * MICROS))
 
 
-def _refusal(outcome: Hold) -> Exception:
-    """What the caller is told about a hold that was not given."""
+def _refusal(outcome: Hold) -> Refused | StoreAway:
+    """Return the error for a hold that was refused."""
     match outcome:
         case Hold.FUNDS:
             text = "The balance does not cover the most that this request can cost. Top up, or lower max_tokens."

@@ -1,10 +1,10 @@
-"""Bounds what one account may ask for: requests a minute, tokens a minute, requests at once.
+"""Limits each account's requests a minute, tokens a minute, and concurrent requests.
 
-1. A refused request takes nothing. What a request took is given back once, at its end, whatever happened;
-   where the store is away just then, as soon as it is there again.
-2. Tokens are counted before they are known: one for every four bytes of the messages, and the caller's own
-   ceiling for each answer, where there is one. At the end the true count takes the place of this estimate.
-3. Only chat completions count tokens and hold a slot; everything else counts as a request.
+1. A refused request takes nothing. What an accepted request took is given back once, when it ends, whatever happened;
+   if the store is unreachable then, as soon as it is back.
+2. Tokens are counted before they are known, by an estimate: one for every four bytes of the messages, and the request's
+   `max_tokens`, if given, for each answer. At the end, the true count replaces the estimate.
+3. Only chat completions count tokens and take a concurrency slot. Every other request counts as a request only.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 from collections import deque
 from contextlib import suppress
 from functools import partial
+from typing import Final
 
 import msgspec
 
@@ -30,14 +31,14 @@ from gateway import (
     Taken,
 )
 
-LEASE_MARGIN_S = 60
-REPEAT_AFTER_S = 1.0
-MOST_OWED = 10_000
-"""How much is kept to be given back later. What is beyond that comes back when its lease ends."""
+LEASE_MARGIN_S: Final = 60
+RETRY_AFTER_S = 1.0
+MAX_PENDING: Final = 10_000
+"""How many releases are kept to be retried. Slots beyond that are freed when their lease ends."""
 
 
-class Owed(msgspec.Struct, frozen=True):
-    """What is to be given back for one exchange, and the tokens that count in the end."""
+class Release(msgspec.Struct, frozen=True):
+    """The release of one exchange's slot, with the true count of its tokens."""
 
     account: str
     request_id: str
@@ -45,46 +46,46 @@ class Owed(msgspec.Struct, frozen=True):
 
 
 class RateLimit(Plugin):
-    """Refuses what goes beyond the limits. Where an account has limits of its own, they replace these."""
+    """Refuses requests beyond the limits. An account's own limits, if it has any, replace these."""
 
     requires = (Caller,)
 
     requests_per_minute: int | None = 60
-    """Requests a minute, all of them at once if need be; `null` for no limit."""
+    """Requests a minute, which may all come at once; `null` for no limit."""
     tokens_per_minute: int | None = None
-    """Tokens a minute, of prompts and answers together; `null` for no limit."""
+    """Tokens a minute, prompts and answers together; `null` for no limit."""
     concurrent: int | None = 8
-    """Chat completions at once; `null` for no limit."""
+    """Concurrent chat completions; `null` for no limit."""
 
     def __post_init__(self) -> None:
         AccountLimits(self.requests_per_minute, self.tokens_per_minute, self.concurrent)
 
     async def start(self, services: Services) -> None:
-        """Learn how long a request may last, and begin to pay what could not be given back at once."""
+        """Compute the lease of a slot, and start the task that retries releases."""
         self._limits = services.store.limits
         self._scope = services.name
         self._log = services.log
         longest_s = max((channel.timers.total for channel in services.catalogue.channels.values()), default=0)
         self._lease_ms = int((longest_s + LEASE_MARGIN_S) * 1000)
         self._holding: dict[str, str] = {}
-        self._owed: deque[Owed] = deque()
-        self._repaying = asyncio.get_running_loop().create_task(self._repay_again_and_again())
+        self._pending: deque[Release] = deque()
+        self._retrying = asyncio.get_running_loop().create_task(self._retry_forever())
 
     async def stop(self) -> None:
-        """Pay what is owed, if the store is there; what is not comes back when its lease ends."""
-        self._repaying.cancel()
+        """Retry pending releases once. Slots that are still not released are freed when their lease ends."""
+        self._retrying.cancel()
         with suppress(asyncio.CancelledError):
-            await self._repaying
-        await self._repay()
+            await self._retrying
+        await self._retry()
 
     async def on_request(self, exchange: Exchange) -> None:
-        """Take from all limits or refuse."""
+        """Take from every limit, and set the `x-ratelimit-*` headers. Raises `Refused` if a limit is reached."""
         caller = exchange[Caller]
         rules = self._rules(caller, exchange.request.operation)
         tokens = await _tokens(exchange, rules)
         if rules.tokens_per_minute is not None or rules.concurrent is not None:
             self._holding[exchange.id] = caller.account
-        answer = await self._limits.take(
+        result = await self._limits.take(
             caller.account,
             exchange.id,
             scope=self._scope,
@@ -92,37 +93,37 @@ class RateLimit(Plugin):
             tokens=tokens,
             lease_ms=self._lease_ms,
         )
-        _tell(exchange.response_headers, answer)
-        if isinstance(answer, Limited):
+        _set_headers(exchange.response_headers, result)
+        if isinstance(result, Limited):
             self._holding.pop(exchange.id, None)
-            raise _refusal(answer, rules, tokens)
+            raise _refusal(result, rules, tokens)
 
     async def explain(self, exchange: Exchange) -> str:
-        """What is left of each limit."""
+        """Return what is left of each limit, and take nothing."""
         caller = exchange[Caller]
         rules = self._rules(caller, exchange.request.operation)
         tokens = await _tokens(exchange, rules)
-        answer = await self._limits.look(caller.account, exchange.id, scope=self._scope, rules=rules, tokens=tokens)
-        if isinstance(answer, Limited):
-            raise _refusal(answer, rules, tokens)
-        found = []
-        if answer.requests is not None:
-            found.append(f"1 of {answer.requests.remaining} requests left of {answer.requests.limit} a minute")
-        if answer.tokens is not None:
-            found.append(f"{tokens} of {answer.tokens.remaining} tokens left of {answer.tokens.limit} a minute")
+        result = await self._limits.look(caller.account, exchange.id, scope=self._scope, rules=rules, tokens=tokens)
+        if isinstance(result, Limited):
+            raise _refusal(result, rules, tokens)
+        parts = []
+        if result.requests is not None:
+            parts.append(f"1 of {result.requests.remaining} requests left of {result.requests.limit} a minute")
+        if result.tokens is not None:
+            parts.append(f"{tokens} of {result.tokens.remaining} tokens left of {result.tokens.limit} a minute")
         if rules.concurrent is not None:
-            found.append(f"a place, of {rules.concurrent} at once")
-        return f"takes {', '.join(found)}" if found else "no limits"
+            parts.append(f"a slot, of {rules.concurrent} at once")
+        return f"takes {', '.join(parts)}" if parts else "no limits"
 
     async def on_end(self, exchange: Exchange) -> None:
-        """Free the slot and count the tokens that were used."""
+        """Release the slot, and count the tokens that were used."""
         account = self._holding.pop(exchange.id, None)
         if account is None:
             return
         usage = exchange.usage
-        owed = Owed(account, exchange.id, usage.prompt_tokens + usage.completion_tokens)
-        # Nobody waits for it: it leaves with the next plugin's call, in one round trip for both.
-        self._give_back(owed).add_done_callback(partial(self._given_back, owed))
+        release = Release(account, exchange.id, usage.prompt_tokens + usage.completion_tokens)
+        # Not awaited: the command is sent together with the next plugin's, in one round trip.
+        self._send(release).add_done_callback(partial(self._sent, release))
 
     def _rules(self, caller: Caller, operation: Operation) -> AccountLimits:
         own = caller.limits
@@ -133,47 +134,47 @@ class RateLimit(Plugin):
             requests, own.tokens_per_minute or self.tokens_per_minute, own.concurrent or self.concurrent
         )
 
-    def _give_back(self, owed: Owed) -> asyncio.Future[object]:
-        return self._limits.give_back(owed.account, owed.request_id, scope=self._scope, tokens=owed.tokens)
+    def _send(self, release: Release) -> asyncio.Future[object]:
+        return self._limits.give_back(release.account, release.request_id, scope=self._scope, tokens=release.tokens)
 
-    def _given_back(self, owed: Owed, answer: asyncio.Future[object]) -> None:
-        error = answer.exception()
+    def _sent(self, release: Release, reply: asyncio.Future[object]) -> None:
+        error = reply.exception()
         if isinstance(error, StoreAway):
-            if len(self._owed) < MOST_OWED:
-                self._owed.append(owed)
+            if len(self._pending) < MAX_PENDING:
+                self._pending.append(release)
         elif error is not None:
-            self._not_given_back(owed, error)
+            self._log_failure(release, error)
 
-    async def _repay_again_and_again(self) -> None:
+    async def _retry_forever(self) -> None:
         while True:
-            await asyncio.sleep(REPEAT_AFTER_S)
-            await self._repay()
+            await asyncio.sleep(RETRY_AFTER_S)
+            await self._retry()
 
-    async def _repay(self) -> None:
-        while self._owed:
+    async def _retry(self) -> None:
+        while self._pending:
             try:
-                await self._give_back(self._owed[0])
+                await self._send(self._pending[0])
             except StoreAway:
                 return
             except StoreError as error:
-                self._not_given_back(self._owed[0], error)
-            self._owed.popleft()
+                self._log_failure(self._pending[0], error)
+            self._pending.popleft()
 
-    def _not_given_back(self, owed: Owed, error: BaseException) -> None:
-        self._log.error("limit_not_given_back", request_id=owed.request_id, reason=str(error))
+    def _log_failure(self, release: Release, error: BaseException) -> None:
+        self._log.error("limit_not_given_back", request_id=release.request_id, reason=str(error))
 
 
 async def _tokens(exchange: Exchange, rules: AccountLimits) -> int:
-    """What the request counts before its true count is known."""
+    """Return the estimate of the tokens that a request will use."""
     if rules.tokens_per_minute is None:
         return 0
     body = await exchange.body()
     return body.prompt_tokens_estimate + body.n * (body.max_tokens or 0)
 
 
-def _tell(headers: dict[str, str], answer: Taken | Limited) -> None:
-    """Say what is left, of the tightest limit where several plugins of this kind are in the chain."""
-    for name, rate in (("requests", answer.requests), ("tokens", answer.tokens)):
+def _set_headers(headers: dict[str, str], result: Taken | Limited) -> None:
+    """Set the `x-ratelimit-*` headers; of the tightest limit, if several plugins of this kind are in the chain."""
+    for name, rate in (("requests", result.requests), ("tokens", result.tokens)):
         remaining = f"x-ratelimit-remaining-{name}"
         if rate is not None and rate.remaining <= int(headers.get(remaining, rate.remaining)):
             headers[f"x-ratelimit-limit-{name}"] = str(rate.limit)

@@ -1,6 +1,6 @@
-"""The usage log: every request leaves a record when it arrives, and its end closes it, whatever happened.
+"""Writes the usage log: a record for every request, opened when it arrives and closed when it ends, whatever happened.
 
-Put it first in the chain: refusals of plugins above it leave no record.
+Put it first in the chain: requests that a plugin above it refuses leave no record.
 """
 
 from __future__ import annotations
@@ -12,45 +12,43 @@ import msgspec
 
 from gateway import AttemptRecord, Exchange, Outcome, Plugin, Record, Services, arrival_ms, utc
 
-LONGEST_FOREIGN_NAME: Final = 128
-"""Characters kept of what an upstream made up."""
+MAX_FOREIGN_NAME: Final = 128
+"""Characters that are kept of names which come from an upstream."""
 
 
 class Arrival(msgspec.Struct, frozen=True):
-    """An arrival on its way into the log."""
+    """The open record of an exchange. `written` is done when the store has it."""
 
     record: Record
-    kept: asyncio.Future[object]
+    written: asyncio.Future[object]
 
 
 class UsageLogger(Plugin):
-    """Keeps the proof that a request arrived, and how it ended. A request whose arrival cannot be kept is
-    refused.
-    """
+    """Records that a request arrived, and how it ended. Refuses a request whose arrival cannot be recorded."""
 
     sees_misdirected: ClassVar[bool] = True
 
     async def start(self, services: Services) -> None:
-        """Take the log, and the catalogue, which tells the models' names from what callers make up."""
+        """Take the log, and the catalogue: only the names of models that exist are recorded."""
         self.usage = services.store.usage
         self.models = services.catalogue.models
 
     async def on_request(self, exchange: Exchange) -> None:
-        """Send the arrival; the upstream is not called before it is kept."""
+        """Open the record. The chain goes on meanwhile, but the upstream is not called before the store has the record."""
         opened = _opened(exchange)
-        kept = self.usage.submit_arrival(opened)
-        exchange[Arrival] = Arrival(opened, kept)
-        exchange.before_upstream(kept)
+        written = self.usage.submit_arrival(opened)
+        exchange[Arrival] = Arrival(opened, written)
+        exchange.before_upstream(written)
 
     async def explain(self, exchange: Exchange) -> str:
-        """Nothing is asked of the request."""
+        """Return what would be recorded. This plugin refuses no request."""
         return "a record is opened now, and closed at the end"
 
     async def on_end(self, exchange: Exchange) -> None:
-        """Close the record with all that is known by now."""
+        """Close the record with all that is known about the exchange."""
         arrival = exchange[Arrival]
-        if not arrival.kept.done():
-            await asyncio.wait([arrival.kept])
+        if not arrival.written.done():
+            await asyncio.wait([arrival.written])
         model = exchange.model if exchange.model in self.models else ""
         await self.usage.end(_closed(arrival.record, exchange, model))
 
@@ -74,11 +72,11 @@ def _closed(opened: Record, exchange: Exchange, model: str) -> Record:
         group=exchange.group,
         model=model,
         channel=exchange.channel,
-        upstream_request_id=last.upstream_request_id[:LONGEST_FOREIGN_NAME] if last else "",
+        upstream_request_id=last.upstream_request_id[:MAX_FOREIGN_NAME] if last else "",
         attempts=[AttemptRecord(attempt.channel, attempt.status, attempt.error) for attempt in exchange.attempts],
         status=exchange.status,
         outcome=exchange.outcome or Outcome.INTERNAL_ERROR,
-        error_code=exchange.error.code[:LONGEST_FOREIGN_NAME] if exchange.error else "",
+        error_code=exchange.error.code[:MAX_FOREIGN_NAME] if exchange.error else "",
         refused_by=exchange.refused_by,
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,

@@ -14,7 +14,7 @@ from gateway.errors import StoreAway
 
 
 class Good(Plugin):
-    """Does everything that a plugin may, as it should."""
+    """Does everything that a plugin may do, correctly."""
 
     requires = (Caller,)
 
@@ -50,7 +50,7 @@ class Good(Plugin):
 
 
 class Answers(Plugin):
-    """Answers itself."""
+    """Replies in place of the upstream."""
 
     async def on_request(self, exchange: Exchange) -> Reply:
         return Reply(200, b"{}")
@@ -61,7 +61,7 @@ class NoDocstring(Plugin):
 
 
 class Undocumented(Plugin):
-    """Keeps a setting to itself."""
+    """Has a setting without documentation."""
 
     known: int = 1
     """Known."""
@@ -69,32 +69,32 @@ class Undocumented(Plugin):
 
 
 class Inherits(Undocumented):
-    """Has it from its parent."""
+    """Inherits the setting without documentation."""
 
     own: int = 3
     """Its own."""
 
 
 class Waits(Plugin):
-    """Waits where it may only look."""
+    """Has an async hook where it must not wait."""
 
     async def on_chunk(self, exchange: Exchange, chunk: bytes) -> None: ...  # type: ignore[override]
 
 
 class Blocks(Plugin):
-    """Cannot wait where it may."""
+    """Has a hook that is not async where it must be."""
 
     def on_request(self, exchange: Exchange) -> None: ...  # type: ignore[override]
 
 
 class TakesTooLittle(Plugin):
-    """Takes no chunk."""
+    """Has a hook without the parameter for the chunk."""
 
     def on_chunk(self, exchange: Exchange) -> None: ...  # type: ignore[override]
 
 
 class Misspelt(Plugin):
-    """Is never called."""
+    """Has a hook with a misspelt name."""
 
     async def on_requests(self, exchange: Exchange) -> None: ...
 
@@ -106,13 +106,13 @@ class NamesFacts(Plugin):
 
 
 class PromisesOnly(Plugin):
-    """Provides what it has no hook to set."""
+    """Provides a fact without a hook that sets it."""
 
     provides = (Caller,)
 
 
 class Lacks(Plugin):
-    """Sets nothing of what it provides."""
+    """Does not set the fact that it provides."""
 
     provides = (Caller,)
 
@@ -120,7 +120,7 @@ class Lacks(Plugin):
 
 
 class Own(msgspec.Struct):
-    """A fact that nobody else knows."""
+    """A fact that no installed plugin provides."""
 
 
 class NeedsOwn(Plugin):
@@ -137,7 +137,7 @@ class Undeclared(Plugin):
 
 
 class Refuses(Plugin):
-    """Refuses everybody."""
+    """Refuses every request."""
 
     async def on_request(self, exchange: Exchange) -> None:
         raise Refused(403, "closed", "Come back later.")
@@ -147,7 +147,7 @@ class NeverStarts(Plugin):
     """Does not start."""
 
     async def start(self, services: Services) -> None:
-        raise ValueError("today is no day for it")
+        raise ValueError("opens must be before closes")
 
 
 class ReadsEveryBody(Plugin):
@@ -158,7 +158,7 @@ class ReadsEveryBody(Plugin):
 
 
 class Grows(Plugin):
-    """Remembers every request for ever."""
+    """Keeps the id of every request for ever."""
 
     async def start(self, services: Services) -> None:
         self._seen: set[str] = set()
@@ -168,7 +168,7 @@ class Grows(Plugin):
 
 
 class ReleasesWholeOnly(Plugin):
-    """Gives back only after a whole answer."""
+    """Gives back only after a complete answer."""
 
     async def start(self, services: Services) -> None:
         self._running = 0
@@ -182,7 +182,7 @@ class ReleasesWholeOnly(Plugin):
 
 
 class NeverReleases(Plugin):
-    """Takes a place and keeps it."""
+    """Takes a slot and never releases it."""
 
     async def start(self, services: Services) -> None:
         self._free = asyncio.Semaphore(1000)
@@ -192,7 +192,7 @@ class NeverReleases(Plugin):
 
 
 class TrustsTheReply(Plugin):
-    """Notes only after the reply what it took in the store."""
+    """Records what it took in the store only after the reply."""
 
     async def start(self, services: Services) -> None:
         self._redis, self._key = services.redis, services.key("open")
@@ -209,7 +209,7 @@ class TrustsTheReply(Plugin):
 
 
 class AsksAgain(TrustsTheReply):
-    """Asks once more for a reply that did not come, and trusts that one."""
+    """Repeats the command after a lost reply, and trusts the second reply."""
 
     async def on_request(self, exchange: Exchange) -> None:
         try:
@@ -219,7 +219,7 @@ class AsksAgain(TrustsTheReply):
 
 
 class EndsWithoutABeginning(Plugin):
-    """Expects at the end what was set after a wait."""
+    """Expects in on_end a fact that is set after a wait."""
 
     async def start(self, services: Services) -> None:
         self._redis = services.redis
@@ -233,21 +233,21 @@ class EndsWithoutABeginning(Plugin):
 
 
 class Hangs(Plugin):
-    """Waits at the end for ever."""
+    """Waits for ever in on_end."""
 
     async def on_end(self, exchange: Exchange) -> None:
         await asyncio.Event().wait()
 
 
 class Believes(Plugin):
-    """Believes that every chunk is UTF-8."""
+    """Assumes that every chunk is UTF-8."""
 
     def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
         chunk.decode()
 
 
 class Works(Plugin):
-    """Works in on_chunk."""
+    """Makes too many function calls in on_chunk."""
 
     def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
         for byte in chunk:
@@ -262,7 +262,7 @@ class Sleeps(Plugin):
 
 
 class Sends(Plugin):
-    """Sends from on_chunk."""
+    """Sends a command from on_chunk."""
 
     async def start(self, services: Services) -> None:
         self._redis, self._key = services.redis, services.key("chunks")
@@ -272,14 +272,14 @@ class Sends(Plugin):
 
 
 class Forks(Plugin):
-    """Begins a task in on_chunk."""
+    """Starts a task in on_chunk."""
 
     def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
         self._task = asyncio.get_running_loop().create_task(asyncio.sleep(0))
 
 
 class Once(Plugin):
-    """Cannot be there twice."""
+    """Cannot start beside another instance."""
 
     there: ClassVar[bool] = False
 
@@ -293,7 +293,7 @@ class Once(Plugin):
 
 
 class TakesToExplain(Good):
-    """Explains by doing."""
+    """Does in explain what it does in on_request."""
 
     async def explain(self, exchange: Exchange) -> str:
         await self.on_request(exchange)
@@ -301,7 +301,7 @@ class TakesToExplain(Good):
 
 
 class ExplainsAnother(Plugin):
-    """Lets everyone in, and says that it does not."""
+    """Accepts every request, and explains that it refuses."""
 
     async def on_request(self, exchange: Exchange) -> None:
         pass
@@ -311,7 +311,7 @@ class ExplainsAnother(Plugin):
 
 
 class ExplainsWithoutItsFact(Plugin):
-    """Forgets what those below need to explain themselves."""
+    """Does not set its fact in explain."""
 
     provides = (Own,)
 
@@ -339,14 +339,14 @@ class LeavesAThread(Plugin):
 
 
 class ShowsItsKey(Plugin):
-    """Shows its key to whoever prints it."""
+    """Shows its key in its repr."""
 
     api_key: str = ""
     """What the service wants."""
 
 
 class LogsTheToken(Plugin):
-    """Logs what should never be."""
+    """Logs the caller's token."""
 
     async def start(self, services: Services) -> None:
         self._log = services.log
@@ -356,7 +356,7 @@ class LogsTheToken(Plugin):
 
 
 class LogsItsKey(Plugin):
-    """Logs what it was given to keep."""
+    """Logs its key."""
 
     api_key: str = ""
     """What the service wants."""

@@ -1,4 +1,4 @@
-"""Usage records as requests leave them, for tests."""
+"""Usage records for tests."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from gateway.usage.record import AttemptRecord, Record
 
 
 def arrival(id: str = "") -> Record:  # noqa: A002
-    """A request that has just arrived, or that arrived when `id` says."""
+    """Return the arrival of a request, now or at the time of `id`."""
     id = id or str(uuid7())  # noqa: A001
     return Record(id=id, arrived_at=utc(arrival_ms(id)), operation="chat.completions", config=1)
 
 
-def end(of: Record, **changes: Any) -> Record:
-    """The end of that request: served and charged, unless `changes` say otherwise."""
+def end(arrival: Record, **changes: Any) -> Record:
+    """Return the end of a request that was served and charged, with `changes`."""
     served = {
         "account": "demo",
         "token_id": "demo-k3f9x2ab",
@@ -40,10 +40,10 @@ def end(of: Record, **changes: Any) -> Record:
         "events": 43,
         "bytes": 9000,
     }
-    return msgspec.structs.replace(of, **{**served, **changes})
+    return msgspec.structs.replace(arrival, **{**served, **changes})
 
 
 def id_at(ms: int) -> str:
-    """The id of a request that arrived then (milliseconds since 1970)."""
+    """Return the id of a request that arrived at `ms` (milliseconds since 1970)."""
     digits = f"{ms:012x}"
     return f"{digits[:8]}-{digits[8:]}{str(uuid7())[13:]}"

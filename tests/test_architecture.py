@@ -1,9 +1,15 @@
-"""Imports point one way, files stay small, and every test file mirrors a module."""
+"""Imports point one way, packages say what they import, files stay small, and every test file mirrors a module.
+
+`python -m tests.test_architecture` prints the packages with their sizes, and how often each imports which.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
+from collections import Counter
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -12,7 +18,7 @@ import gateway
 
 ROOT = Path(__file__).parent.parent
 CODE = sorted(path for package in ("gateway", "plugins") for path in (ROOT / package).rglob("*.py"))
-LARGEST_BYTES = 12 * 1024
+MAX_BYTES = 12 * 1024
 
 LAYERS = (
     ("__main__",),
@@ -20,32 +26,25 @@ LAYERS = (
     ("contract",),
     ("testing",),
     ("runtime",),
-    (
-        "server",
-        "tools",
-        "admin",
-    ),
-    (
-        "proxy",
-        "loading",
-    ),
+    ("server", "tools", "admin"),
+    ("proxy", "loading"),
     ("chain",),
     ("plugin",),
     ("services",),
-    (
-        "usage",
-        "metrics",
-    ),
-    ("store",),
+    ("usage", "metrics"),
+    ("store", "store.money"),
+    ("store.client",),
     ("catalogue", "facts", "exchange"),
     ("config", "chat"),
     ("fake_upstream",),
-    ("errors", "request_id", "crash_points"),
+    ("errors", "request_id", "durable", "crash_points"),
 )
-"""Packages and single modules, what imports above what is imported. Within a layer there are no circles."""
+"""Packages and single modules of `gateway`. What imports is above what is imported. Two of one layer may import one another
+in one direction only.
+"""
 
-PLUGINS_MAY = {"gateway"}
-"""What a shipped plugin may import: the public names, as any author's plugin."""
+PLUGINS_MAY_IMPORT = {"gateway"}
+"""What a shipped plugin may import: the public names, like any other author's plugin."""
 
 
 def name_of(path: Path) -> str:
@@ -54,6 +53,7 @@ def name_of(path: Path) -> str:
 
 
 MODULES = {name_of(path): path for path in CODE}
+CORE = [name for name in MODULES if name.startswith("gateway.")]
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -69,41 +69,65 @@ def imports(path: Path) -> Iterator[str]:
                     yield inner if inner in MODULES else str(node.module)
 
 
-def part(module: str) -> str:
-    """`gateway.store.money.wallet` is a part of `store`."""
-    return module.split(".")[1]
+PACKAGES = sorted((name for layer in LAYERS for name in layer), key=len, reverse=True)
 
 
-def layer(module: str) -> int:
-    found = [index for index, parts in enumerate(LAYERS) if part(module) in parts]
+def package_of(module: str) -> str:
+    """Return the package or single module in `LAYERS` that a module belongs to: `store.money` for its wallet."""
+    inner = module.removeprefix("gateway.")
+    found = [name for name in PACKAGES if inner == name or inner.startswith(name + ".")]
     assert found, f"{module} has no layer yet: give it the lowest one that fits"
     return found[0]
 
 
-CORE = [name for name in MODULES if name.startswith("gateway.")]
+def layer_of(package: str) -> int:
+    return next(index for index, names in enumerate(LAYERS) if package in names)
+
+
+def between_packages() -> Counter[tuple[str, str]]:
+    """Count the imports between packages: `(importing, imported)`."""
+    pairs = ((package_of(name), package_of(imported)) for name in CORE for imported in imports(MODULES[name]))
+    return Counter((importing, imported) for importing, imported in pairs if importing != imported)
 
 
 @pytest.mark.parametrize("name", CORE)
-def test_imports_point_down(name: str) -> None:
+def test_modules_import_from_where_a_name_is(name: str) -> None:
     for imported in imports(MODULES[name]):
-        assert imported != "gateway", "the core imports from where a name is, not from the public names"
-        assert not imported.startswith("plugins"), "the core knows no plugin"
-        assert layer(imported) >= layer(name), f"{name} imports {imported}, which is above it"
+        assert imported != "gateway", "import from the module that defines the name, not from the public names"
+        assert not imported.startswith("plugins"), "the gateway knows no plugin"
 
 
-def test_no_module_imports_itself_through_others() -> None:
-    graph = {name: set(imports(MODULES[name])) - {name} for name in CORE}
-    while graph:
-        free = [name for name, needs in graph.items() if not needs & graph.keys()]
-        assert free, f"a circle among {sorted(graph)}"
-        for name in free:
-            del graph[name]
+def test_no_import_points_up() -> None:
+    assert [pair for pair in between_packages() if layer_of(pair[1]) < layer_of(pair[0])] == []
+
+
+def test_there_is_no_circle_of_packages_nor_of_modules() -> None:
+    packages: dict[str, set[str]] = {}
+    for importing, imported in between_packages():
+        packages.setdefault(importing, set()).add(imported)
+    list(TopologicalSorter(packages).static_order())
+    list(TopologicalSorter({name: set(imports(MODULES[name])) - {name} for name in CORE}).static_order())
+
+
+@pytest.mark.parametrize("package", sorted({package_of(name) for name in CORE if MODULES[name].name == "__init__.py"}))
+def test_a_package_says_what_is_in_it_and_what_it_imports(package: str) -> None:
+    docstring = ast.get_docstring(ast.parse(MODULES[f"gateway.{package}"].read_text())) or ""
+    assert len(docstring.splitlines()) <= 5, "three lines say what lives there and what it may import"
+    sentence = docstring[docstring.find("Imports") :] if "Imports" in docstring else ""
+    assert sentence, "say what it may import: `Imports ...`"
+    named = set(re.findall(r"`([\w.]+)`", sentence))
+    below = "below" in sentence
+    lowest = min((layer_of(package_of(f"gateway.{name}")) for name in named), default=len(LAYERS))
+    for importing, imported in between_packages():
+        if importing == package:
+            allowed = imported in named or (below and layer_of(imported) > lowest)
+            assert allowed, f"{package} imports {imported}, which its docstring does not say"
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("plugins.")])
-def test_a_plugin_imports_what_plugins_may(name: str) -> None:
+def test_a_plugin_imports_the_public_names_alone(name: str) -> None:
     for imported in imports(MODULES[name]):
-        assert imported in PLUGINS_MAY or imported.startswith("plugins."), imported
+        assert imported in PLUGINS_MAY_IMPORT or imported.startswith("plugins."), imported
 
 
 def test_every_public_name_is_there() -> None:
@@ -114,12 +138,12 @@ def test_every_public_name_is_there() -> None:
 
 @pytest.mark.parametrize("path", CODE, ids=MODULES)
 def test_a_file_is_small_and_says_what_it_is(path: Path) -> None:
-    assert path.stat().st_size <= LARGEST_BYTES, "split it: one idea each"
+    assert path.stat().st_size <= MAX_BYTES, "split it: one idea each"
     assert ast.get_docstring(ast.parse(path.read_text())), "the first line says what the file holds"
 
 
 def mirrored() -> list[Path]:
-    """The tests of one module each; what is about the whole is in whole/ and at the top."""
+    """Return the tests of single modules. Tests of the whole are in whole/, fuzz/ and at the top."""
     about_the_whole = {"test_architecture.py", "test_deploy.py", "test_dependencies.py", "test_docs.py"}
     files = (ROOT / "tests").rglob("test_*.py")
     return sorted(
@@ -135,3 +159,24 @@ def test_every_test_file_mirrors_a_module(path: Path) -> None:
     candidates = [package / place.parent / name]
     candidates += [package / place.parent / name.rpartition("_")[0]]  # a second file about the same module
     assert any(module.with_suffix(".py").exists() or (module / "__init__.py").exists() for module in candidates), name
+
+
+def main() -> None:
+    """Print each package, from the top: files, lines, longest file, and what it imports how often."""
+    counts = between_packages()
+    print(f"{'package':14} {'files':>5} {'lines':>6}  {'longest file':28} imports")
+    for layer in LAYERS:
+        for package in layer:
+            paths = [MODULES[name] for name in CORE if package_of(name) == package]
+            lines = {path: len(path.read_text().splitlines()) for path in paths}
+            longest = max(lines, key=lambda path: lines[path])
+            imported = ", ".join(f"{name} {count}" for (by, name), count in sorted(counts.items()) if by == package)
+            print(
+                f"{package:14} {len(paths):5} {sum(lines.values()):6}  {f'{longest.name} {lines[longest]}':28} {imported}"
+            )
+    upward = sum(count for (by, name), count in counts.items() if layer_of(name) < layer_of(by))
+    print(f"{counts.total()} imports between packages, {upward} of them upward")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""The contract tests find what breaks a promise, and pass what keeps them all."""
+"""The contract tests find each broken promise, and pass plugins that keep all of them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ FAULTS = {
     "Waits": "hooks: `on_chunk` must be `def`",
     "Blocks": "hooks: `on_request` must be `async def`",
     "TakesTooLittle": "hooks: `on_chunk` must take (self, exchange: 'Exchange', chunk: 'bytes')",
-    "Misspelt": "hooks: `on_requests` is no hook, nobody calls it: did you mean `on_request`?",
+    "Misspelt": "hooks: `on_requests` is not a hook and is never called: did you mean `on_request`?",
     "NamesFacts": "facts: `requires` must be a tuple of types",
     "PromisesOnly": "facts: `provides` names facts, but there is no `on_request`",
-    "NeverStarts": "start: does not start: today is no day for it",
+    "NeverStarts": "start: does not start: opens must be before closes",
     "NeedsOwn": "start: does not start: it requires Own, which no installed plugin provides",
     "Lacks": "request: `on_request` did not set Caller",
     "Undeclared": "request: `on_request` raised KeyError",
@@ -48,7 +48,7 @@ FAULTS = {
     "EndsWithoutABeginning": "ends: `on_end` raised KeyError: <class 'tests.faulty.Own'> where replies were lost (from wait 1 on)",
     "Grows": "gives back: the size of `_seen` changed by 24 in 24 exchanges",
     "ReleasesWholeOnly": "gives back: `_running` after: a plugin below refused",
-    "NeverReleases": "gives back: free places of `_free` changed by 24 in 24 exchanges",
+    "NeverReleases": "gives back: free slots of `_free` changed by 24 in 24 exchanges",
     "TrustsTheReply": "gives back: `gw:plugin:check:open` <id> after: the replies from wait 1 of `on_request` on were lost",
     "AsksAgain": "gives back: `gw:plugin:check:open` <id> after: the replies from wait 1 of `on_request` on were lost",
     "Believes": "request: `on_chunk` raised UnicodeDecodeError",
@@ -56,34 +56,34 @@ FAULTS = {
     "ExplainsAnother": "explains: `explain` raised Refused: Never., where `on_request` passes",
     "ExplainsWithoutItsFact": "explains: `explain` does not set Own",
     "Works": "chunks: `on_chunk` makes ",
-    "Sleeps": "chunks: `on_chunk` blocks everybody with `sleep`",
+    "Sleeps": "chunks: `on_chunk` blocks the event loop with `sleep`",
     "Sends": "chunks: `on_chunk` sends a command to the store",
-    "Forks": "chunks: `on_chunk` begins a task",
+    "Forks": "chunks: `on_chunk` starts a task",
     "Once": "reload: a second instance beside the first one: OSError: the port is taken",
     "LeavesATask": "stop: Task-",
     "LeavesAThread": "stop: thread ",
     "ShowsItsKey": "secrets: `repr` shows `api_key`",
-    "LogsTheToken": "secrets: the caller's credential is shown",
+    "LogsTheToken": "secrets: the log or `repr` shows the caller's credential",
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
-async def test_a_broken_promise_is_found_and_no_other_is_blamed(store_url: str, client: Client, name: str) -> None:
+async def test_a_broken_promise_is_found_and_no_other_check_fails(store_url: str, client: Client, name: str) -> None:
     (found,) = broken(await check(f"tests.faulty:{name}", url=store_url))
     assert found.startswith(FAULTS[name])
     if name == "LeavesAThread":
         LeavesAThread.go.set()
 
 
-async def test_what_is_taken_is_named() -> None:
+async def test_the_names_of_what_a_plugin_takes_are_listed() -> None:
     (found,) = [finding.text for finding in await check("tests.faulty:Good") if finding.check == "gives back"]
-    assert found == "`gw:plugin:check:open` <id>, free places of `_free`, the size of `_open`"
+    assert found == "`gw:plugin:check:open` <id>, free slots of `_free`, the size of `_open`"
 
 
-async def test_a_moment_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scenarios, "LONGEST_S", 0.01)
+async def test_a_hook_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scenarios, "HOOK_TIMEOUT_S", 0.01)
     (found,) = broken(await check("tests.faulty:Hangs"))
-    assert found.startswith("request: `on_end` did not end within 0.01 s (the answer came whole)")
+    assert found.startswith("request: `on_end` did not end within 0.01 s (the answer was complete)")
 
 
 async def test_a_secret_setting_in_the_log_is_found() -> None:
@@ -97,7 +97,7 @@ async def test_a_header_stands_in_for_the_token() -> None:
     assert found.startswith("request: refused the request of this check (401 token_invalid: ")
 
 
-async def test_what_is_no_plugin_or_no_setting_is_an_error() -> None:
+async def test_an_unknown_plugin_or_setting_is_an_error() -> None:
     with pytest.raises(ValueError, match="has no `Nobody`"):
         await check("tests.faulty:Nobody")
     with pytest.raises(Misconfigured, match="most: must be a whole number"):

@@ -1,4 +1,4 @@
-"""The files of deploy/ agree with the gateway: what is watched exists, what is configured loads, what is started starts."""
+"""The files of deploy/ agree with the gateway: queries name metrics that exist, configurations load, commands start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GIVEN = {"GATEWAY_REDIS": "redis://store:6379", "OPENAI_API_KEY": "key"}
 STYLE = "{extends: default, rules: {line-length: {max: 132}, comments-indentation: disable}}"
 
 NOT_PROVOKED = {"internal_error", "error"}
-"""Values of labels that only a bug of ours brings about."""
+"""Values of labels that only a bug of the gateway causes."""
 
 Samples = dict[str, list[dict[str, str]]]
 
@@ -50,11 +50,11 @@ def test_yaml_is_tidy(file: Path) -> None:
     assert [str(problem) for problem in linter.run(file.read_text(), YamlLintConfig(STYLE))] == []
 
 
-# What watches.
+# Metrics, dashboard, alerts.
 
 
 def queries() -> Iterator[tuple[str, str]]:
-    """Every expression of the dashboard and of the alerts, with what it is called there."""
+    """Yield every expression of the dashboard and of the alerts, with its title there."""
     for panel in json.loads((DEPLOY / "grafana.json").read_text())["panels"]:
         for target in panel["targets"]:
             yield panel["title"], target["expr"].replace("$__rate_interval", "1m")
@@ -64,7 +64,7 @@ def queries() -> Iterator[tuple[str, str]]:
 
 
 def parts(node: Any) -> Iterator[Any]:
-    """An expression and all that it consists of."""
+    """Yield an expression and all its parts."""
     yield node
     for name in ("expr", "lhs", "rhs", "vector_selector"):
         if (inner := getattr(node, name, None)) is not None:
@@ -74,13 +74,13 @@ def parts(node: Any) -> Iterator[Any]:
 
 
 async def written(log: Path, word: str) -> None:
-    """Wait for a log line."""
+    """Wait until the log has a line with `word`."""
     while word not in await asyncio.to_thread(log.read_text):
         await asyncio.sleep(0.05)
 
 
 async def provoke(served: Served, file: Path, good: str) -> str:
-    """Let all happen that is counted, and scrape it."""
+    """Cause everything that is counted, and return the metrics."""
     ask = {"model": "demo-words", "stream": True, "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}]}
     url = f"{served.base_url}/chat/completions"
     log = file.parent / "serve.log"
@@ -115,7 +115,7 @@ async def provoke(served: Served, file: Path, good: str) -> str:
 
 @pytest.fixture(scope="module")
 def scrape(tmp_path_factory: pytest.TempPathFactory) -> Samples:
-    """What a gateway that had seen everything told a scrape: the labels of every series, by the sample's name."""
+    """Return the labels of every series, by the sample's name, of a gateway in which everything that is counted has happened."""
 
     async def run() -> str:
         file = demo_in(tmp_path_factory.mktemp("deploy"), admin=f"127.0.0.1:{free_port()}")
@@ -140,28 +140,28 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Samples:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the gateway is watched through /proc")
 @pytest.mark.parametrize(("name", "query"), list(queries()), ids=lambda text: text)
-def test_a_query_asks_for_what_the_gateway_tells(scrape: Samples, name: str, query: str) -> None:
+def test_a_query_names_metrics_and_labels_that_the_gateway_exports(scrape: Samples, name: str, query: str) -> None:
     nodes = list(parts(promql_parser.parse(query)))
     selectors = [node for node in nodes if isinstance(node, promql_parser.VectorSelector)]
     assert selectors, name
     for selector in selectors:
         series = scrape.get(selector.name or "", [])
-        assert series, f"{name}: the gateway tells no {selector.name}"
+        assert series, f"{name}: the gateway exports no {selector.name}"
         for matcher in selector.matchers.matchers:
-            told = {labels.get(matcher.name, "") for labels in series} | NOT_PROVOKED
-            assert any(re.fullmatch(matcher.value, value) for value in told), f"{name}: {matcher.name}={told}"
+            values = {labels.get(matcher.name, "") for labels in series} | NOT_PROVOKED
+            assert any(re.fullmatch(matcher.value, value) for value in values), f"{name}: {matcher.name}={values}"
         for node in nodes:
             if isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None:
                 assert set(node.modifier.labels) <= series[0].keys(), f"{name}: {selector.name} has no such label"
 
 
-def test_everything_that_is_told_is_on_the_dashboard(scrape: Samples) -> None:
+def test_every_metric_is_on_the_dashboard_or_in_an_alert(scrape: Samples) -> None:
     shown = " ".join(query for _, query in queries())
     assert [name for name in FAMILIES if f"sluicegate_{name}" not in shown] == []
-    assert [name for name in FAMILIES if not any(told.startswith(f"sluicegate_{name}") for told in scrape)] == []
+    assert [name for name in FAMILIES if not any(sample.startswith(f"sluicegate_{name}") for sample in scrape)] == []
 
 
-def test_the_readme_tells_every_metric_with_its_labels() -> None:
+def test_the_readme_has_every_metric_with_its_labels() -> None:
     text = (DEPLOY / "README.md").read_text()
     for name, family in FAMILIES.items():
         suffix = "_total" if family.kind == "counter" else ""
@@ -177,7 +177,7 @@ def test_every_log_line_that_an_alert_names_is_written() -> None:
     assert [event for event in events if f'"{event}"' not in code] == []
 
 
-# What runs it.
+# Proxy, systemd, image, compose, Kubernetes.
 
 
 def test_the_configuration_of_the_containers_is_good() -> None:
@@ -186,7 +186,7 @@ def test_the_configuration_of_the_containers_is_good() -> None:
     assert (loaded.config.listen, loaded.config.admin) == ("0.0.0.0:8080", "0.0.0.0:9090")
 
 
-def test_nginx_lets_through_what_the_gateway_serves() -> None:
+def test_nginx_passes_what_the_gateway_serves() -> None:
     text = (DEPLOY / "nginx.conf").read_text()
     directives = dict(re.findall(r"^\s*(\w+) ([^;{]+);", text, flags=re.MULTILINE))
     assert directives["client_max_body_size"] == f"{Port().max_body // 2**20}m"
@@ -206,7 +206,7 @@ def unit(name: str) -> configparser.ConfigParser:
     return parser
 
 
-def test_the_service_waits_for_a_drain_and_does_not_repeat_what_cannot_work() -> None:
+def test_the_service_waits_for_a_drain_and_is_not_restarted_with_a_wrong_file() -> None:
     service = unit("sluicegate.service")["Service"]
     assert int(service["TimeoutStopSec"]) > Port().drain + SINK_STOP_S
     assert (service["Type"], service["KillMode"], service["RestartPreventExitStatus"]) == ("notify", "mixed", "2")
@@ -226,7 +226,7 @@ def test_the_image_is_built_of_what_is_there_and_does_not_run_as_root() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the gateway is watched through /proc")
-async def test_the_health_check_of_the_image_tells_a_gateway_from_none(tmp_path: Path) -> None:
+async def test_the_health_check_of_the_image_passes_only_while_the_gateway_serves(tmp_path: Path) -> None:
     check = re.search(r"CMD (\[\"python\".*\])", (DEPLOY / "Dockerfile").read_text())
     assert check is not None
     port = free_port()
@@ -237,7 +237,7 @@ async def test_the_health_check_of_the_image_tells_a_gateway_from_none(tmp_path:
         assert await served.stop() == 0
 
 
-def test_compose_mounts_what_is_there_and_keeps_what_is_acknowledged() -> None:
+def test_compose_mounts_files_that_exist_and_its_store_keeps_acknowledged_writes() -> None:
     (compose,) = documents("compose.yaml")
     services = compose["services"]
     binds = [volume.split(":")[0] for service in services.values() for volume in service["volumes"]]
@@ -272,3 +272,10 @@ def test_the_manifests_agree_with_the_gateway() -> None:
     given = {variable["name"] for variable in container["env"]}
     assert GIVEN.keys() | {"GATEWAY_PEPPER", "GATEWAY_ADMIN_TOKEN"} == given
     assert "replicas" not in by_kind["StatefulSet"], "it would undo the autoscaler at every apply"
+
+
+def test_every_heading_that_a_file_refers_to_is_in_the_readme() -> None:
+    headings = re.findall(r"^#+ (.+)$", (DEPLOY / "README.md").read_text(), flags=re.MULTILINE)
+    named = [name for file in DEPLOY.rglob("*.yaml") for name in re.findall(r'README\.md, "([^"]+)"', file.read_text())]
+    assert len(named) >= 3
+    assert set(named) <= set(headings)

@@ -1,9 +1,10 @@
-"""What the documentation says is true: its examples run, and it names every setting, command and error code."""
+"""The documents agree with the code: examples run, files exist, every command, error code and public name is there."""
 
 from __future__ import annotations
 
 import ast
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,25 +12,97 @@ from pathlib import Path
 import pytest
 import typer.main
 
+import gateway
+import gateway.testing
 from gateway import loading
+from gateway.chat.request import Body
 from gateway.cli.commands import program
 from gateway.config import schema
 from gateway.errors import Misconfigured
+from gateway.tools.exposure import exposure_of
+from tests.test_architecture import LAYERS
 
 ROOT = Path(__file__).parent.parent
+PICTURE = ROOT / "gateway/request.svg"
+DOCUMENTS = ("README.md", "plugins/README.md", "deploy/README.md", "tests/bench/PROFILE.md")
+CORE_ALONE = {"caller_gone", "settle_pending"}
+"""Of an exchange, what plugins have no use for."""
 
 
 def blocks(file: str, language: str) -> list[str]:
-    """The fenced blocks of a language in a document."""
+    """Return the fenced blocks of a language in a document."""
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / file).read_text(), flags=re.DOTALL)
 
 
 def named(file: str) -> dict[str, str]:
-    """The Python blocks that begin with a comment naming their file."""
+    """Return the Python blocks by the file name in the comment that they begin with."""
     return {block.partition("\n")[0].removeprefix("# "): block for block in blocks(file, "python")}
 
 
-def test_the_example_plugin_and_its_test_run(tmp_path: Path) -> None:
+def pictured() -> list[str]:
+    """Return the packages and modules that the picture names, from top to bottom and left to right."""
+    return re.findall(r'<tspan class="m"[^>]*>(\w+)</tspan>', PICTURE.read_text())
+
+
+def test_the_picture_names_packages_that_exist_in_the_order_of_the_imports() -> None:
+    names = pictured()
+    for name in names:
+        assert (ROOT / "gateway" / name / "__init__.py").exists() or (ROOT / f"gateway/{name}.py").exists(), name
+    layers = [next(index for index, layer in enumerate(LAYERS) if name in layer) for name in names]
+    assert layers == sorted(layers)
+
+
+def test_every_package_that_a_request_passes_is_in_the_picture() -> None:
+    modules = ", ".join(f"plugins.{file.stem}" for file in (ROOT / "plugins").glob("[a-z]*.py"))
+    code = f"import sys, gateway.server.gateway, {modules}; print(*sys.modules, sep='\\n')"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    imported = {name.split(".")[1] for name in run.stdout.split() if name.startswith("gateway.")}
+    passed = {name for name in imported if (ROOT / "gateway" / name).is_dir()} | {"chain"}
+    assert {"server", "proxy", "store", "usage"} <= passed
+    assert passed - set(pictured()) == set()
+
+
+def test_the_picture_is_small_and_has_the_shipped_plugins_in_their_order() -> None:
+    text = PICTURE.read_text()
+    assert len(text.encode()) <= 6 * 1024
+    chain = [entry.label for entry in schema.load(ROOT / "config/demo.yaml").config.plugins]
+    assert re.findall(r'<text class="p"[^>]*>([\w-]+)</text>', text) == chain
+    assert 'src="gateway/request.svg"' in (ROOT / "README.md").read_text()
+
+
+def test_the_way_without_make_is_what_make_does() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    variables = dict(re.findall(r"^(\w+) \??:?= ?(.*)$", makefile, flags=re.MULTILINE))
+    recipes = {"install": r"\$\(VENV\)/\.serve: .*\n((?:\t.*\n)+)", "serve": r"\nserve: .*\n((?:\t.*\n)+)"}
+    made = "".join(re.search(recipe, makefile)[1] for recipe in recipes.values())  # type: ignore[index]
+    while "$(" in made:
+        made = re.sub(r"\$\((\w+)\)", lambda name: variables[name[1]], made)
+    commands = [line.split("|| ")[-1].strip() for line in made.replace(" --quiet", "").splitlines()]
+    (shown,) = [block for block in blocks("README.md", "sh") if "python3 -m venv" in block]
+    assert shown.splitlines() == [command for command in commands if not command.startswith("touch")]
+
+
+@pytest.mark.parametrize("file", DOCUMENTS)
+def test_every_file_that_a_document_names_exists(file: str) -> None:
+    text = (ROOT / file).read_text()
+    folders = "gateway|plugins|config|deploy|docs|tests"
+    paths = set(re.findall(rf"(?<![\w./-])(?:{folders})/[\w./-]*\w", text))
+    links = {link for link in re.findall(r"\]\(([^)#]+)\)", text) if not link.startswith("http")}
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+    assert [link for link in sorted(links) if not ((ROOT / file).parent / link).exists()] == []
+    modules = set(re.findall(r"python -m (tests[\w.]+)", text))
+    assert [name for name in modules if not (ROOT / f"{name.replace('.', '/')}.py").exists()] == []
+
+
+def test_every_anchor_that_a_document_links_to_is_a_heading() -> None:
+    for document in DOCUMENTS:
+        text = (ROOT / document).read_text()
+        headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+        anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert set(re.findall(r"\]\(#([\w-]+)\)", text)) <= anchors, document
+
+
+def test_the_example_plugins_and_their_tests_run(tmp_path: Path) -> None:
     for name, text in named("plugins/README.md").items():
         (tmp_path / name).write_text(text)
     run = subprocess.run(
@@ -51,7 +124,7 @@ def test_the_example_plugin_and_its_test_run(tmp_path: Path) -> None:
         text=True,
         timeout=60,
     )
-    assert "3 passed" in run.stdout, run.stdout + run.stderr
+    assert "5 passed" in run.stdout, run.stdout + run.stderr
 
 
 def with_chain(tmp_path: Path, chain: str) -> schema.Loaded:
@@ -80,8 +153,19 @@ def test_the_example_above_auth_is_refused_with_the_documented_cure(tmp_path: Pa
     assert cure in (ROOT / "plugins/README.md").read_text()
 
 
+def test_the_line_about_the_lowest_balance_is_what_the_demo_prints() -> None:
+    loaded = schema.load(ROOT / "config/demo.yaml")
+    printed = str(exposure_of(loaded.config, loading.build(loaded)))
+    assert printed in (ROOT / "deploy/README.md").read_text()
+
+
+def test_the_export_as_csv_names_fields_of_a_record() -> None:
+    (command,) = re.findall(r"gateway usage export .*?'\[(.*?)\]", (ROOT / "deploy/README.md").read_text())
+    assert {field.strip(" .") for field in command.split(",")} <= set(gateway.Record.__struct_fields__)
+
+
 def codes(tree: ast.AST) -> set[str]:
-    """The second arguments of all calls of `Refused` and of the helper that makes a 502."""
+    """Return the second arguments of all calls of `Refused` and of the helper that makes a 502."""
     place = {"Refused": 1, "failed": 1}
     return {
         argument.value
@@ -108,13 +192,65 @@ def test_every_command_and_subcommand_is_in_the_readme() -> None:
         assert [verb for verb in getattr(noun, "commands", ()) if verb not in row] == []
 
 
-def test_every_moment_is_in_the_plugin_guide() -> None:
+@pytest.mark.parametrize("file", ["README.md", "plugins/README.md", "deploy/README.md"])
+def test_the_commands_in_a_document_exist_with_their_options(file: str) -> None:
+    text = "\n".join(blocks(file, "sh")).replace("\\\n", " ")
+    lines = [words for line in text.splitlines() if (words := shlex.split(line, comments=True))]
+    commands = [line for line in lines if any(word.rpartition("/")[2] == "gateway" for word in line)]
+    assert len(commands) >= 2
+    for line in commands:
+        words = line[next(index for index, word in enumerate(line) if word.rpartition("/")[2] == "gateway") + 1 :]
+        command = typer.main.get_command(program()).commands[words.pop(0)]  # type: ignore[attr-defined]
+        if words and words[0] in getattr(command, "commands", ()):
+            command = command.commands[words.pop(0)]
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("-")} <= known, line
+
+
+def test_the_configurations_in_the_documents_load(tmp_path: Path) -> None:
+    (whole,) = blocks("README.md", "yaml")
+    environment = {"OPENAI_API_KEY": "key", "CLICKHOUSE_USER": "user", "CLICKHOUSE_PASSWORD": "password"}
+    for part in ("", *blocks("deploy/README.md", "yaml")):
+        file = tmp_path / "gateway.yaml"
+        file.write_text(whole + part)
+        loading.build(schema.load(file, environment))
+
+
+def test_every_hook_is_in_the_plugin_guide() -> None:
     from gateway.plugin import Plugin
 
     text = (ROOT / "plugins/README.md").read_text()
     hooks = [name for name in vars(Plugin) if name in ("start", "stop") or name.startswith("on_")]
     assert len(hooks) == 6
     assert [hook for hook in hooks if f"{hook}(" not in text] == []
+
+
+def test_every_public_name_is_in_the_plugin_guide() -> None:
+    text = (ROOT / "plugins/README.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| \S", text, flags=re.MULTILINE)
+    assert [name for name in gateway.__all__ if rows.count(name) != 1] == []
+
+
+def test_every_name_for_tests_is_in_the_plugin_guide() -> None:
+    text = (ROOT / "plugins/README.md").read_text()
+    assert [name for name in gateway.testing.__all__ if not re.search(rf"`(async )?{name}\b", text)] == []
+
+
+def test_the_guide_has_every_field_of_an_exchange_and_no_other() -> None:
+    text = (ROOT / "plugins/README.md").read_text().partition("## Exchange")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`.*?`) \|", text, flags=re.MULTILINE)
+    listed = {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
+    fields = {name for name in dir(gateway.Exchange) if not name.startswith("_")}
+    assert fields - listed <= CORE_ALONE
+    assert listed <= fields
+
+
+def test_the_guide_names_everything_that_a_body_offers() -> None:
+    text = (ROOT / "plugins/README.md").read_text()
+    offered = {"model", "stream", "max_tokens", "n", "messages", "size", "top"}
+    assert offered <= set(Body.__struct_fields__)
+    offered |= {"prompt_tokens_estimate", "prompt_tokens_bound"}
+    assert [name for name in offered if not hasattr(Body, name) or f"`.{name}`" not in text] == []
 
 
 def test_every_example_plugin_is_in_the_guide_with_the_codes_it_refuses_with() -> None:

@@ -5,14 +5,15 @@ import gzip
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp.test_utils import TestClient
+from pytest_aiohttp import AiohttpClient
 
-from gateway.fake_upstream import MODES, FakeUpstream, serve_forever
-from tests.cli.processes import free_port
+from gateway.fake_upstream import MODES, FakeUpstream
 from tests.patience import PATIENCE_S, soon
 
 ASK: dict[str, Any] = {
@@ -28,31 +29,34 @@ FOUR_WORDS = "Limes, and also pears."
 FOUR_USED = {"prompt_tokens": 6, "completion_tokens": 4, "total_tokens": 10}
 
 
-@pytest.fixture
-async def upstream() -> AsyncIterator[FakeUpstream]:
-    async with FakeUpstream(pace_s=0.001, words=FOUR_WORDS) as upstream:
-        yield upstream
+COMPLETIONS = "/v1/chat/completions"
+SESSION: dict[str, Any] = {
+    "timeout": aiohttp.ClientTimeout(total=PATIENCE_S),
+    "headers": {"Authorization": "Bearer sesame"},
+    "auto_decompress": False,
+}
+
+Client = TestClient[Any, Any]
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(
-        timeout=aiohttp.ClientTimeout(total=PATIENCE_S),
-        headers={"Authorization": "Bearer sesame"},
-        auto_decompress=False,
-    ) as client:
-        yield client
+def upstream() -> FakeUpstream:
+    return FakeUpstream(pace_s=0.001, words=FOUR_WORDS)
+
+
+@pytest.fixture
+async def client(aiohttp_client: AiohttpClient, upstream: FakeUpstream) -> Client:
+    return await aiohttp_client(upstream.application(), **SESSION)
 
 
 Asking = Callable[..., Any]
 
 
 @pytest.fixture
-def ask(upstream: FakeUpstream, client: aiohttp.ClientSession) -> Asking:
+def ask(upstream: FakeUpstream, client: Client) -> Asking:
     def post(mode: str = "words", **fields: object) -> Any:
         upstream.mode = mode
-        url = f"{upstream.base_url}/chat/completions"
-        return client.post(url, json=ASK | fields, allow_redirects=False)
+        return client.post(COMPLETIONS, json=ASK | fields, allow_redirects=False)
 
     return post
 
@@ -83,11 +87,10 @@ async def until_called(upstream: FakeUpstream) -> None:
             await asyncio.sleep(0.001)
 
 
-async def post_raw(upstream: FakeUpstream) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host, port = upstream.base_url.removeprefix("http://").removesuffix("/v1").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+async def post_raw(client: Client) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection(client.host, client.port)
     body = json.dumps(ASK).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: {client.host}\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     return reader, writer
 
@@ -124,7 +127,7 @@ async def test_words_are_streamed_as_role_words_finish_usage_done(ask: Asking) -
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
-async def test_usage_is_told_only_to_who_asked(ask: Asking) -> None:
+async def test_usage_is_sent_only_where_it_is_asked_for(ask: Asking) -> None:
     async with ask() as response:
         chunks = chunks_of(await response.read())
     assert usages_of(chunks) == []
@@ -140,13 +143,13 @@ async def test_the_ceiling_is_honoured(ask: Asking, field: str) -> None:
     assert usages_of(chunks)[0]["completion_tokens"] == 2
 
 
-async def test_the_answer_speaks_of_the_last_message_of_the_user(client: aiohttp.ClientSession) -> None:
+async def test_the_answer_quotes_the_last_message_of_the_user(aiohttp_client: AiohttpClient) -> None:
     parts = [{"type": "text", "text": "Name two green fruits"}, {"type": "image_url", "image_url": {}}]
     asks = [ASK, ASK | {"messages": [*ASK["messages"], {"role": "user", "content": parts}]}]
-    async with FakeUpstream(pace_s=0) as upstream:
-        for asked in asks:
-            async with client.post(f"{upstream.base_url}/chat/completions", json=asked) as response:
-                assert text_of(chunks_of(await response.read())).startswith('You said "Name two green fruits"')
+    client = await aiohttp_client(FakeUpstream(pace_s=0).application(), **SESSION)
+    for asked in asks:
+        async with client.post(COMPLETIONS, json=asked) as response:
+            assert text_of(chunks_of(await response.read())).startswith('You said "Name two green fruits"')
 
 
 async def test_words_come_at_their_pace(upstream: FakeUpstream, ask: Asking) -> None:
@@ -159,7 +162,7 @@ async def test_words_come_at_their_pace(upstream: FakeUpstream, ask: Asking) -> 
     assert arrived[-1] - began >= 5 * 0.05
 
 
-async def test_who_asks_for_no_stream_gets_json(ask: Asking) -> None:
+async def test_a_request_without_stream_gets_json(ask: Asking) -> None:
     async with ask(stream=False) as response:
         assert response.content_type == "application/json"
         whole = await response.json()
@@ -168,51 +171,48 @@ async def test_who_asks_for_no_stream_gets_json(ask: Asking) -> None:
     assert whole["usage"] == FOUR_USED
 
 
-async def test_the_models_are_listed(upstream: FakeUpstream, client: aiohttp.ClientSession) -> None:
-    async with client.get(f"{upstream.base_url}/models") as response:
+async def test_the_models_are_listed(client: Client) -> None:
+    async with client.get("/v1/models") as response:
         models = await response.json()
     assert models["object"] == "list"
     assert [model["object"] for model in models["data"]] == ["model"]
 
 
-async def test_a_body_that_is_no_request_is_400(upstream: FakeUpstream, client: aiohttp.ClientSession) -> None:
+async def test_a_body_that_is_no_request_is_400(client: Client) -> None:
     for body in ('{"model": "tiny"}', "{", json.dumps(ASK | {"max_tokens": 0})):
-        async with client.post(f"{upstream.base_url}/chat/completions", data=body) as response:
+        async with client.post(COMPLETIONS, data=body) as response:
             assert response.status == 400
             assert (await response.json())["error"]["type"] == "invalid_request_error"
 
 
-async def test_another_credential_than_the_key_is_401(client: aiohttp.ClientSession) -> None:
-    async with FakeUpstream(pace_s=0, key="sesame") as upstream:
-        url = f"{upstream.base_url}/chat/completions"
-        async with client.post(url, json=ASK) as response:
-            assert response.status == 200
-        for credential in ("Bearer wrong", "sesame", ""):
-            async with client.post(url, json=ASK, headers={"Authorization": credential}) as response:
-                assert response.status == 401
-                assert (await response.json())["error"]["code"] == "invalid_api_key"
+async def test_another_credential_than_the_key_is_401(aiohttp_client: AiohttpClient) -> None:
+    client = await aiohttp_client(FakeUpstream(pace_s=0, key="sesame").application(), **SESSION)
+    async with client.post(COMPLETIONS, json=ASK) as response:
+        assert response.status == 200
+    for credential in ("Bearer wrong", "sesame", ""):
+        async with client.post(COMPLETIONS, json=ASK, headers={"Authorization": credential}) as response:
+            assert response.status == 401
+            assert (await response.json())["error"]["code"] == "invalid_api_key"
 
 
-async def test_what_arrived_is_remembered_and_its_repr_tells_no_secret(
-    upstream: FakeUpstream, client: aiohttp.ClientSession
-) -> None:
-    async with client.post(f"{upstream.base_url}/chat/completions?a=%20b", json=ASK) as response:
+async def test_requests_are_recorded_and_their_repr_shows_no_secret(upstream: FakeUpstream, client: Client) -> None:
+    async with client.post(f"{COMPLETIONS}?a=%20b", json=ASK) as response:
         await response.read()
-    (seen,) = upstream.requests
-    assert (seen.method, seen.path) == ("POST", "/v1/chat/completions?a=%20b")
-    assert seen.headers["authorization"] == "Bearer sesame"
-    assert json.loads(seen.body) == ASK
-    assert "sesame" not in repr(seen)
+    (received,) = upstream.requests
+    assert (received.method, received.path) == ("POST", "/v1/chat/completions?a=%20b")
+    assert received.headers["authorization"] == "Bearer sesame"
+    assert json.loads(received.body) == ASK
+    assert "sesame" not in repr(received)
 
 
-async def test_only_the_last_requests_are_remembered(
-    upstream: FakeUpstream, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+async def test_only_the_last_requests_are_kept(
+    upstream: FakeUpstream, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.fake_upstream.server.REMEMBERED", 2)
+    monkeypatch.setattr("gateway.fake_upstream.server.MAX_REQUESTS", 2)
     for number in range(4):
-        async with client.get(f"{upstream.base_url}/models?{number}"):
+        async with client.get(f"/v1/models?{number}"):
             pass
-    assert [seen.path for seen in upstream.requests] == ["/v1/models?2", "/v1/models?3"]
+    assert [received.path for received in upstream.requests] == ["/v1/models?2", "/v1/models?3"]
 
 
 async def test_lines_can_end_with_crlf(ask: Asking) -> None:
@@ -224,23 +224,23 @@ async def test_lines_can_end_with_crlf(ask: Asking) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "asked", "told"),
+    ("mode", "asked", "usages"),
     [
         ("no-usage", USAGE, []),
         ("usage-beside-finish", {}, [FOUR_USED]),
         ("two-usages", {}, [FOUR_USED | {"completion_tokens": 1, "total_tokens": 7}, FOUR_USED]),
     ],
 )
-async def test_usage_can_be_told_in_other_ways(
-    ask: Asking, mode: str, asked: dict[str, Any], told: list[dict[str, int]]
+async def test_usage_can_be_sent_in_other_ways(
+    ask: Asking, mode: str, asked: dict[str, Any], usages: list[dict[str, int]]
 ) -> None:
     async with ask(mode, **asked) as response:
         body = await response.read()
     chunks = chunks_of(body)
-    assert usages_of(chunks) == told
+    assert usages_of(chunks) == usages
     assert finishes_of(chunks) == ["stop"]
     assert data_of(body)[-1] == "[DONE]"
-    if told:
+    if usages:
         assert finishes_of([chunk for chunk in chunks if "usage" in chunk][:1]) == ["stop"]
 
 
@@ -256,9 +256,9 @@ async def test_a_stream_can_end_properly_but_early(ask: Asking, mode: str, text:
     assert finishes_of(chunks_of(body)) == finishes
 
 
-async def test_cut_resets_the_connection_in_the_middle_of_an_event(upstream: FakeUpstream) -> None:
+async def test_cut_resets_the_connection_in_the_middle_of_an_event(upstream: FakeUpstream, client: Client) -> None:
     upstream.mode = "cut"
-    reader, writer = await post_raw(upstream)
+    reader, writer = await post_raw(client)
     received = b""
     with pytest.raises(ConnectionResetError):
         while piece := await reader.read(65536):
@@ -275,43 +275,44 @@ async def test_cut_resets_the_connection_in_the_middle_of_an_event(upstream: Fak
     [("stall", b" and"), ("drip", b": still thinking"), ("endless", b" more"), ("silent", None)],
 )
 async def test_some_never_end_and_stop_cuts_them_within_a_second(
-    upstream: FakeUpstream, ask: Asking, mode: str, last_words: bytes | None, caplog: pytest.LogCaptureFixture
+    mode: str, last_words: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     received, reached = bytearray(), asyncio.Event()
+    upstream = FakeUpstream(mode=mode, pace_s=0.001, words=FOUR_WORDS)
+    before = asyncio.all_tasks()
 
     async def call() -> None:
-        async with ask(mode) as response:
+        async with session.post(f"{upstream.base_url}/chat/completions", json=ASK) as response:
             async for piece in response.content.iter_any():
                 received.extend(piece)
                 if last_words and last_words in received:
                     reached.set()
 
-    before = asyncio.all_tasks()
     with caplog.at_level(logging.WARNING):
-        calling = asyncio.create_task(call())
-        if last_words:
-            await reached.wait()
-            assert b"[DONE]" not in received
-        await until_called(upstream)
-        assert not calling.done()
-        await soon(upstream.stop())
-        assert asyncio.all_tasks() - before <= {calling}
-        with pytest.raises((aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError)):
-            await calling
+        async with upstream, aiohttp.ClientSession(**SESSION) as session:
+            calling = asyncio.create_task(call())
+            if last_words:
+                await reached.wait()
+                assert b"[DONE]" not in received
+            await until_called(upstream)
+            assert not calling.done()
+            await soon(upstream.stop())
+            assert asyncio.all_tasks() - before <= {calling}
+            with pytest.raises((aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError)):
+                await calling
+            with pytest.raises(aiohttp.ClientConnectorError):
+                await call()
     assert not caplog.records
-    with pytest.raises(aiohttp.ClientConnectorError):
-        async with ask():
-            pass
 
 
 @pytest.mark.parametrize("mode", ["words", "stall", "silent", "drip", "endless"])
 async def test_an_answer_ends_by_itself_when_the_caller_leaves(
-    upstream: FakeUpstream, client: aiohttp.ClientSession, mode: str, caplog: pytest.LogCaptureFixture
+    upstream: FakeUpstream, client: Client, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     upstream.mode, upstream.pace_s = mode, 0.01
     before = asyncio.all_tasks()
     with caplog.at_level(logging.WARNING):
-        _, writer = await post_raw(upstream)
+        _, writer = await post_raw(client)
         await until_called(upstream)
         answering = asyncio.all_tasks() - before
         assert answering
@@ -368,7 +369,7 @@ async def test_huge_is_one_event_of_two_megabytes(ask: Asking) -> None:
     assert finishes_of(chunks_of(body)) == ["stop"]
 
 
-async def test_gzip_comes_though_nobody_allowed_it(upstream: FakeUpstream, ask: Asking) -> None:
+async def test_gzip_compresses_without_being_asked(ask: Asking) -> None:
     async with ask("gzip") as response:
         assert response.headers["Content-Encoding"] == "gzip"
         body = await response.read()
@@ -402,22 +403,3 @@ def test_every_mode_is_explained_in_one_sentence() -> None:
     """
     assert set(MODES) == set(asked_for.split())
     assert [name for name, sentence in MODES.items() if not sentence.endswith(".") or "\n" in sentence] == []
-
-
-async def test_serve_forever_serves_until_it_is_cancelled(client: aiohttp.ClientSession) -> None:
-    port = free_port()
-    serving = asyncio.create_task(serve_forever("127.0.0.1", port, "429", 0))
-    url = f"http://127.0.0.1:{port}/v1/chat/completions"
-    while True:
-        try:
-            async with client.post(url, json=ASK) as response:
-                assert response.status == 429
-            break
-        except aiohttp.ClientConnectorError:
-            await asyncio.sleep(0.005)
-    serving.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await serving
-    with pytest.raises(aiohttp.ClientConnectionError):
-        async with client.post(url, json=ASK):
-            pass

@@ -26,7 +26,7 @@ from gateway.admin.live import LIVE, LiveUsage
 from gateway.config.schema import Config, host_port
 from gateway.config.secrets import secret_of
 from gateway.errors import Refused, cannot_listen, headers_of, internal, render
-from gateway.metrics.registry import Exporter
+from gateway.metrics.exporter import Exporter
 from gateway.request_id import new_id
 from gateway.usage import queries
 from gateway.usage.database import GROUPS
@@ -121,7 +121,7 @@ class Admin:
         return web.Response(text="ok\n")
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._exporter.text(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+        return web.Response(body=self._exporter.exposition(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def _summary(self, request: web.Request) -> web.Response:
         by = [name for name in request.query.get("by", "day").split(",") if name]

@@ -1,4 +1,4 @@
-"""Chat completions as bytes: request bodies, event streams, token counts. Sans-I/O: nothing here opens a socket.
+"""The bytes of chat completions: request bodies, event streams, token counts. Sans-I/O: nothing here opens a socket.
 
 Imports only `errors` from the rest of the gateway.
 """

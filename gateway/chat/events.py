@@ -1,13 +1,13 @@
-"""What a stream of server-sent events tells, cut at any byte. Sans-I/O.
+"""A parser for the event stream of a response: it relays events and reads usage, errors and the end. Sans-I/O.
 
-- Events are passed on byte for byte as the upstream framed them, and only whole ones: never part of an event,
-  except of one longer than the bound, which passes in pieces and is not looked into.
-- One event may be dropped: the usage-only chunk, where the gateway asked for it and the caller did not.
-- Most events are never taken apart. A search for the quoted names of the few fields that matter decides whether to
-  look, and JSON decides what is there. A quote inside a JSON string is escaped, so text written by a model
-  cannot hide a field from the search; it can only cause a look that finds nothing.
+- The data may be cut at any byte. Events are relayed byte for byte as the upstream framed them, and only complete
+  ones. The exception is an event longer than the limit, which is relayed in pieces and not parsed.
+- One event may be dropped: the usage-only chunk, if the gateway asked for it and the caller did not.
+- Most events are never parsed. A search for the quoted names of the few fields that matter decides whether an event
+  is parsed as JSON. A quote inside a JSON string is escaped, so text written by a model cannot hide a field from the
+  search; it can only cause an event to be parsed that has none of these fields.
 - A carriage return at the end of the data may be the first half of a line end, so it ends an event only when
-  the next byte came.
+  the next byte has arrived.
 """
 
 from __future__ import annotations
@@ -17,13 +17,21 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
-from gateway.chat.sse import BORDER, LINE_FEED, borders, data_of, last_border, plain_events, whole_events
-from gateway.chat.tokens import Output
+from gateway.chat.sse import (
+    EVENT_BOUNDARY,
+    LINE_FEED,
+    boundary_pattern,
+    count_plain_events,
+    last_boundary,
+    parse_event,
+    whole_events,
+)
+from gateway.chat.tokens import OutputCounter
 from gateway.chat.usage import Usage
 
-_TELLING: Final = re.compile(rb'"(?:finish_reason|usage|error)"(?!:null)')
+_FIELDS: Final = re.compile(rb'"(?:finish_reason|usage|error)"(?!:null)')
 _NULL: Final = msgspec.Raw(b"null")
-_UNFINISHED: Final = (b"null", b'""')
+_NO_FINISH_REASON: Final = (b"null", b'""')
 
 Value = TypeVar("Value")
 
@@ -45,7 +53,7 @@ class _Chunk(msgspec.Struct):
     x_groq: msgspec.Raw = _NULL
 
 
-class _Counts(msgspec.Struct):
+class _UsageCounts(msgspec.Struct):
     prompt_tokens: Count
     completion_tokens: Count
 
@@ -53,17 +61,17 @@ class _Counts(msgspec.Struct):
 _chunk = msgspec.json.Decoder(_Chunk)
 _choices = msgspec.json.Decoder(list[_Choice])
 _groq = msgspec.json.Decoder(_Groq)
-_counts = msgspec.json.Decoder(_Counts)
+_counts = msgspec.json.Decoder(_UsageCounts)
 
 
 class EventStream:
-    """One answer of an upstream on its way through. `drop_usage`: the caller did not ask for the usage-only chunk."""
+    """The event stream of one response. `drop_usage`: the caller did not ask for the usage-only chunk."""
 
     __slots__ = (
         "_drop_usage",
-        "_ended_whole",
-        "_inside",
-        "_longest",
+        "_ended_at_boundary",
+        "_in_overlong",
+        "_max_event_bytes",
         "_pending",
         "done",
         "error",
@@ -75,158 +83,158 @@ class EventStream:
         "usage",
     )
 
-    def __init__(self, *, drop_usage: bool, longest_event: int = 1 << 20) -> None:
+    def __init__(self, *, drop_usage: bool, max_event_bytes: int = 1 << 20) -> None:
         self.started = False
-        """A first event with data was whole. Comments are not events."""
+        """A first event with data was complete. Comments are not events."""
         self.events = 0
-        """Events with data that were passed on, `[DONE]` included."""
+        """The number of events with data that were relayed, including `[DONE]`."""
         self.error: bytes | None = None
-        """The data of the first event that told an error: one named `error`, or whose `error` is not null."""
+        """The data of the first error event: one named `error`, or whose field `error` is not null."""
         self.first_error = False
-        """The error came as the first event with data."""
+        """The error was the first event with data."""
         self.usage: Usage | None = None
-        """What the upstream last told of it, wherever in an event it stood."""
+        """The last usage that the upstream reported, in whichever field of an event."""
         self.finished = False
-        """A choice gave its `finish_reason`. An empty one is none: some upstreams send it with every chunk."""
+        """A choice had a `finish_reason`. An empty one does not count: some upstreams send it with every chunk."""
         self.done = False
-        """`[DONE]` was seen."""
+        """`[DONE]` was received."""
         self._drop_usage = drop_usage
-        self._longest = longest_event
+        self._max_event_bytes = max_event_bytes
         self._pending = bytearray()
-        self._inside = False
-        self._ended_whole = False
-        self.output = Output()
-        """The events that are output: all that were passed on but errors, `[DONE]` and the usage-only chunk."""
+        self._in_overlong = False
+        self._ended_at_boundary = False
+        self.output = OutputCounter()
+        """The output events: all that were relayed except errors, `[DONE]` and the usage-only chunk."""
 
     @property
-    def at_border(self) -> bool:
-        """Whether what was passed on so far ends with a whole event, so that another may follow it."""
-        return not self._inside
+    def at_boundary(self) -> bool:
+        """Return whether the relayed data ends with a complete event, so that another event may be appended."""
+        return not self._in_overlong
 
     @property
     def complete(self) -> bool:
-        """Whether the answer is whole: `[DONE]` was seen, or a finish and then an end that cut no event."""
-        return self.done or (self.finished and self._ended_whole)
+        """Return whether the response is complete: it had `[DONE]`, or a finish reason and an end that cut no event."""
+        return self.done or (self.finished and self._ended_at_boundary)
 
     def feed(self, data: bytes) -> bytes:
-        """Take what the upstream sent; returns what to pass on now, empty while no event is whole."""
-        if self._pending or self._inside:
-            passed = self._continued(data)
+        """Take data from the upstream and return the data to relay now, empty while no event is complete."""
+        if self._pending or self._in_overlong:
+            relayed = self._take_within_event(data)
         elif (
-            # Nearly always, one whole event that is a line with an object and tells nothing but text.
+            # Nearly always: one complete event of a single line with a JSON object that has only text.
             data.find(b"\n") == len(data) - 2
             and data[-1] == LINE_FEED
             and data.startswith(b"data: {")
-            and len(data) <= self._longest
+            and len(data) <= self._max_event_bytes
             and b"\r" not in data
-            and _TELLING.search(data) is None
+            and _FIELDS.search(data) is None
         ):
             self.started = True
             self.events += 1
             self.output.add(data, 1)
             return data
         else:
-            passed = self._begun(data)
-        if len(self._pending) > self._longest or self._inside:
-            passed += self._overlong()
-        return passed
+            relayed = self._take_from_boundary(data)
+        if len(self._pending) > self._max_event_bytes or self._in_overlong:
+            relayed += self._take_overlong()
+        return relayed
 
     def close(self) -> bytes:
-        """The upstream ended cleanly: returns what is whole only now. An unfinished event is never passed on."""
+        """Return what the clean end of the upstream's data completes. An unfinished event is never relayed."""
         rest = bytes(self._pending)
         self._pending.clear()
-        if BORDER.search(rest + b"."):
-            self._ended_whole = True
-            return self._end_of_overlong(rest) if self._inside else self._taken(rest)
-        self.done = self.done or data_of(rest)[1] == b"[DONE]"
+        if EVENT_BOUNDARY.search(rest + b"."):
+            self._ended_at_boundary = True
+            return self._end_overlong(rest) if self._in_overlong else self._take_event(rest)
+        self.done = self.done or parse_event(rest)[1] == b"[DONE]"
         unfinished = [line for line in rest.splitlines() if line and not line.startswith(b":")]
-        self._ended_whole = not (self._inside or unfinished)
+        self._ended_at_boundary = not (self._in_overlong or unfinished)
         return b""
 
-    def _begun(self, data: bytes) -> bytes:
-        """Data that begins at a border. What comes before the first telling event is not taken apart."""
-        telling = _TELLING.search(data)
-        end = last_border(data, telling.start() if telling else len(data))
+    def _take_from_boundary(self, data: bytes) -> bytes:
+        """Take data that begins at an event boundary. Events before the first match of `_FIELDS` are not parsed."""
+        match = _FIELDS.search(data)
+        end = last_boundary(data, match.start() if match else len(data))
         plain = data[:end]
-        passed = []
-        # Carriage returns frame otherwise.
-        if 0 < end <= self._longest and b"\r" not in data and (events := plain_events(plain)):
+        relayed = []
+        # Carriage returns end lines in other ways.
+        if 0 < end <= self._max_event_bytes and b"\r" not in data and (events := count_plain_events(plain)):
             self.started = True
             self._count(plain, events)
             if end == len(data):
                 return plain
-            passed.append(plain)
+            relayed.append(plain)
         else:
             end = 0
         for event in whole_events(data[end:]):
             end += len(event)
-            passed.append(self._taken(event))
+            relayed.append(self._take_event(event))
         self._pending += data[end:]
-        return b"".join(passed)
+        return b"".join(relayed)
 
-    def _continued(self, data: bytes) -> bytes:
-        """Data that begins within an event. Only what is new is searched, so that many small pieces stay cheap."""
+    def _take_within_event(self, data: bytes) -> bytes:
+        """Take data that begins within an event. Only the new data is searched, so that many small pieces stay cheap."""
         searched = max(0, len(self._pending) - 3)
         self._pending += data
-        border = borders(self._pending, searched).search(self._pending, searched)
-        if border is None:
+        boundary = boundary_pattern(self._pending, searched).search(self._pending, searched)
+        if boundary is None:
             return b""
-        end = border.end() if self._inside else 0
+        end = boundary.end() if self._in_overlong else 0
         last, rest = bytes(self._pending[:end]), bytes(self._pending[end:])
         self._pending.clear()
-        passed = self._end_of_overlong(last) if last else b""
-        return passed + self._begun(rest) if rest else passed
+        relayed = self._end_overlong(last) if last else b""
+        return relayed + self._take_from_boundary(rest) if rest else relayed
 
-    def _overlong(self) -> bytes:
-        """A piece of an event that is too long to wait for, up to line ends that may be half of its border."""
-        if not self._inside:
-            self._start_of_overlong()
+    def _take_overlong(self) -> bytes:
+        """Return a piece of an event that is too long to buffer, without the line ends that may be half of its boundary."""
+        if not self._in_overlong:
+            self._begin_overlong()
         piece = self._pending.rstrip(b"\r\n")
         del self._pending[: len(piece)]
         self.output.bytes += len(piece)
         return bytes(piece)
 
-    def _start_of_overlong(self) -> None:
-        self._inside = self.started = True
+    def _begin_overlong(self) -> None:
+        self._in_overlong = self.started = True
         self.events += 1
         self.output.events += 1
 
-    def _end_of_overlong(self, piece: bytes) -> bytes:
-        self._inside = False
+    def _end_overlong(self, piece: bytes) -> bytes:
+        self._in_overlong = False
         self.output.bytes += len(piece)
         return piece
 
-    def _taken(self, event: bytes) -> bytes:
-        """Note what one whole event tells; returns it, or nothing where it is dropped."""
-        if len(event) > self._longest:
-            self._start_of_overlong()
-            return self._end_of_overlong(event)
-        name, data = data_of(event)
+    def _take_event(self, event: bytes) -> bytes:
+        """Parse one complete event if needed; return it, or nothing if it is dropped."""
+        if len(event) > self._max_event_bytes:
+            self._begin_overlong()
+            return self._end_overlong(event)
+        name, data = parse_event(event)
         if not data:
             return event
-        first, self.started = not self.started, True
+        is_first, self.started = not self.started, True
         chunk = _Chunk()
-        if name == b"error" or _TELLING.search(data):
-            chunk = _decoded(_chunk, data) or chunk
-            self._learn(chunk)
-        failed = name == b"error" or chunk.error != _NULL
-        if failed and self.error is None:
-            self.error, self.first_error = data, first
-        only_usage = chunk.usage != _NULL and _decoded(_choices, chunk.choices) == []
-        if only_usage and self._drop_usage and not failed:
+        if name == b"error" or _FIELDS.search(data):
+            chunk = _decode(_chunk, data) or chunk
+            self._read_fields(chunk)
+        is_error = name == b"error" or chunk.error != _NULL
+        if is_error and self.error is None:
+            self.error, self.first_error = data, is_first
+        only_usage = chunk.usage != _NULL and _decode(_choices, chunk.choices) == []
+        if only_usage and self._drop_usage and not is_error:
             return b""
-        if failed or only_usage or data == b"[DONE]":
+        if is_error or only_usage or data == b"[DONE]":
             self.done = self.done or data == b"[DONE]"
             self.events += 1
         else:
             self._count(event, 1)
         return event
 
-    def _learn(self, chunk: _Chunk) -> None:
-        choices = _decoded(_choices, chunk.choices) or []
-        self.finished = self.finished or any(bytes(choice.finish_reason) not in _UNFINISHED for choice in choices)
-        groq = _decoded(_groq, chunk.x_groq) or _Groq()
-        counts = _decoded(_counts, chunk.usage) or _decoded(_counts, groq.usage)
+    def _read_fields(self, chunk: _Chunk) -> None:
+        choices = _decode(_choices, chunk.choices) or []
+        self.finished = self.finished or any(bytes(choice.finish_reason) not in _NO_FINISH_REASON for choice in choices)
+        groq = _decode(_groq, chunk.x_groq) or _Groq()
+        counts = _decode(_counts, chunk.usage) or _decode(_counts, groq.usage)
         if counts is not None:
             self.usage = Usage(counts.prompt_tokens, counts.completion_tokens, "upstream")
 
@@ -235,7 +243,7 @@ class EventStream:
         self.output.add(data, events)
 
 
-def _decoded(decoder: msgspec.json.Decoder[Value], raw: bytes | msgspec.Raw) -> Value | None:
+def _decode(decoder: msgspec.json.Decoder[Value], raw: bytes | msgspec.Raw) -> Value | None:
     try:
         return decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

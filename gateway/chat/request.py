@@ -1,11 +1,11 @@
-"""The body of a chat completion request: checked once, then written anew for the upstream. Sans-I/O.
+"""The body of a chat completion request: checked once, then encoded again for the upstream. Sans-I/O.
 
-- Nothing is spent before `check` returned: every refusal is a 400 that names the field and says what to do.
-- What was checked is what is sent. The top level is written anew from the checked keys, so that a key given
-  twice, or spelt with escapes, cannot mean one thing here and another upstream; values go on byte for byte.
-- No field chooses an upstream's address or credential: only `model` is read to decide where to go.
-- A whole body is never made into Python objects. Skipping a value checks its syntax fully (numbers, escapes,
-  surrogate pairs, control characters), but neither the encoding of its strings nor a depth of our choice.
+- `check` runs before anything is spent. Every refusal is a 400 that names the field and says what to do.
+- The gateway sends what it checked. The top level is encoded again from the checked keys, so a duplicate key, or one
+  written with escapes, cannot mean one thing here and another upstream. Values are sent byte for byte.
+- No field chooses an upstream's address or credential: only `model` decides where the request goes.
+- A body is never decoded to Python objects as a whole. Skipping a value checks its syntax fully (numbers, escapes,
+  surrogate pairs, control characters), but neither the encoding of its strings nor its depth; both are checked here.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import msgspec
 
 from gateway.errors import Refused
 
-LONGEST_MODEL_NAME: Final = 256
+MAX_MODEL_NAME_LENGTH: Final = 256
 MESSAGE_ALLOWANCE: Final = 16
-"""Tokens that a chat template may put around one message."""
+"""Tokens that a chat template may add to one message."""
 REQUEST_ALLOWANCE: Final = 128
-"""Tokens that a chat template may put around a whole conversation, such as a date or a system text."""
+"""Tokens that a chat template may add to a conversation, such as a date or a system prompt."""
 
-MOST_STRINGS: Final = 50_000
-MOST_BRACKETS: Final = 100_000
-"""A body is read while nothing else is: bounding what it holds bounds the time, about 50 ms."""
-FEW_BYTES: Final = 64 * 1024
+MAX_STRINGS: Final = 50_000
+MAX_BRACKETS: Final = 100_000
+"""Parsing a body blocks the event loop. These limits bound the time, to about 50 ms."""
+SMALL_BYTES: Final = 64 * 1024
 
 Value = TypeVar("Value")
 BodyPart = bytes | memoryview
 
 
 class BodyRules(msgspec.Struct, frozen=True):
-    """What the operator lets through. `max_output_tokens` bounds what a caller may ask of any model."""
+    """The operator's limits for bodies. `max_output_tokens` is the most that a caller may request of any model."""
 
     allow_non_streaming: bool = False
     max_n: int = 16
@@ -42,39 +42,39 @@ class BodyRules(msgspec.Struct, frozen=True):
 
 
 class Body(msgspec.Struct, frozen=True):
-    """A body that passed `check`. `max_tokens` is the caller's ceiling for each of `n` answers, if any."""
+    """A body that passed `check`. `max_tokens` is the caller's limit for each of `n` choices, if any."""
 
     model: str
     stream: bool
     max_tokens: int | None
     n: int
     asked_usage: bool
-    """The caller asked for the usage chunk (`stream_options.include_usage`)."""
+    """The caller requested the usage chunk (`stream_options.include_usage`)."""
     size: int
-    """Bytes of the body as it came."""
+    """Bytes of the body as received."""
     messages: int
-    """How many messages there are."""
+    """The number of messages."""
     stream_options: dict[str, msgspec.Raw]
     top: dict[str, msgspec.Raw]
-    """The top level, each value as the caller wrote it."""
+    """The top-level fields, each value as the caller wrote it."""
 
     @property
     def prompt_tokens_bound(self) -> int:
-        """Upper bound of the input tokens: each stands for a byte of the body or is the chat template's.
+        """Return an upper bound of the input tokens: one for each byte of the body, plus those of the chat template.
 
-        Text only: what an upstream fetches for itself (an image by its address, a search) is not in the body.
+        It covers text only. What an upstream fetches (an image by its URL, a search) is not in the body.
         """
         return self.size + self.messages * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
 
     @property
     def prompt_tokens_estimate(self) -> int:
-        """Likely input tokens: a token for every four bytes of the messages, rounded up."""
+        """Return an estimate of the input tokens: one for every four bytes of the messages, rounded up."""
         return -(-len(memoryview(self.top["messages"])) // 4)
 
     def upstream(self, model: str, *, ask_usage: bool) -> list[BodyPart]:
-        """The body to send, in order: `model` is the name there, `ask_usage` has a stream tell its usage at the end.
+        """Return the body to send, in parts: `model` is the upstream's name, `ask_usage` requests the usage chunk.
 
-        What is large is a view of the body as it came, so that a body is in memory once.
+        A large value is a view of the received body, so that its bytes are in memory once.
         """
         top: dict[str, object] = dict(self.top)
         if model != self.model:
@@ -83,7 +83,7 @@ class Body(msgspec.Struct, frozen=True):
             top["stream_options"] = {**self.stream_options, "include_usage": True}
         elif self.stream_options:
             top["stream_options"] = self.stream_options
-        return [_encode(top)] if self.size <= FEW_BYTES else _pieces(top)
+        return [_encode(top)] if self.size <= SMALL_BYTES else _encode_in_parts(top)
 
 
 class _Message(msgspec.Struct):
@@ -99,43 +99,45 @@ _integer = msgspec.json.Decoder(int | None)
 _boolean = msgspec.json.Decoder(bool | None)
 _options = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 
-_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_BRACKETS_TO_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 
-def _pieces(top: dict[str, object]) -> list[BodyPart]:
-    pieces: list[BodyPart] = []
+def _encode_in_parts(top: dict[str, object]) -> list[BodyPart]:
+    parts: list[BodyPart] = []
     small = bytearray(b"{")
     for name, value in top.items():
         small += _encode(name) + b":"
-        if isinstance(value, msgspec.Raw) and len(view := memoryview(value)) > FEW_BYTES:
-            pieces += (bytes(small), view)
+        if isinstance(value, msgspec.Raw) and len(view := memoryview(value)) > SMALL_BYTES:
+            parts += (bytes(small), view)
             small = bytearray()
         else:
             small += _encode(value)
         small += b","
     small[-1:] = b"}"
-    return [*pieces, bytes(small)]
+    return [*parts, bytes(small)]
 
 
 def check(raw: bytes | bytearray, rules: BodyRules) -> Body:
-    """Read a body and check all that is checked before anything is spent.
+    """Parse and check a body before anything is spent.
 
     Raises `Refused` (400): `invalid_json`, `invalid_request` with the field in `param`, or `stream_required`.
     """
     top = _parse(raw, rules.max_depth)
-    stream = _checked_stream(top, rules)
-    model = _checked_model(top)
+    stream = _check_stream(top, rules)
+    model = _check_model(top)
     messages = _field(top, "messages", _messages, "a non-empty array of objects, each with a string 'role'")
     if not messages:
-        raise _wrong("messages", "'messages' is required: a non-empty array of objects, each with a string 'role'.")
+        raise _invalid_field(
+            "messages", "'messages' is required: a non-empty array of objects, each with a string 'role'."
+        )
     _field(top, "temperature", _number, "a number")
     options = _field(top, "stream_options", _options, "an object, or left out") or {}
-    asked_usage = _field(options, "include_usage", _boolean, "true or false", within="stream_options.")
+    asked_usage = _field(options, "include_usage", _boolean, "true or false", prefix="stream_options.")
     return Body(
         model=model,
         stream=stream,
-        max_tokens=_checked_ceiling(top, rules.max_output_tokens),
+        max_tokens=_check_max_tokens(top, rules.max_output_tokens),
         n=_positive(top, "n", rules.max_n) or 1,
         asked_usage=bool(asked_usage),
         size=len(raw),
@@ -146,8 +148,8 @@ def check(raw: bytes | bytearray, rules: BodyRules) -> Body:
 
 
 def _parse(raw: bytes | bytearray, max_depth: int) -> dict[str, msgspec.Raw]:
-    if len(raw) > 2 * MOST_STRINGS and _has_more_quotes(raw, 2 * MOST_STRINGS):
-        raise _too_many("strings", MOST_STRINGS)
+    if len(raw) > 2 * MAX_STRINGS and _has_more_quotes(raw, 2 * MAX_STRINGS):
+        raise _too_many("strings", MAX_STRINGS)
     try:
         raw.decode()
         top = _top.decode(raw)
@@ -160,64 +162,69 @@ def _parse(raw: bytes | bytearray, max_depth: int) -> dict[str, msgspec.Raw]:
     except msgspec.DecodeError as error:
         raise _invalid_json(str(error).removeprefix("JSON is malformed: ")) from None
     if _has_more_brackets(raw, max_depth):
-        within = max_depth - 1
-        if any(_has_more_brackets(value, within) and _depth(value) > within for value in map(bytes, top.values())):
+        limit = max_depth - 1
+        if any(_has_more_brackets(value, limit) and _depth(value) > limit for value in map(bytes, top.values())):
             raise _too_deep(max_depth)
     return top
 
 
-def _has_more_quotes(raw: bytes | bytearray, most: int) -> bool:
-    """Whether more quotes open or close strings; those escaped within strings do not."""
-    return raw.count(b'"') > most and raw.count(b'"') - raw.count(rb"\"") > most
+def _has_more_quotes(raw: bytes | bytearray, limit: int) -> bool:
+    """Return whether more than `limit` quotes open or close strings; escaped quotes do not count."""
+    return raw.count(b'"') > limit and raw.count(b'"') - raw.count(rb"\"") > limit
 
 
-def _has_more_brackets(valid: bytes | bytearray, most: int) -> bool:
-    """Whether it could be nested deeper. `replace` finds a few bytes in many sooner than `count`, but many later."""
-    if len(valid) > FEW_BYTES:
-        return valid.count(b"{") + valid.count(b"[") > most
-    return 2 * len(valid) - len(valid.replace(b"{", b"")) - len(valid.replace(b"[", b"")) > most
+def _has_more_brackets(valid: bytes | bytearray, limit: int) -> bool:
+    """Return whether valid JSON has more than `limit` opening brackets, so that it may be nested deeper.
+
+    `replace` is faster than `count` where few of many bytes match, and slower where many do.
+    """
+    if len(valid) > SMALL_BYTES:
+        return valid.count(b"{") + valid.count(b"[") > limit
+    return 2 * len(valid) - len(valid.replace(b"{", b"")) - len(valid.replace(b"[", b"")) > limit
 
 
 def _depth(valid: bytes) -> int:
-    """Levels of nesting in valid JSON: without its strings, each bracket is a step up or down."""
+    """Return the depth of valid JSON: outside strings, each bracket is one level up or down."""
     if b"\\" in valid:
         valid = valid.replace(rb"\\", b"").replace(rb"\"", b"")
-    steps = b"".join(valid.split(b'"')[::2]).translate(_STEPS, _NOT_BRACKETS)
-    if len(steps) > 2 * MOST_BRACKETS:
-        raise _too_many("arrays and objects", MOST_BRACKETS)
+    steps = b"".join(valid.split(b'"')[::2]).translate(_BRACKETS_TO_STEPS, _NOT_BRACKETS)
+    if len(steps) > 2 * MAX_BRACKETS:
+        raise _too_many("arrays and objects", MAX_BRACKETS)
     return max(accumulate(memoryview(steps).cast("b")), default=0)
 
 
-def _checked_stream(top: dict[str, msgspec.Raw], rules: BodyRules) -> bool:
-    given = top.get("stream")
-    if given is not None and bytes(given) == b"true":
+def _check_stream(top: dict[str, msgspec.Raw], rules: BodyRules) -> bool:
+    raw = top.get("stream")
+    if raw is not None and bytes(raw) == b"true":
         return True
     if not rules.allow_non_streaming:
         raise Refused(400, "stream_required", 'Answers are streamed: add "stream": true to the body.', param="stream")
     return bool(_field(top, "stream", _boolean, "true or false"))
 
 
-def _checked_model(top: dict[str, msgspec.Raw]) -> str:
+def _check_model(top: dict[str, msgspec.Raw]) -> str:
     model = _field(top, "model", _text, "a string")
     if not model:
-        raise _wrong("model", "'model' is required: the name of a model. GET /v1/models lists those you may use.")
-    if len(model) > LONGEST_MODEL_NAME or not model.isprintable():
-        raise _wrong("model", f"'model' must be at most {LONGEST_MODEL_NAME} printable characters.")
+        raise _invalid_field(
+            "model", "'model' is required: the name of a model. GET /v1/models lists those you may use."
+        )
+    if len(model) > MAX_MODEL_NAME_LENGTH or not model.isprintable():
+        raise _invalid_field("model", f"'model' must be at most {MAX_MODEL_NAME_LENGTH} printable characters.")
     return model
 
 
-def _checked_ceiling(top: dict[str, msgspec.Raw], most: int) -> int | None:
-    newer, older = _positive(top, "max_completion_tokens", most), _positive(top, "max_tokens", most)
+def _check_max_tokens(top: dict[str, msgspec.Raw], limit: int) -> int | None:
+    newer, older = _positive(top, "max_completion_tokens", limit), _positive(top, "max_tokens", limit)
     if newer and older and newer != older:
-        raise _wrong("max_tokens", "'max_tokens' and 'max_completion_tokens' differ: send one of them.")
+        raise _invalid_field("max_tokens", "'max_tokens' and 'max_completion_tokens' differ: send one of them.")
     return newer or older
 
 
-def _positive(top: dict[str, msgspec.Raw], name: str, most: int) -> int | None:
-    expected = f"a whole number from 1 to {most}"
+def _positive(top: dict[str, msgspec.Raw], name: str, limit: int) -> int | None:
+    expected = f"a whole number from 1 to {limit}"
     value = _field(top, name, _integer, expected)
-    if value is not None and not 1 <= value <= most:
-        raise _wrong(name, f"'{name}' must be {expected}.")
+    if value is not None and not 1 <= value <= limit:
+        raise _invalid_field(name, f"'{name}' must be {expected}.")
     return value
 
 
@@ -226,7 +233,7 @@ def _field(
     name: str,
     decoder: msgspec.json.Decoder[Value],
     expected: str,
-    within: str = "",
+    prefix: str = "",
 ) -> Value | None:
     raw = values.get(name)
     if raw is None:
@@ -234,20 +241,20 @@ def _field(
     try:
         return decoder.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise _wrong(within + name, f"'{within}{name}' must be {expected}: {error}.") from None
+        raise _invalid_field(prefix + name, f"'{prefix}{name}' must be {expected}: {error}.") from None
 
 
-def _wrong(param: str, message: str) -> Refused:
+def _invalid_field(param: str, message: str) -> Refused:
     return Refused(400, "invalid_request", message, param=param)
 
 
-def _invalid_json(why: str) -> Refused:
-    return Refused(400, "invalid_json", f"The body is not valid JSON: {why}. Send a JSON object in UTF-8.")
+def _invalid_json(reason: str) -> Refused:
+    return Refused(400, "invalid_json", f"The body is not valid JSON: {reason}. Send a JSON object in UTF-8.")
 
 
 def _too_deep(max_depth: int) -> Refused:
     return Refused(400, "invalid_request", f"The body is nested deeper than {max_depth} levels. Send it flatter.")
 
 
-def _too_many(what: str, most: int) -> Refused:
-    return Refused(400, "invalid_request", f"The body holds more than {most} {what}. Send fewer, larger ones.")
+def _too_many(what: str, limit: int) -> Refused:
+    return Refused(400, "invalid_request", f"The body holds more than {limit} {what}. Send fewer, larger ones.")

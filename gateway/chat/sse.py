@@ -1,4 +1,4 @@
-"""Where server-sent events begin and end, and what stands in one. Sans-I/O."""
+"""The framing of server-sent events: where events end, and the name and data of one. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from codecs import BOM_UTF8
 from collections.abc import Iterator
 from typing import Final
 
-BORDER: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?=[^\n]))")
+EVENT_BOUNDARY: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?=[^\n]))")
 LINE_FEED: Final = 0x0A
 
-_LINE_FEEDS: Final = re.compile(rb"\n\n")
-"""The border where there is no carriage return: a literal is found many times faster."""
+_LINE_FEED_BOUNDARY: Final = re.compile(rb"\n\n")
+"""The event boundary in data without carriage returns: a search for a literal is many times faster."""
 
 
-def plain_events(data: bytes) -> int:
-    """How many events, where each is a line with an object; else 0."""
+def count_plain_events(data: bytes) -> int:
+    """Return the number of events if each is a single `data:` line with a JSON object, else 0."""
     if not data.startswith(b"data: {"):
         return 0
     if data.find(b"\n") == len(data) - 2:
@@ -24,32 +24,32 @@ def plain_events(data: bytes) -> int:
     return events if data.count(b"\n") == 2 * events else 0
 
 
-def last_border(data: bytes, end: int) -> int:
-    """Where the last event that is whole before `end` ends, if line feeds frame it; else 0.
+def last_boundary(data: bytes, end: int) -> int:
+    """Return where the last event that is complete before `end` ends, if it ends with line feeds; else 0.
 
-    A single byte is found from behind many times faster than two are.
+    Searching backwards for one byte is many times faster than for two.
     """
-    at = data.rfind(b"\n", 0, end)
-    while at > 0 and data[at - 1] != LINE_FEED:
-        at = data.rfind(b"\n", 0, at)
-    return at + 1 if at > 0 else 0
+    index = data.rfind(b"\n", 0, end)
+    while index > 0 and data[index - 1] != LINE_FEED:
+        index = data.rfind(b"\n", 0, index)
+    return index + 1 if index > 0 else 0
 
 
-def borders(data: bytes | bytearray, start: int = 0) -> re.Pattern[bytes]:
-    """What finds the ends of events from `start` on."""
-    return _LINE_FEEDS if data.find(b"\r", start) < 0 else BORDER
+def boundary_pattern(data: bytes | bytearray, start: int = 0) -> re.Pattern[bytes]:
+    """Return the pattern that finds the ends of events from `start` on."""
+    return _LINE_FEED_BOUNDARY if data.find(b"\r", start) < 0 else EVENT_BOUNDARY
 
 
 def whole_events(data: bytes) -> Iterator[bytes]:
-    """Each event up to the last border."""
+    """Yield each event up to the last event boundary."""
     start = 0
-    for border in borders(data).finditer(data):
-        yield data[start : border.end()]
-        start = border.end()
+    for boundary in boundary_pattern(data).finditer(data):
+        yield data[start : boundary.end()]
+        start = boundary.end()
 
 
-def data_of(event: bytes) -> tuple[bytes, bytes]:
-    """The name and the data of an event, its lines joined. A byte order mark may open a stream."""
+def parse_event(event: bytes) -> tuple[bytes, bytes]:
+    """Return the name and the data of an event, its data lines joined. A stream may begin with a byte order mark."""
     name, data = b"", []
     for line in event.removeprefix(BOM_UTF8).splitlines():
         field, _, value = line.partition(b":")

@@ -1,4 +1,4 @@
-"""How many tokens an answer used. Sans-I/O."""
+"""Token usage of a response. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of one attempt, or of a whole exchange. `source`: reported by the upstream, or estimated here from bytes."""
+    """The tokens of one attempt or of a whole exchange. `source`: reported by the upstream, or estimated from bytes."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -27,21 +27,21 @@ class Usage(msgspec.Struct, frozen=True):
         )
 
 
-class _Counted(msgspec.Struct):
+class _ReportedUsage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
-class _Answer(msgspec.Struct):
-    usage: _Counted | None = None
+class _Response(msgspec.Struct):
+    usage: _ReportedUsage | None = None
 
 
 def usage_of(text: bytes) -> Usage | None:
-    """What a JSON answer says it used, estimated from its size where it says nothing; None if it is no JSON object."""
+    """Return the usage that a JSON response reports, else an estimate from its size; None if it is not a JSON object."""
     try:
-        counted = msgspec.json.decode(text, type=_Answer).usage
+        reported = msgspec.json.decode(text, type=_Response).usage
     except (msgspec.DecodeError, RecursionError):
         return None
-    if counted is None:
+    if reported is None:
         return Usage(0, -(-len(text) // 4), "estimated")
-    return Usage(max(0, counted.prompt_tokens), max(0, counted.completion_tokens), "upstream")
+    return Usage(max(0, reported.prompt_tokens), max(0, reported.completion_tokens), "upstream")

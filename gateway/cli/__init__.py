@@ -1,4 +1,7 @@
-"""The command `gateway`: one file per noun. Exit codes: 0 done, 1 refused or found wrong, 2 misused or misconfigured."""
+"""The command `gateway`: one file for each subcommand. Imports `contract` and what lies below it.
+
+Exit codes: 0 for success, 1 if the command is refused or a check fails, 2 for wrong usage or a wrong configuration.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gateway account`: who may ask, and with what money."""
+"""`gateway account`: accounts, their balances and limits."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from gateway.store.money.results import Credit, Credited
 
 TRANSACTION: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
-account = typer.Typer(no_args_is_help=True, help="Accounts: create, fund, limit, suspend, close.")
+account = typer.Typer(no_args_is_help=True, help="Manage accounts: create, credit, limit, suspend, close.")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands to `app`."""
     app.add_typer(account, name="account")
 
 
 def _positive(text: str) -> int:
     value = micros(text)
     if value <= 0:
-        raise typer.BadParameter("give more than 0; to take money away use `gateway account adjust`")
+        raise typer.BadParameter("give more than 0; to lower a balance, use `gateway account adjust`")
     return value
 
 
@@ -58,28 +58,30 @@ def _transaction(text: str) -> str:
 
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The account's id.")]
-GroupOption = Annotated[str | None, typer.Option(help="A group of the configuration.")]
+GroupOption = Annotated[str | None, typer.Option(help="The account's user group, one of those in the configuration.")]
 TransactionOption = Annotated[
     str,
     typer.Option(
         parser=_transaction,
         metavar="ID",
-        help="Your own id for this payment. Given again, it changes nothing, so repeating is safe.",
+        help="An id of your choice for this transaction. It is booked once: repeating the command is safe.",
     ),
 ]
 
 
 @account.command()
 def create(
-    account_id: Annotated[str, typer.Argument(metavar="ID", help="3 to 32 of a-z and 0-9.")],
+    account_id: Annotated[
+        str, typer.Argument(metavar="ID", help="The new account's id: 3 to 32 characters, a-z and 0-9.")
+    ],
     group: GroupOption = None,
     credit: Annotated[
-        int | None, typer.Option(parser=_positive, metavar="AMOUNT", help="A first credit, such as 5.00.")
+        int | None, typer.Option(parser=_positive, metavar="AMOUNT", help="Credit this amount at once, such as 5.00.")
     ] = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Create an account. The first credit has the transaction id `opening-ID`.
+    """Create an account. The amount of `--credit` is booked with the transaction id `opening-ID`.
 
     Example: `gateway account create alice --group default --credit 5.00`
     """
@@ -96,7 +98,7 @@ def create(
 
 @account.command("list")
 def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """List all accounts.
+    """List all accounts with their balances.
 
     Example: `gateway account list --json | jq -r 'select(.balance_micros <= 0).id'`
     """
@@ -128,7 +130,7 @@ def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 @account.command()
 def show(account_id: IdArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Show one account.
+    """Show an account: status, balance, held amount, limits.
 
     Example: `gateway account show alice --json`
     """
@@ -138,12 +140,12 @@ def show(account_id: IdArgument, config: ConfigOption = None, as_json: JsonOptio
 @account.command()
 def credit(
     account_id: IdArgument,
-    value: Annotated[int, typer.Argument(parser=_positive, metavar="AMOUNT", help="Such as 5.00.")],
+    value: Annotated[int, typer.Argument(parser=_positive, metavar="AMOUNT", help="The amount, such as 5.00.")],
     transaction: TransactionOption,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Add to the balance, once for each transaction id.
+    """Add an amount to the balance, once for each transaction id.
 
     Example: `gateway account credit alice 5.00 --transaction invoice-2041`
     """
@@ -158,13 +160,13 @@ def credit(
 @account.command(context_settings={"ignore_unknown_options": True})
 def adjust(
     account_id: IdArgument,
-    value: Annotated[int, typer.Argument(parser=micros, metavar="AMOUNT", help="Such as 0.50 or -0.50.")],
+    value: Annotated[int, typer.Argument(parser=micros, metavar="AMOUNT", help="The amount, such as 0.50 or -0.50.")],
     transaction: TransactionOption,
-    reason: Annotated[str, typer.Option(help="Why; the ledger keeps it.")],
+    reason: Annotated[str, typer.Option(help="The reason, which is kept in the ledger.")],
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Correct the balance, up or down, once for each transaction id.
+    """Correct the balance up or down, once for each transaction id.
 
     Example: `gateway account adjust alice -0.50 --transaction fix-17 --reason "credited twice by hand"`
     """
@@ -176,7 +178,9 @@ def adjust(
     _print(run_with_store(config, work), as_json)
 
 
-Own = Annotated[int | None, typer.Option(min=0, metavar="N", help="The account's own limit; 0 for the configured one.")]
+OwnLimit = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="A limit for this account; 0 for the configured one.")
+]
 
 
 @account.command("set")
@@ -185,29 +189,31 @@ def set_(
     group: GroupOption = None,
     credit_line: Annotated[
         int | None,
-        typer.Option(parser=_not_negative, metavar="AMOUNT", help="How far the balance may fall below zero."),
+        typer.Option(
+            parser=_not_negative, metavar="AMOUNT", help="How far the balance may fall below zero, such as 1.00."
+        ),
     ] = None,
     models: Annotated[
-        str | None, typer.Option(help="Of what the group allows, only these: a,b or gpt-*. Empty for all.")
+        str | None, typer.Option(help="Allow only these of the group's models, as in `a,b` or `gpt-*`. Empty for all.")
     ] = None,
-    requests_per_minute: Own = None,
-    tokens_per_minute: Own = None,
-    concurrent: Own = None,
+    requests_per_minute: OwnLimit = None,
+    tokens_per_minute: OwnLimit = None,
+    concurrent: OwnLimit = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change what is given, leave the rest.
+    """Change an account's settings. What is not given stays as it is.
 
     Example: `gateway account set alice --group trial --credit-line 1.00 --requests-per-minute 600`
     """
     if group is not None:
         group = _known_group(config, group)
-    own = {
+    limits_given = {
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
         "concurrent": concurrent,
     }
-    changed = {name: value or None for name, value in own.items() if value is not None}
+    changed = {name: value or None for name, value in limits_given.items() if value is not None}
 
     async def work(store: Store) -> Account:
         limits = (await _existing(store, account_id)).limits
@@ -228,7 +234,7 @@ def set_(
 
 @account.command()
 def suspend(account_id: IdArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Refuse the account's requests until it is resumed; those under way end as they would.
+    """Refuse an account's new requests until it is resumed. Requests under way are not cut.
 
     Example: `gateway account suspend alice`
     """
@@ -237,7 +243,7 @@ def suspend(account_id: IdArgument, config: ConfigOption = None, as_json: JsonOp
 
 @account.command()
 def resume(account_id: IdArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Serve a suspended account again.
+    """Resume a suspended account.
 
     Example: `gateway account resume alice`
     """
@@ -248,13 +254,13 @@ def resume(account_id: IdArgument, config: ConfigOption = None, as_json: JsonOpt
 def close(
     account_id: IdArgument, yes: YesOption = False, config: ConfigOption = None, as_json: JsonOption = False
 ) -> None:
-    """Close the account for good. Its history is kept.
+    """Close an account permanently. Its history is kept.
 
     Example: `gateway account close alice --yes`
     """
-    found = run_with_store(config, lambda store: _existing(store, account_id))
+    result = run_with_store(config, lambda store: _existing(store, account_id))
     if not yes:
-        text = f"Close `{account_id}`, balance {amount(found.balance_micros)}, for good?"
+        text = f"Close `{account_id}`, balance {amount(result.balance_micros)}, permanently?"
         typer.confirm(text, abort=True, err=True)
     _set_status(config, account_id, AccountStatus.CLOSED, as_json)
 
@@ -269,40 +275,42 @@ def _set_status(config: Path | None, account_id: str, status: AccountStatus, as_
 def _known_group(config: Path | None, group: str) -> str:
     groups = configuration(config).groups
     if group not in groups:
-        raise refuse(f"the configuration has no group `{group}`; known: {', '.join(groups) or 'none yet'}")
+        raise refuse(f"the configuration has no group `{group}`; it has: {', '.join(groups) or 'none yet'}")
     return group
 
 
 async def _existing(store: Store, account_id: str) -> Account:
-    found = await store.accounts.get(account_id)
-    if found is None:
+    result = await store.accounts.get(account_id)
+    if result is None:
         raise unknown(account_id)
-    return found
+    return result
 
 
 def _check(account_id: str, transaction: str, credited: Credited) -> None:
     if credited.outcome is Credit.NO_ACCOUNT:
         raise unknown(account_id)
     if credited.outcome is Credit.CONFLICT:
-        raise AccountError(f"the transaction `{transaction}` was booked with another amount: nothing was changed")
+        raise AccountError(
+            f"the transaction `{transaction}` was booked before with another amount: nothing was changed"
+        )
     if credited.outcome is Credit.DONE:
         typer.echo(f"The transaction `{transaction}` was booked before: nothing was changed.", err=True)
 
 
-def _print(found: Account, as_json: bool) -> None:
+def _print(result: Account, as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_json(result)
         return
-    own = {name: value for name, value in msgspec.structs.asdict(found.limits).items() if value is not None}
+    own = {name: value for name, value in msgspec.structs.asdict(result.limits).items() if value is not None}
     print_fields(
         {
-            "id": found.id,
-            "status": found.status,
-            "group": found.group,
-            "balance": amount(found.balance_micros),
-            "held": f"{amount(found.held_micros)} by {found.holds} requests",
-            "credit line": amount(found.credit_line_micros),
-            "models": ", ".join(found.models) or "all that the group allows",
+            "id": result.id,
+            "status": result.status,
+            "group": result.group,
+            "balance": amount(result.balance_micros),
+            "held": f"{amount(result.held_micros)} by {result.holds} requests",
+            "credit line": amount(result.credit_line_micros),
+            "models": ", ".join(result.models) or "all that the group allows",
             "own limits": ", ".join(f"{name} {value}" for name, value in own.items()) or "none",
         }
     )

@@ -1,4 +1,4 @@
-"""`gateway account archive`: old lines of ledgers move into files."""
+"""`gateway account archive`: moves old lines of ledgers into files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateway.store.money.archiver import YOUNGEST_S, Archiver
 
 
 class Moved(msgspec.Struct, frozen=True):
-    """What was done for one account; `error` says why no more."""
+    """What was moved for one account. `error`: why the rest was not."""
 
     account: str
     file: str
@@ -25,31 +25,37 @@ class Moved(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-def _old(text: str) -> int:
+def _before_ms(text: str) -> int:
     before_ms = point_in_time(text)
     if before_ms > (time.time() - YOUNGEST_S) * 1000:
         raise typer.BadParameter(
-            f"lines move once they are {YOUNGEST_S / 60:.0f} minutes old: a charge may be repeated until then"
+            f"give a time at least {YOUNGEST_S / 60:.0f} minutes ago: until then, a charge may be repeated"
         )
     return before_ms
 
 
 def archive(
     before: Annotated[
-        int, typer.Option(parser=_old, metavar="TIME", help="Lines from before then: 90d, or a day (UTC).")
+        int,
+        typer.Option(
+            parser=_before_ms,
+            metavar="TIME",
+            help="Move lines from before this time: 90d, or a day as in 2026-11-21 (UTC).",
+        ),
     ],
     to: Annotated[
-        Path, typer.Option(metavar="DIR", help="The archive: always the same folder, on a disk that is backed up.")
+        Path,
+        typer.Option(metavar="DIR", help="The archive folder. Always use the same one, on a disk that is backed up."),
     ],
-    account_id: Annotated[str | None, typer.Argument(metavar="ID", help="The account's id; else give `--all`.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="All accounts.")] = False,
+    account_id: Annotated[str | None, typer.Argument(metavar="ID", help="The account's id, or give `--all`.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Archive all accounts.")] = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Move the ledger's old lines into `DIR/ID.jsonl`, which frees the store's memory. Balances stay as they are.
+    """Move old ledger lines into `DIR/ID.jsonl` to free memory of the store. Balances do not change.
 
-    Lines are on the disk before the store forgets them; a run that was killed is simply repeated. `gateway verify --archive DIR`
-    proves the files.
+    Lines are written to the disk before the store deletes them. If the command is interrupted, run it again. To check the files,
+    run `gateway verify --archive DIR`.
 
     Example: `gateway account archive --all --before 90d --to /var/lib/sluicegate/archive`
     """
@@ -69,11 +75,11 @@ def archive(
 
     failed = run_with_store(config, work)
     if failed:
-        raise refuse(f"{failed} ledgers were not archived whole")
+        raise refuse(f"{failed} ledgers were not archived completely")
 
 
 async def _moved(archiver: Archiver, account: str, before_ms: int) -> Moved:
-    """One account's turn; what is wrong with its file does not hold up the rest."""
+    """Archive one account. An error in its file does not stop the others."""
     file = str(archiver.archive.file(account))
     try:
         return Moved(account, file, await archiver.move(account, before_ms))

@@ -1,4 +1,4 @@
-"""`gateway channels`: how the upstreams are, as all workers and machines together know it; and switches for them."""
+"""`gateway channels`: the condition of the channels, as all machines share it, and a switch for each."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from typing import Annotated
 import typer
 
 from gateway.cli.common import ConfigOption, JsonOption, configuration, print_json, print_table, refuse, run_with_store
-from gateway.store.channels import Condition, Shown
+from gateway.store.channels import ChannelSnapshot, Condition
 
-channels = typer.Typer(help="The channels: how they are, and switching them off and on for all gateways of a store.")
+channels = typer.Typer()
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The channel's name in the file.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The channel's name in the configuration.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands to `app`."""
     app.add_typer(channels, name="channels")
 
 
 @channels.callback(invoke_without_command=True)
 def show(context: typer.Context, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Show each channel's condition, its last error, calls under way, and the time from call to first event.
+    """Show the condition of the channels, and disable or enable them for all gateways that share a store.
+
+    Without a subcommand, each channel is printed with its condition, calls in flight, time to the first event and last error.
 
     Example: `gateway channels --json | jq 'select(.condition != "healthy")'`
     """
@@ -35,12 +37,14 @@ def show(context: typer.Context, config: ConfigOption = None, as_json: JsonOptio
             print_json(each)
         return
     columns = ("channel", "condition", "in flight", "latency", "last error")
-    print_table(columns, map(_row, shown), empty="There are no channels in the file; add one under `channels:`.")
+    print_table(
+        columns, map(_row, shown), empty="There are no channels in the configuration; add one under `channels:`."
+    )
 
 
 @channels.command()
 def disable(name: NameArgument, config: ConfigOption = None) -> None:
-    """Send nothing to a channel any more, until it is enabled. Streams that are open go on.
+    """Disable a channel: it gets no new requests until it is enabled. Open streams continue.
 
     Example: `gateway channels disable openai`
     """
@@ -49,7 +53,7 @@ def disable(name: NameArgument, config: ConfigOption = None) -> None:
 
 @channels.command()
 def enable(name: NameArgument, config: ConfigOption = None) -> None:
-    """Let a channel serve again; also ends its cool-down.
+    """Enable a channel, and end its cool-down.
 
     Example: `gateway channels enable openai`
     """
@@ -59,12 +63,12 @@ def enable(name: NameArgument, config: ConfigOption = None) -> None:
 def _switch(name: str, config: ConfigOption, *, enabled: bool) -> None:
     known = configuration(config).channels
     if name not in known:
-        raise refuse(f"there is no channel {name}; known: {', '.join(known) or 'none yet'}")
+        raise refuse(f"there is no channel {name}; the configuration has: {', '.join(known) or 'none yet'}")
     run_with_store(config, lambda store: store.channels.set_enabled(name, enabled))
-    typer.echo(f"{name} is {'enabled' if enabled else 'disabled'}; gateways know within a second")
+    typer.echo(f"{name} is {'enabled' if enabled else 'disabled'}; gateways notice within a second")
 
 
-def _row(shown: Shown) -> tuple[str, str, int, str, str]:
+def _row(shown: ChannelSnapshot) -> tuple[str, str, int, str, str]:
     condition = str(shown.condition)
     if shown.condition is Condition.COOLING:
         condition += f" for {-(-shown.cool_ms // 1000)} s"

@@ -1,4 +1,4 @@
-"""`gateway check`: everything that `serve` does but listen."""
+"""`gateway check`: does everything that `gateway serve` does before it listens."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gateway.tools.exposure import exposure_of
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to `app`."""
     app.command()(check)
 
 
 def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Check the file, the order of the chain, every plugin's settings, and the store. Nothing listens, nothing is called.
+    """Check the configuration, the order of the chain, the plugins' settings and the store, without serving.
 
     Example: `gateway check --config gateway.yaml`
     """
@@ -32,10 +32,10 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     async def started() -> list[str]:
         async with store_of(loaded.config) as store:
-            found = await check_store(store.client, accept_loss=loaded.config.store.accept_loss)
+            store_notes = await check_store(store.client, accept_loss=loaded.config.store.accept_loss)
             await chain.start(services_of(loaded.config, store))
             await chain.stop()
-            return found
+            return store_notes
 
     notes += asyncio.run(started())
     result = {

@@ -1,4 +1,4 @@
-"""Every command, put together. A noun's file has a `register(app)` of its own."""
+"""The command line with all its commands. Each command's file has a `register(app)`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gateway.errors import GatewayError, Misconfigured
 
 
 class Program(TyperGroup):
-    """What is a user's mistake is one line on standard error, never a traceback."""
+    """A group of commands that prints errors as one line on standard error, without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -38,17 +38,17 @@ class Program(TyperGroup):
 
 
 def program() -> typer.Typer:
-    """The command line with all its commands, in the order in which `--help` shows them."""
+    """Return the command line, its commands in the order in which `--help` lists them."""
     app = typer.Typer(
         name="gateway",
         cls=Program,
-        help="A streaming chat-completion gateway. Try `gateway serve --config config/demo.yaml`.",
+        help="A streaming chat-completion gateway. To try it: `gateway serve --config config/demo.yaml`.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for noun in (
+    for command in (
         serve,
         check,
         diff,
@@ -64,5 +64,5 @@ def program() -> typer.Typer:
         doctor,
         fake_upstream,
     ):
-        noun.register(app)
+        command.register(app)
     return app

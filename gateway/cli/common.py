@@ -1,4 +1,4 @@
-"""What every command shares: the configuration option, the store, tables for people and JSON for scripts."""
+"""What the commands share: common options, the store, amounts and times, tables for people and JSON for scripts."""
 
 from __future__ import annotations
 
@@ -25,39 +25,40 @@ from gateway.services import Store
 
 Result = TypeVar("Result")
 
-LONGEST_LINE: Final = 10_000
-SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+CONSOLE_WIDTH: Final = 10_000
+"""Characters of a line. No table comes near it."""
+UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
         "--config",
         "-c",
-        help="The YAML file; else $GATEWAY_CONFIG, else ./gateway.yaml, else the demo's.",
+        help="Read the configuration from this file. Default: `$GATEWAY_CONFIG`, else `./gateway.yaml`, else the demo's file.",
         show_default=False,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON for scripts, one object or one a line.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts: one object, or one on each line.")]
 TokenOption = Annotated[
     str,
     typer.Option(
         envvar="GATEWAY_TOKEN",
         show_envvar=True,
         callback=lambda given: sys.stdin.readline().strip() if given == "-" else given,
-        help="The caller's token; `-` reads it from standard input. On a command line, others can see it.",
+        help="The caller's token, or `-` to read it from standard input. Other users of the machine can see command lines.",
     ),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def configuration(path: Path | None) -> Config:
-    """The checked configuration that `--config` and its fallbacks lead to. Raises `Misconfigured`."""
+    """Return the checked configuration of `--config` or its fallbacks. Raises `Misconfigured`."""
     return load(find(path)).config
 
 
 @asynccontextmanager
 async def store_of(config: Config) -> AsyncIterator[Store]:
-    """The configuration's store. An embedded one that is not running is started for the moment."""
+    """Open the configuration's store. An embedded one that does not run is started, and stopped at the end."""
     from gateway.store.client.embedded import EmbeddedStore
 
     embedded = None
@@ -74,7 +75,7 @@ async def store_of(config: Config) -> AsyncIterator[Store]:
 
 
 def run_with_store(path: Path | None, work: Callable[[Store], Coroutine[Any, Any, Result]]) -> Result:
-    """Run `work` against the configuration's store."""
+    """Run `work` with the store of the configuration at `path`, and return its result."""
 
     async def inner() -> Result:
         async with store_of(configuration(path)) as store:
@@ -84,46 +85,46 @@ def run_with_store(path: Path | None, work: Callable[[Store], Coroutine[Any, Any
 
 
 def micros(text: str) -> int:
-    """An amount such as `5.00` in micros. Raises `typer.BadParameter`."""
+    """Convert an amount such as `5.00` to micros. Raises `typer.BadParameter`."""
     try:
         amount = Decimal(text)
     except InvalidOperation:
-        raise typer.BadParameter(f"`{text}` is not an amount; write it like 5.00") from None
+        raise typer.BadParameter(f"`{text}` is not an amount; write it as in 5.00") from None
     value = amount * MICROS
     if not amount.is_finite() or value != value.to_integral_value() or abs(value) >= 2**53:
-        raise typer.BadParameter(f"`{text}` cannot be kept exactly; use at most six decimals")
+        raise typer.BadParameter(f"`{text}` cannot be stored exactly; use at most six decimals")
     return int(value)
 
 
 def point_in_time(text: str) -> int:
-    """Milliseconds since 1970, from a day or from how long ago it was. Raises `typer.BadParameter`."""
+    """Convert a day, or an age such as `12h`, to milliseconds since 1970. Raises `typer.BadParameter`."""
     match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
     if match:
-        return max(0, round((time.time() - int(match[1]) * SECONDS[match[2]]) * 1000))
+        return max(0, round((time.time() - int(match[1]) * UNITS_S[match[2]]) * 1000))
     return round(datetime.combine(date.fromisoformat(day(text)), datetime.min.time(), UTC).timestamp() * 1000)
 
 
 def day(text: str) -> str:
-    """A day of the calendar. Raises `typer.BadParameter`."""
+    """Return a day in the form 2026-11-21. Raises `typer.BadParameter`."""
     with suppress(ValueError):
         return date.fromisoformat(text).isoformat()
-    raise typer.BadParameter(f"`{text}` is no time; write 30m, 12h, 7d, or a day like 2026-11-21 (UTC)")
+    raise typer.BadParameter(f"`{text}` is not a time; write 30m, 12h, 7d, or a day as in 2026-11-21 (UTC)")
 
 
 def amount(value: int) -> str:
-    """Micros as people write them: `5.00`, `0.000123`."""
+    """Format micros as an amount: `5.00`, `0.000123`."""
     text = f"{Decimal(value) / MICROS:.6f}"
     whole, _, decimals = text.partition(".")
     return f"{whole}.{decimals.rstrip('0').ljust(2, '0')}"
 
 
 def print_json(value: object) -> None:
-    """One object on one line of stdout."""
+    """Print an object as one line of JSON."""
     print(msgspec.json.encode(value).decode())
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """A table for people; `empty` says what to do where there is no row."""
+    """Print a table, or the sentence `empty` if there are no rows."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column)
@@ -133,7 +134,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
-    """Names and values, one a line."""
+    """Print names and values, one pair on each line."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in fields.items():
         table.add_row(name, str(value))
@@ -141,11 +142,11 @@ def print_fields(fields: Mapping[str, object]) -> None:
 
 
 def console() -> Console:
-    """Standard output; markup in values is never interpreted, and no value is cut: ids are there to be copied."""
-    return Console(markup=False, highlight=False, soft_wrap=True, width=LONGEST_LINE)
+    """Return standard output as a console that neither interprets markup in values nor cuts or wraps them."""
+    return Console(markup=False, highlight=False, soft_wrap=True, width=CONSOLE_WIDTH)
 
 
 def refuse(text: str) -> typer.Exit:
-    """Say on stderr why a command does not do what was asked; raise the result (exit 1)."""
+    """Print an error on standard error, and return the exit with code 1, to be raised."""
     typer.echo(f"gateway: {text}", err=True)
     return typer.Exit(1)

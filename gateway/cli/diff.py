@@ -1,4 +1,4 @@
-"""`gateway diff`: what a new file would change, in words, before it is put in place."""
+"""`gateway diff`: the changes that a new configuration file would make."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gateway.runtime.reload import needs_restart
 
 
 class Change(msgspec.Struct, frozen=True):
-    """One difference. `takes`: whether a reload takes it up, or only a restart."""
+    """One difference. `takes`: whether a reload applies it, or only a restart."""
 
     place: str
     text: str
@@ -24,37 +24,39 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to `app`."""
     app.command()(diff)
 
 
 def diff(
-    new: Annotated[Path, typer.Argument(help="The file that would replace the present one.")],
+    new: Annotated[Path, typer.Argument(metavar="FILE", help="The new file, which would replace the present one.")],
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what would change with another file, and whether a reload takes it up. The new file is checked as by `check`.
+    """Show what a new file would change, and which changes need a restart.
+
+    The new file is checked first.
 
     Example: `gateway diff new.yaml --config gateway.yaml`
     """
     before = load(find(config)).config
     loaded = load(new)
     loading.build(loaded)
-    found = list(changes(before, loaded.config))
-    for change in found:
+    differences = list(changes(before, loaded.config))
+    for change in differences:
         if as_json:
             print_json(change)
         else:
             restart = "" if change.takes == "reload" else "  (needs a restart)"
             console().print(f"{change.place}: {change.text}{restart}")
-    if not found and not as_json:
+    if not differences and not as_json:
         console().print("nothing would change")
 
 
 def changes(before: Config, after: Config) -> Iterator[Change]:
-    """Every difference between two configurations. Values that may be secret are never told."""
+    """Yield every difference between two configurations. Values that may be secret are left out."""
     for name in needs_restart(before, after):
-        yield Change(name, _told(name, getattr(before, name), getattr(after, name)), "restart")
+        yield Change(name, _in_words(name, getattr(before, name), getattr(after, name)), "restart")
     for section in ("channels", "models", "groups"):
         yield from _entries(section, getattr(before, section), getattr(after, section))
     old = {entry.label: entry for entry in before.plugins if entry.enabled}
@@ -75,10 +77,10 @@ def _entries(section: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> It
         for field in msgspec.structs.fields(entry):
             was, becomes = getattr(old[name], field.name), getattr(entry, field.name)
             if was != becomes:
-                yield Change(f"{section}.{name}.{field.encode_name}", _told(field.name, was, becomes))
+                yield Change(f"{section}.{name}.{field.encode_name}", _in_words(field.name, was, becomes))
 
 
-def _told(name: str, was: object, becomes: object) -> str:
+def _in_words(name: str, was: object, becomes: object) -> str:
     if name in ("redis", "with_") or name.startswith("api_key"):
         return "changes"
     return f"{_short(was)} becomes {_short(becomes)}"

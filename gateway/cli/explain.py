@@ -1,4 +1,4 @@
-"""`gateway explain`: what would become of a request, and why; for people and for scripts."""
+"""`gateway explain`: a dry run of a request through the chain."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from gateway.cli.common import ConfigOption, JsonOption, TokenOption, console, p
 from gateway.config.schema import find, load
 from gateway.services import services_of
 from gateway.tools.explain import Explanation
-from gateway.tools.explain import explain as explained
+from gateway.tools.explain import explain as explain_request
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to `app`."""
     app.command()(explain)
 
 
 def explain(
-    model: Annotated[str, typer.Option(help="The model that is asked for.")],
+    model: Annotated[str, typer.Option(help="The model of the request.")],
     token: TokenOption = "",
-    text: Annotated[str, typer.Option(help="What the one message says; its length counts.")] = "Say hello",
-    max_tokens: Annotated[int | None, typer.Option(help="The ceiling that the caller sets.")] = None,
-    address: Annotated[str, typer.Option(help="Where the caller connects from.")] = "127.0.0.1",
+    text: Annotated[str, typer.Option(help="The text of its one message, whose length counts.")] = "Say hello",
+    max_tokens: Annotated[int | None, typer.Option(help="The `max_tokens` of the request.")] = None,
+    address: Annotated[str, typer.Option(help="The address that the caller connects from.")] = "127.0.0.1",
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run the chain dry against the store as it is now: each plugin's verdict, the price, the hold, the channels.
+    """Show what would happen to a request now: each plugin's decision, the price, the hold, the channels.
 
-    Nothing is sent, held, counted or charged. Exit code 1 unless the request would be served.
+    Nothing is sent, held, counted or charged. The exit code is 1 unless the request would be served.
 
     Example: `GATEWAY_TOKEN=sk-... gateway explain --model gpt-4o-mini --max-tokens 500`
     """
@@ -49,33 +49,33 @@ def explain(
         async with store_of(loaded.config) as store:
             await chain.start(services_of(loaded.config, store))
             try:
-                return await explained(chain, headers, json.dumps(body).encode(), rules, address)
+                return await explain_request(chain, headers, json.dumps(body).encode(), rules, address)
             finally:
                 await chain.stop()
 
-    told = asyncio.run(run())
+    explanation = asyncio.run(run())
     if as_json:
-        print_json(told)
+        print_json(explanation)
     else:
-        console().print(_in_words(told))
-    if not told.served:
+        console().print(_in_words(explanation))
+    if not explanation.served:
         raise typer.Exit(1)
 
 
-def _in_words(told: Explanation) -> str:
-    lines = [f"{each.verdict:<8}  {each.plugin}: {each.text}" for each in told.plugins]
-    if told.price:
-        lines.append(f"price     {', '.join(f'{name} {value}' for name, value in told.price.items())}")
-    for turn in told.channels:
-        named = f"{turn.verdict:<8}  channel {turn.channel}, as {turn.model}"
-        lines.append(f"{named}: {turn.text}" if turn.text else named)
-    if told.refusal is not None:
-        by = f" by {told.refusal.by}" if told.refusal.by else ""
-        lines.append(f"The request would be refused{by}: {told.refusal.status} {told.refusal.code}.")
-    elif told.served:
+def _in_words(explanation: Explanation) -> str:
+    lines = [f"{each.verdict:<8}  {each.plugin}: {each.text}" for each in explanation.plugins]
+    if explanation.price:
+        lines.append(f"price     {', '.join(f'{name} {value}' for name, value in explanation.price.items())}")
+    for choice in explanation.channels:
+        named = f"{choice.verdict:<8}  channel {choice.channel}, as {choice.model}"
+        lines.append(f"{named}: {choice.text}" if choice.text else named)
+    if explanation.refusal is not None:
+        by = f" by {explanation.refusal.by}" if explanation.refusal.by else ""
+        lines.append(f"The request would be refused{by}: {explanation.refusal.status} {explanation.refusal.code}.")
+    elif explanation.served:
         lines.append("The request would be served.")
     else:
         lines.append(
-            "Whether the request would be served cannot be told: nothing that explains itself chose a channel."
+            "It is not known whether the request would be served: no plugin with an `explain` chose a channel."
         )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`gateway fake-upstream`: an upstream that behaves, or misbehaves on purpose."""
+"""`gateway fake-upstream`: an upstream for rehearsals."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from gateway.fake_upstream import MODES, FakeUpstream
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to `app`."""
     app.command("fake-upstream")(fake_upstream)
 
 
 def fake_upstream(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any free port.")] = 8089,
-    mode: Annotated[str, typer.Option(help="How to answer; `--modes` lists them.")] = "words",
-    pace: Annotated[float, typer.Option(min=0, help="Seconds between events.")] = 0.04,
-    modes: Annotated[bool, typer.Option("--modes", help="List the modes and stop.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 for any free one.")] = 8089,
+    mode: Annotated[str, typer.Option(help="How to answer, or to misbehave; `--modes` lists the modes.")] = "words",
+    pace: Annotated[float, typer.Option(min=0, help="Seconds before each event.")] = 0.04,
+    modes: Annotated[bool, typer.Option("--modes", help="List the modes and exit.")] = False,
 ) -> None:
-    """Run an OpenAI-compatible upstream for rehearsals, until Ctrl-C.
+    """Run an OpenAI-compatible upstream that can misbehave on purpose, until Ctrl-C.
 
     Example: `gateway fake-upstream --port 8089 --mode stall`
     """

@@ -1,4 +1,4 @@
-"""Following the usage log: over the admin port while a gateway serves it, else in the files."""
+"""Following the usage log: over the admin port of a running gateway, or else in the files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ POLL_S = 0.5
 
 
 async def ended(config: Config) -> AsyncGenerator[Record]:
-    """Each request from now on, when it has ended; never stops by itself. What breaks off is followed in the files."""
+    """Yield the record of each request that ends from now on, without an end.
+
+    If the connection to the admin port breaks, the files are read from the same place on; no record is lost or repeated.
+    """
     folder = config.data_path / "usage"
     place = queries.Tail(folder).cursor
     if config.admin is not None:
         with suppress(ClientError, TimeoutError, OSError):
-            async with aclosing(_told(config, config.admin, place)) as told:
-                async for told_up_to, record in told:
-                    place = told_up_to
+            async with aclosing(_ended_live(config, config.admin, place)) as records:
+                async for after, record in records:
+                    place = after
                     yield record
     tail = queries.Tail(folder, place)
     while True:
@@ -34,7 +37,7 @@ async def ended(config: Config) -> AsyncGenerator[Record]:
         await asyncio.sleep(POLL_S)
 
 
-async def _told(config: Config, address: str, place: str) -> AsyncGenerator[tuple[str, Record]]:
+async def _ended_live(config: Config, address: str, place: str) -> AsyncGenerator[tuple[str, Record]]:
     host, port = host_port(address)
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}{LIVE}"
     headers = {"Authorization": f"Bearer {token_of(config)}", "Last-Event-ID": place}

@@ -1,4 +1,4 @@
-"""`gateway plugin`: what an author needs: a new package to begin with, and whether a plugin keeps its promises."""
+"""`gateway plugin`: for authors of plugins, a new package and the contract tests."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ import yaml
 
 from gateway.cli.common import JsonOption, console, print_json, refuse
 
-plugin = typer.Typer(no_args_is_help=True, help="For authors: new, check.")
+plugin = typer.Typer(no_args_is_help=True, help="Write and test plugins: new, check.")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands to `app`."""
     app.add_typer(plugin, name="plugin")
 
 
 @plugin.command()
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What operators will write under `use:`: office-hours.")],
-    into: Annotated[Path, typer.Option(help="The folder in which the package's folder is made.")] = Path(),
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The name that operators write under `use:`, such as office-hours.")
+    ],
+    into: Annotated[Path, typer.Option(help="The folder in which to create the package's folder.")] = Path(),
 ) -> None:
-    """Write a package with a plugin, its test, a README and a configuration. Its test passes at once.
+    """Create a package with a plugin, its tests, a README and a configuration.
+
+    The tests pass at once.
 
     Example: `gateway plugin new office-hours`
     """
@@ -37,20 +41,25 @@ def new(
         raise refuse(str(error)) from None
     except OSError as error:
         raise refuse(f"cannot write {error.filename}: {error.strerror}") from None
-    console().print(f"{folder} is ready; its README.md says how to go on:")
+    console().print(f"{folder} is ready; its README.md says how to continue:")
     console().print(f"  cd {folder} && pip install -e '.[test]' && pytest")
 
 
 @plugin.command()
 def check(
-    use: Annotated[str, typer.Argument(metavar="USE", help="module:Class, or the name of an installed plugin.")],
-    with_: Annotated[str, typer.Option("--with", help="The settings, as in YAML: '{opens: 9}'.")] = "{}",
+    use: Annotated[
+        str, typer.Argument(metavar="USE", help="The plugin: `module:Class`, or the name of an installed one.")
+    ],
+    with_: Annotated[str, typer.Option("--with", help="The plugin's settings as a YAML mapping: '{opens: 9}'.")] = "{}",
     header: Annotated[
-        list[str] | None, typer.Option(help="Sent with every request, 'Name: value'; for a plugin that asks for it.")
+        list[str] | None,
+        typer.Option(help="Send this header with every request, 'Name: value', if the plugin requires one."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a plugin through the contract tests: on a store of their own, in a second. Exit code 1 names what it breaks.
+    """Run the contract tests on a plugin, with a store of their own.
+
+    The exit code is 1 if a check fails.
 
     Example: `gateway plugin check office_hours:OfficeHours --with '{opens: 9}'`
     """

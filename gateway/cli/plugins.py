@@ -1,4 +1,4 @@
-"""`gateway plugins`: what is installed, with settings, types, defaults, facts and what its docstring says first."""
+"""`gateway plugins`: the installed plugins, with their settings, types, defaults and facts."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import typer
 
 from gateway import loading
 from gateway.cli.common import JsonOption, console, print_json
-from gateway.config.decode import in_words
+from gateway.config.decode import describe_type
 from gateway.plugin import Plugin
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to `app`."""
     app.command()(plugins)
 
 
 def plugins(as_json: JsonOption = False) -> None:
-    """List the installed plugins: settings, what each needs and provides.
+    """List the installed plugins: what each does, needs and provides, and its settings.
 
     Example: `gateway plugins --json`
     """
@@ -33,11 +33,11 @@ def plugins(as_json: JsonOption = False) -> None:
         if as_json:
             print_json(described)
         else:
-            console().print(_for_people(described))
+            console().print(_in_words(described))
 
 
 def describe(name: str, kind: type[Plugin]) -> dict[str, object]:
-    """What an operator needs to know of a plugin. A setting without a default must be given."""
+    """Return what an operator needs to know about a plugin. A setting without a default must be given."""
     about = (inspect.getdoc(kind) or "").partition("\n\n")[0]
     return {
         "name": name,
@@ -45,13 +45,13 @@ def describe(name: str, kind: type[Plugin]) -> dict[str, object]:
         "needs": [fact.__name__ for fact in kind.requires],
         "provides": [fact.__name__ for fact in kind.provides],
         "settings": [
-            {"name": field.encode_name, "type": in_words(field.type), **_default(field)}
+            {"name": field.encode_name, "type": describe_type(field.type), **_default(field)}
             for field in msgspec.structs.fields(kind)
         ],
     }
 
 
-def _for_people(described: dict[str, Any]) -> str:
+def _in_words(described: dict[str, Any]) -> str:
     lines = [f"{described['name']}: {described.get('about') or described.get('error')}"]
     for key in ("needs", "provides"):
         if names := described.get(key):

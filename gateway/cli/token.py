@@ -1,4 +1,4 @@
-"""`gateway token`: what callers authenticate with."""
+"""`gateway token`: the tokens with which callers authenticate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli.common import (
-    SECONDS,
+    UNITS_S,
     ConfigOption,
     JsonOption,
     YesOption,
@@ -22,19 +22,19 @@ from gateway.cli.common import (
 )
 from gateway.store.tokens import Token, TokenStatus
 
-token = typer.Typer(no_args_is_help=True, help="Tokens: create, list, disable, delete.")
+token = typer.Typer(no_args_is_help=True, help="Manage tokens: create, list, disable, enable, delete.")
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands to `app`."""
     app.add_typer(token, name="token")
 
 
 def _duration(text: str) -> int:
     parts = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", text)
     if parts is None:
-        raise typer.BadParameter("write a time like 30d, 12h, 90m or 45s")
-    return int(parts[1]) * SECONDS[parts[2]]
+        raise typer.BadParameter("write a time as in 30d, 12h, 90m or 45s")
+    return int(parts[1]) * UNITS_S[parts[2]]
 
 
 def _names(text: str) -> list[str]:
@@ -42,7 +42,7 @@ def _names(text: str) -> list[str]:
 
 
 IdArgument = Annotated[
-    str, typer.Argument(metavar="ID", help="The token's id, ACCOUNT-1a2b3c4d; never the token itself.")
+    str, typer.Argument(metavar="ID", help="The token's id, as in alice-1a2b3c4d; not the token itself.")
 ]
 AccountArgument = Annotated[str, typer.Argument(metavar="ACCOUNT", help="The account's id.")]
 
@@ -50,18 +50,19 @@ AccountArgument = Annotated[str, typer.Argument(metavar="ACCOUNT", help="The acc
 @token.command()
 def create(
     account: AccountArgument,
-    name: Annotated[str, typer.Option(help="What it is for.")] = "",
+    name: Annotated[str, typer.Option(help="A name, to recognise the token by.")] = "",
     expires: Annotated[
-        int | None, typer.Option(parser=_duration, metavar="TIME", help="How long it works: 30d, 12h, 90m.")
+        int | None,
+        typer.Option(parser=_duration, metavar="TIME", help="Let the token expire after this time: 30d, 12h, 90m."),
     ] = None,
-    models: Annotated[str, typer.Option(help="Only these models: a,b or gpt-*. Empty for all.")] = "",
+    models: Annotated[str, typer.Option(help="Allow only these models, as in `a,b` or `gpt-*`. Empty for all.")] = "",
     addresses: Annotated[
-        str, typer.Option(help="Only from these addresses: 192.0.2.7,10.0.0.0/8. Empty for any.")
+        str, typer.Option(help="Allow only these addresses, as in `192.0.2.7,10.0.0.0/8`. Empty for any.")
     ] = "",
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Create a token. It is shown now and never again.
+    """Create a token. It is printed now and cannot be shown again.
 
     Example: `gateway token create alice --name laptop --expires 30d --models gpt-4o-mini`
     """
@@ -101,7 +102,7 @@ def list_(account: AccountArgument, config: ConfigOption = None, as_json: JsonOp
 
 @token.command()
 def disable(token_id: IdArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Refuse a token from the next request on, until it is enabled.
+    """Refuse new requests with a token until it is enabled.
 
     Example: `gateway token disable alice-1a2b3c4d`
     """
@@ -121,13 +122,13 @@ def enable(token_id: IdArgument, config: ConfigOption = None, as_json: JsonOptio
 def delete(
     token_id: IdArgument, yes: YesOption = False, config: ConfigOption = None, as_json: JsonOption = False
 ) -> None:
-    """Delete a token. It never works again.
+    """Delete a token permanently.
 
     Example: `gateway token delete alice-1a2b3c4d --yes`
     """
-    found = run_with_store(config, lambda store: store.tokens.get(token_id))
+    result = run_with_store(config, lambda store: store.tokens.get(token_id))
     if not yes:
-        typer.confirm(f"Delete `{found.id}` {found.name!r}?", abort=True, err=True)
+        typer.confirm(f"Delete `{result.id}` {result.name!r}?", abort=True, err=True)
     run_with_store(config, lambda store: store.tokens.delete(token_id))
     if as_json:
         print_json({"id": token_id, "deleted": True})
@@ -135,23 +136,23 @@ def delete(
         typer.echo(f"Deleted `{token_id}`.")
 
 
-def _print(found: Token, as_json: bool) -> None:
+def _print(result: Token, as_json: bool) -> None:
     if as_json:
-        print_json(found)
+        print_json(result)
     else:
-        print_fields(_fields(found))
+        print_fields(_fields(result))
 
 
-def _fields(found: Token) -> dict[str, str]:
+def _fields(result: Token) -> dict[str, str]:
     return {
-        "id": found.id,
-        "name": found.name or "-",
-        "status": found.status,
-        "created": _date(found.created_at),
-        "expires": _date(found.expires_at),
-        "last used": _date(found.last_used),
-        "models": _restriction(found.models),
-        "addresses": _restriction(found.addresses),
+        "id": result.id,
+        "name": result.name or "-",
+        "status": result.status,
+        "created": _date(result.created_at),
+        "expires": _date(result.expires_at),
+        "last used": _date(result.last_used),
+        "models": _restriction(result.models),
+        "addresses": _restriction(result.addresses),
     }
 
 

@@ -1,4 +1,4 @@
-"""`gateway trace`: one request's story in words."""
+"""`gateway trace`: one request in words, from its arrival to its charge."""
 
 from __future__ import annotations
 
@@ -12,27 +12,31 @@ from gateway.exchange import Outcome
 from gateway.usage.record import Record
 
 NEVER_ARRIVED: Final = (
-    "never arrived: the log has no request with this id. Compare it with the x-request-id of the answer, and the address with the "
-    "base address: only requests below /v1 are in the log."
+    "never arrived: the usage log has no request with this id. Compare it with the x-request-id of the response, and the "
+    "address with the base address: only requests below /v1 are in the log."
 )
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to `app`."""
     app.command()(trace)
 
 
 def trace(
-    request_id: Annotated[str, typer.Argument(metavar="ID", help="The `x-request-id` of the answer.")],
+    request_id: Annotated[
+        str, typer.Argument(metavar="ID", help="The request's id: the `x-request-id` of its response.")
+    ],
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell what became of one request. Exit code 1 when it never arrived.
+    """Show in a sentence what happened to a request.
+
+    The exit code is 1 if it never arrived.
 
     Example: `gateway trace 01a1fccb-1807-7197-9f1b-61a58aba6c92`
     """
     record = find(config, request_id)
-    verdict = NEVER_ARRIVED if record is None else story(record)
+    verdict = NEVER_ARRIVED if record is None else in_words(record)
     if as_json:
         print_json({"id": request_id, "verdict": verdict, "record": record})
     else:
@@ -41,22 +45,22 @@ def trace(
         raise typer.Exit(1)
 
 
-def story(record: Record) -> str:
-    """What happened, from arrival to charge, in one sentence."""
+def in_words(record: Record) -> str:
+    """Return what happened to a request, from its arrival to its charge, in one sentence."""
     if record.outcome is None:
         return "arrived, still under way"
-    parts = [*_way_in(record), *_attempts(record), *_end(record), _charge(record)]
+    parts = [*_arrival(record), *_attempts(record), *_end(record), _charge(record)]
     return ", ".join(part for part in parts if part)
 
 
 def _heading(record: Record) -> str:
-    who = ", ".join(
+    parts = ", ".join(
         f"{name} {value}" for name, value in (("account", record.account), ("model", record.model)) if value
     )
-    return f"{record.id}  {record.arrived_at}  {record.operation}{f'  {who}' if who else ''}"
+    return f"{record.id}  {record.arrived_at}  {record.operation}{f'  {parts}' if parts else ''}"
 
 
-def _way_in(record: Record) -> list[str]:
+def _arrival(record: Record) -> list[str]:
     if record.outcome is Outcome.REFUSED:
         by = f" by {record.refused_by}" if record.refused_by else ""
         return [f"arrived and refused{by}: {_words(record.error_code)} ({record.status})"]
@@ -64,15 +68,15 @@ def _way_in(record: Record) -> list[str]:
 
 
 def _attempts(record: Record) -> list[str]:
-    told = [
+    parts = [
         f"sent to channel {tried.channel}"
         if not tried.error or (tried is record.attempts[-1] and record.first_byte_ms is not None)
         else f"tried channel {tried.channel}: {_failure(tried.error, tried.status)}"
         for tried in record.attempts
     ]
     if record.first_byte_ms is not None and record.attempts:
-        told.append(f"first byte after {record.first_byte_ms} ms")
-    return told
+        parts.append(f"first byte after {record.first_byte_ms} ms")
+    return parts
 
 
 def _end(record: Record) -> list[str]:
@@ -85,12 +89,12 @@ def _end(record: Record) -> list[str]:
         else f"answered {record.status}",
         Outcome.CALLER_GONE: f"cut by the caller {events}" if began else "cut by the caller before the first byte",
         Outcome.UPSTREAM_FAILED: f"no channel answered: {_failure(record.error_code, record.status)}",
-        Outcome.UPSTREAM_TRUNCATED: f"broken off by the upstream {events}",
-        Outcome.UPSTREAM_STALLED: f"cut {events} because the upstream fell silent (longest gap {record.longest_gap_ms} ms)",
+        Outcome.UPSTREAM_TRUNCATED: f"ended early by the upstream {events}",
+        Outcome.UPSTREAM_STALLED: f"cut {events} because the upstream sent nothing more (longest gap {record.longest_gap_ms} ms)",
         Outcome.UPSTREAM_ERROR_IN_STREAM: f"ended by an error of the upstream {events}",
         Outcome.STOPPED: f"stopped by the gateway {events} and {record.duration_ms} ms: {_words(record.error_code)}",
-        Outcome.GATEWAY_CRASHED: "never ended: the gateway's process died with it, and its hold ended by its lease",
-        Outcome.INTERNAL_ERROR: f"failed by a fault of the gateway ({record.status})",
+        Outcome.GATEWAY_CRASHED: "never ended: the gateway's process died, and the hold ended with its lease",
+        Outcome.INTERNAL_ERROR: f"failed because of an internal error of the gateway ({record.status})",
     }
     return [ends[record.outcome]] if record.outcome else []
 

@@ -1,4 +1,4 @@
-"""`gateway usage`: what the usage log tells, for people and for scripts."""
+"""`gateway usage`: the usage log, for people and for scripts."""
 
 from __future__ import annotations
 
@@ -33,27 +33,33 @@ from gateway.usage import queries
 from gateway.usage.database import GROUPS, SUMS
 from gateway.usage.record import Record
 
-usage = typer.Typer(no_args_is_help=True, help="The usage log: whether a request arrived, how it ended, what it cost.")
+usage = typer.Typer(
+    no_args_is_help=True, help="Read the usage log: whether a request arrived, how it ended, what it cost."
+)
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Add the commands to `app`."""
     app.add_typer(usage, name="usage")
 
 
 def _groups(text: str) -> list[str]:
     names = ["token_id" if name == "token" else name for name in text.split(",")]
     if unknown := [name for name in names if name not in GROUPS]:
-        raise typer.BadParameter(f"`{unknown[0]}` is none of account, token, model, channel, day")
+        raise typer.BadParameter(f"`{unknown[0]}` is not one of account, token, model, channel, day")
     return list(dict.fromkeys(names))
 
 
 AccountOption = Annotated[str | None, typer.Option(metavar="ID", help="Only this account's requests.")]
-OutcomeOption = Annotated[Outcome | None, typer.Option(help="Only requests that ended so.")]
+OutcomeOption = Annotated[Outcome | None, typer.Option(help="Only requests with this outcome.")]
 SinceOption = Annotated[
-    int | None, typer.Option(parser=point_in_time, metavar="TIME", help="Back to then: 30m, 12h, 7d, or a day (UTC).")
+    int | None,
+    typer.Option(
+        parser=point_in_time,
+        metavar="TIME",
+        help="Only requests since this time: 30m, 12h, 7d, or a day as in 2026-11-21 (UTC).",
+    ),
 ]
-DayOption = Annotated[str | None, typer.Option(parser=day, metavar="DAY", help="Such as 2026-11-21 (UTC), included.")]
 
 
 @usage.command("list")
@@ -61,31 +67,33 @@ def list_(
     account: AccountOption = None,
     since: SinceOption = None,
     outcome: OutcomeOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="How many requests to list at most.")] = 50,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List requests, the newest first.
+    """List requests, newest first.
 
     Example: `gateway usage list --account alice --since 1h --outcome caller_gone`
     """
-    found = queries.select(_folder(config), account=account, outcome=outcome, since_ms=since, newest_first=True)
-    _print(islice(found, limit), as_json, empty="No such request. Is `--since` far enough back?")
+    records = queries.select(_folder(config), account=account, outcome=outcome, since_ms=since, newest_first=True)
+    _print(islice(records, limit), as_json, empty="There are no such requests. Does `--since` reach far enough back?")
 
 
 @usage.command()
 def show(
-    request_id: Annotated[str, typer.Argument(metavar="ID", help="The `x-request-id` of the answer.")],
+    request_id: Annotated[
+        str, typer.Argument(metavar="ID", help="The request's id: the `x-request-id` of its response.")
+    ],
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one request's record with every field.
+    """Show the record of one request with all its fields.
 
     Example: `gateway usage show 01a1fccb-1807-7197-9f1b-61a58aba6c92 --json`
     """
     record = find(config, request_id)
     if record is None:
-        raise refuse(f"there is no request {request_id} in the log")
+        raise refuse(f"the usage log has no request {request_id}")
     if as_json:
         print_json(record)
         return
@@ -94,7 +102,7 @@ def show(
 
 @usage.command()
 def tail(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Follow: print each request when it has ended, until Ctrl-C.
+    """Print each request when it ends, until Ctrl-C.
 
     Example: `gateway usage tail --json | jq 'select(.outcome != "completed")'`
     """
@@ -104,13 +112,20 @@ def tail(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 @usage.command()
 def summary(
-    by: Annotated[str, typer.Option(metavar="NAMES", help="Some of account,token,model,channel,day.")] = "day",
-    first: Annotated[str | None, typer.Option("--from", parser=day, metavar="DAY", help="The first day (UTC).")] = None,
-    last: Annotated[str | None, typer.Option("--to", parser=day, metavar="DAY", help="The last day (UTC).")] = None,
+    by: Annotated[
+        str, typer.Option(metavar="NAMES", help="Group by these: some of account,token,model,channel,day.")
+    ] = "day",
+    first: Annotated[
+        str | None, typer.Option("--from", parser=day, metavar="DAY", help="The first day, such as 2026-11-01 (UTC).")
+    ] = None,
+    last: Annotated[
+        str | None,
+        typer.Option("--to", parser=day, metavar="DAY", help="The last day, included, such as 2026-11-30 (UTC)."),
+    ] = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Add up requests, tokens and charges.
+    """Show totals of requests, tokens and charges.
 
     Example: `gateway usage summary --by account,model,day --from 2026-11-01 --to 2026-11-30`
     """
@@ -129,7 +144,7 @@ def summary(
             ]
             for total in totals
         ],
-        empty="No request has ended in that time.",
+        empty="No requests ended in that time.",
     )
 
 
@@ -140,7 +155,7 @@ def export(
     since: SinceOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Print all records as JSON lines, the oldest first.
+    """Print records as JSON, one on each line, oldest first.
 
     Example: `gateway usage export --since 30d > usage.jsonl`
     """
@@ -158,7 +173,7 @@ async def _follow(settings: Config, as_json: bool) -> None:
 
 
 def find(config: Path | None, request_id: str) -> Record | None:
-    """The record of a request: from the files, else from what is on its way there."""
+    """Return the record of a request from the files, or else from the store if it is not in them yet."""
     settings = configuration(config)
     record = queries.find(settings.data_path / "usage", request_id)
     return record if record is not None and record.outcome else asyncio.run(_find_anywhere(settings, request_id))

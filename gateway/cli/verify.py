@@ -1,4 +1,4 @@
-"""`gateway verify`: prove that every balance is right, from the store and the usage log."""
+"""`gateway verify`: checks every balance against the ledger, the holds and the usage log."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ from gateway.tools.reconcile import Coverage, compare, logged
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Something about one account, in words that name the request."""
+    """Something about one account, in a sentence that names the request."""
 
     account: str
     what: str
 
 
 class Report(msgspec.Struct):
-    """What was looked at, and what was found. `notes` tell what could not be compared, and why.
+    """The result of the check.
 
-    `unread`: archived lines of which only the sums were looked at.
+    `accounts` and `lines` (of ledgers) were checked; `unread` archived lines were taken as their sums. `agreed` requests agree
+    with the usage log, `unknown` ones could not be compared, and `notes` say why. `expired`: holds that were ended because
+    their lease is over. `stale`: costs that came too late to be charged. `wrong`: what does not agree.
     """
 
     accounts: int = 0
@@ -47,26 +49,26 @@ class Report(msgspec.Struct):
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to `app`."""
     app.command()(verify)
 
 
 def verify(
-    account: Annotated[str | None, typer.Argument(help="Only this account; else all.")] = None,
+    account: Annotated[str | None, typer.Argument(metavar="ID", help="Check only this account. Default: all.")] = None,
     archive: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Read the archived lines too: where `account archive` put them.")
+        Path | None, typer.Option(metavar="DIR", help="Also check the archived ledger lines in this folder.")
     ] = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check every balance against its ledger, its holds and the usage log. Exit code 1 when something does not agree.
+    """Check every balance against its ledger, its holds and the usage log.
 
-    It may run beside a gateway in use. Holds whose lease is over are ended on the way, as the gateway itself would.
-    Nothing is repaired: corrections are new lines, by `gateway account adjust`.
+    The exit code is 1 if something does not agree. The gateway may be running. Holds whose lease is over are ended, as the
+    gateway itself would do. Nothing is repaired: to correct a balance, use `gateway account adjust`.
 
     Example: `gateway verify --json`
     """
-    report = asyncio.run(_verified(configuration(config), account, archive))
+    report = asyncio.run(_verify_all(configuration(config), account, archive))
     if as_json:
         print_json(report)
     else:
@@ -75,26 +77,26 @@ def verify(
         raise typer.Exit(1)
 
 
-async def _verified(settings: Config, only: str | None, folder: Path | None) -> Report:
+async def _verify_all(settings: Config, only: str | None, folder: Path | None) -> Report:
     async with store_of(settings) as store:
         if only is not None and await store.accounts.get(only) is None:
             raise unknown(only)
         coverage = await Coverage.of(store)
         archive = Archive(folder) if folder is not None else None
         report = Report(notes=_notes(coverage))
-        with _progress() as tell:
+        with _progress() as update:
             async for account in store.accounts.all():
                 if only in (None, account.id):
                     await _verify(store, account.id, archive, coverage, report)
-                    tell(report)
+                    update(report)
     return report
 
 
 async def _verify(store: Store, account: str, archive: Archive | None, coverage: Coverage, report: Report) -> None:
     records = await asyncio.to_thread(logged, coverage.folder, account)
-    on_the_way = frozenset(settlement.request_id for settlement in store.journal.waiting())
+    in_journal = frozenset(settlement.request_id for settlement in store.journal.waiting())
     audit = await store.wallet.audit(account, archive)
-    compared = await asyncio.to_thread(compare, records, audit, on_the_way, coverage)
+    compared = await asyncio.to_thread(compare, records, audit, in_journal, coverage)
     report.accounts += 1
     report.lines += audit.lines
     report.unread += audit.unread.lines
@@ -114,16 +116,18 @@ def _notes(coverage: Coverage) -> list[str]:
     if coverage.waiting:
         notes.append(
             f"{coverage.waiting} entries of the usage log are not in its files yet; "
-            "what is missing there was not called wrong: run it again while the gateway runs"
+            "missing records were not reported as wrong: run this again while the gateway is running"
         )
     if not coverage.alone:
-        notes.append("other machines keep usage logs of their own: run it on each; balances are checked whole on any")
+        notes.append(
+            "other machines have usage logs of their own: run this on each; balances are fully checked on any of them"
+        )
     return notes
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[Report], None]]:
-    """Counts on standard error while a person looks on."""
+    """Show the progress on standard error if that is a terminal."""
     columns = (TextColumn("{task.completed} accounts, {task.fields[lines]} ledger lines"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("", total=None, lines=0)
@@ -134,13 +138,15 @@ def _print(report: Report) -> None:
     for note in report.notes:
         typer.echo(f"note: {note}")
     if report.unread:
-        typer.echo(f"note: {report.unread} archived ledger lines were taken as their sums; `--archive DIR` reads them")
-    for finding in report.expired:
-        typer.echo(f"ended by its lease: account {finding.account}: {finding.what}")
-    for finding in report.stale:
-        typer.echo(f"too late to be charged: account {finding.account}: {finding.what}; see `gateway account adjust`")
-    for finding in report.wrong:
-        typer.echo(f"WRONG: account {finding.account}: {finding.what}")
+        typer.echo(
+            f"note: {report.unread} archived ledger lines were taken as their sums; to check them, give `--archive DIR`"
+        )
+    for problem in report.expired:
+        typer.echo(f"hold ended, its lease was over: account {problem.account}: {problem.what}")
+    for problem in report.stale:
+        typer.echo(f"too late to be charged: account {problem.account}: {problem.what}; see `gateway account adjust`")
+    for problem in report.wrong:
+        typer.echo(f"WRONG: account {problem.account}: {problem.what}")
     verdict = f"{len(report.wrong)} things are wrong" if report.wrong else "all is right"
     typer.echo(
         f"{verdict}: {report.accounts} accounts, {report.lines} ledger lines, {report.agreed} requests agree with the "

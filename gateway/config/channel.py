@@ -1,4 +1,4 @@
-"""A channel as the file describes it: an upstream, how it is reached, and how long it may take."""
+"""A channel of the file: the address of an upstream, its credentials, limits and timeouts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.config.section import Bytes, Rate, Seconds, SecondsOrNone, Section
 
 
 class Timers(Section, frozen=True):
-    """Seconds that one channel may take. Each is a clock of its own."""
+    """The timeouts of one channel in seconds. Each is measured on its own."""
 
     connect: Seconds = 5
     first_byte: Seconds = 60
@@ -21,7 +21,7 @@ class Timers(Section, frozen=True):
 
 
 class Channel(Section, frozen=True, cache_hash=True):
-    """An upstream that speaks the OpenAI dialect."""
+    """An upstream with an OpenAI-compatible API."""
 
     hidden = frozenset({"api_key", "api_keys", "proxy"})
 
@@ -39,7 +39,7 @@ class Channel(Section, frozen=True, cache_hash=True):
     max_response_bytes: Bytes = 64 * 1024 * 1024
 
     def __post_init__(self) -> None:
-        if not (re.fullmatch(r"https?://[!-~]+", self.base_url) and _is_base(self.base_url)):
+        if not (re.fullmatch(r"https?://[!-~]+", self.base_url) and _is_base_url(self.base_url)):
             raise ValueError("base_url must be like https://host/v1, without credentials, a query or an operation")
         if not all(re.fullmatch(r"[!-~]*", key) for key in (self.api_key, *self.api_keys)):
             raise ValueError("api_key must be visible ASCII: look for a space or a line end at its end")
@@ -48,24 +48,24 @@ class Channel(Section, frozen=True, cache_hash=True):
         if self.proxy and not re.fullmatch(r"http://[!-~]+", self.proxy):
             raise ValueError("proxy must be like http://host:port")
         if self.ca_file:
-            _check_ca(self.ca_file)
+            _check_ca_file(self.ca_file)
 
     @property
     def credentials(self) -> tuple[str, ...]:
-        """All that may be sent to the upstream as our credential; nothing that goes to a caller may hold one of them."""
+        """Return every API key that may be sent to the upstream. None of them may appear in anything sent to a caller."""
         return self.api_keys or ((self.api_key,) if self.api_key else ())
 
 
-def _is_base(url: str) -> bool:
+def _is_base_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        sound = parts.hostname is not None and parts.port != 0
+        valid = parts.hostname is not None and parts.port != 0
     except ValueError:
         return False
-    return sound and not set("@?#").intersection(url) and not parts.path.rstrip("/").endswith("/completions")
+    return valid and not set("@?#").intersection(url) and not parts.path.rstrip("/").endswith("/completions")
 
 
-def _check_ca(file: str) -> None:
+def _check_ca_file(file: str) -> None:
     try:
         ssl.create_default_context(cafile=file)
     except OSError:

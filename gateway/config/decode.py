@@ -1,4 +1,4 @@
-"""Plain data as frozen structs; an error names the place in the file, and what may stand there, in plain words."""
+"""Plain data converted to frozen structs. An error names the place in the file and the values that are allowed there."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from gateway.config.document import Document, Place
+from gateway.config.document import Document, KeyPath
 
 Section = TypeVar("Section")
 
-WORDS: Final[Mapping[str, str]] = {
+TYPE_NAMES: Final[Mapping[str, str]] = {
     "object": "a mapping",
     "dict": "a mapping",
     "array": "a list",
@@ -27,69 +27,70 @@ WORDS: Final[Mapping[str, str]] = {
     "null": "null",
     "NoneType": "null",
 }
-"""The names of types, in Python and in msgspec's errors, as operators read them."""
+"""What error messages call the types of Python and of msgspec's errors."""
 
-GOT: Final[Mapping[str, str]] = {**WORDS, "float": "a fraction"}
+GIVEN_TYPE_NAMES: Final[Mapping[str, str]] = {**TYPE_NAMES, "float": "a fraction"}
+"""The same for the type of the value that was given."""
 
 
-def convert(document: Document, place: Place, value: object, kind: type[Section]) -> Section:
-    """`value`, which stands at `place`, as `kind`. Raises `Misconfigured`."""
+def convert(document: Document, key_path: KeyPath, value: object, kind: type[Section]) -> Section:
+    """Return `value`, which stands at `key_path` in the file, as a `kind`. Raises `Misconfigured`."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        text, inner = _split(str(error))
+        text, inner_path = _split(str(error))
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", text, re.DOTALL):
-        known = ", ".join(sorted(_fields(_type_at(kind, inner)))) or "nothing"
-        raise document.wrong((*place, *inner, unknown[1]), f"unknown setting; known here: {known}")
-    raise document.wrong((*place, *inner), _explained(text, _type_at(kind, inner)))
+        known = ", ".join(sorted(_fields(_type_at(kind, inner_path)))) or "nothing"
+        raise document.wrong((*key_path, *inner_path, unknown[1]), f"unknown setting; known here: {known}")
+    raise document.wrong((*key_path, *inner_path), _explain(text, _type_at(kind, inner_path)))
 
 
-def in_words(kind: Any) -> str:
-    """A setting's type as operators read it: `a whole number or null`, `cancel or drain`."""
+def describe_type(kind: Any) -> str:
+    """Return what error messages call a setting's type: `a whole number or null`, `cancel or drain`."""
     origin = get_origin(kind)
     if origin is Literal:
         return " or ".join(map(str, get_args(kind)))
-    if len(_arms(kind)) > 1:
-        return " or ".join(in_words(arm) for arm in _arms(kind))
+    if len(_union_members(kind)) > 1:
+        return " or ".join(describe_type(member) for member in _union_members(kind))
     if hasattr(kind, "__metadata__"):
-        return in_words(get_args(kind)[0])
+        return describe_type(get_args(kind)[0])
     if origin in (list, tuple, set, frozenset) and get_args(kind):
-        return f"a list of {in_words(get_args(kind)[0])}"
+        return f"a list of {describe_type(get_args(kind)[0])}"
     if isinstance(origin or kind, type) and issubclass(origin or kind, msgspec.Struct):
-        return WORDS["object"]
+        return TYPE_NAMES["object"]
     name = getattr(origin or kind, "__name__", str(kind))
-    return WORDS.get(name, name)
+    return TYPE_NAMES.get(name, name)
 
 
-def _explained(text: str, kind: Any) -> str:
-    """An error of msgspec about a setting of the type `kind`, in plain words and with a cure."""
+def _explain(text: str, kind: Any) -> str:
+    """Rewrite msgspec's error about a setting of the type `kind` in plain words, with a remedy."""
     if missing := re.fullmatch(r"Object missing required field `(.*)`", text):
         return f"`{missing[1]}` is missing; add it"
     if text.startswith("Invalid enum value"):
-        return f"must be {in_words(kind)}"
+        return f"must be {describe_type(kind)}"
     if text == "Invalid decimal string":
         return "must be a number, such as 0.15"
     if bounded := re.fullmatch(r"Expected `(.*)` (>=|<=|>|<) (.*)", text):
-        return f"must be {WORDS.get(bounded[1], bounded[1])} {bounded[2]} {bounded[3].removesuffix('.0')}"
+        return f"must be {TYPE_NAMES.get(bounded[1], bounded[1])} {bounded[2]} {bounded[3].removesuffix('.0')}"
     if wrong := re.fullmatch(r"Expected `(.*)`, got `(.*)`", text):
-        expected, got = wrong[1].split(" | "), wrong[2]
-        told = f"must be {' or '.join(WORDS.get(name, name) for name in expected)}, not {GOT.get(got, got)}"
-        return told + _cure(expected, got)
+        expected, given = wrong[1].split(" | "), wrong[2]
+        names = " or ".join(TYPE_NAMES.get(name, name) for name in expected)
+        return f"must be {names}, not {GIVEN_TYPE_NAMES.get(given, given)}" + _remedy(expected, given)
     return text
 
 
-def _cure(expected: Sequence[str], got: str) -> str:
-    if got == "null":
+def _remedy(expected: Sequence[str], given: str) -> str:
+    if given == "null":
         return "; give it one, or remove the key"
-    if "str" in expected and got in ("int", "float", "bool"):
+    if "str" in expected and given in ("int", "float", "bool"):
         return "; put it in quotes"
-    if got == "str" and not {"object", "array"}.intersection(expected):
+    if given == "str" and not {"object", "array"}.intersection(expected):
         return "; write it plainly, without quotes"
     return ""
 
 
-def _split(message: str) -> tuple[str, Place]:
-    """msgspec's `text - at `$.a[0].b`` in its parts."""
+def _split(message: str) -> tuple[str, KeyPath]:
+    """Split msgspec's `text - at $.a[0].b` into the text and the key path."""
     text, separator, path = message.rpartition(" - at `$")
     if not separator:
         return message, ()
@@ -99,25 +100,25 @@ def _split(message: str) -> tuple[str, Place]:
     return text, tuple(steps)
 
 
-def _type_at(kind: Any, path: Place) -> Any:
-    """The type of the setting that `path` leads to from `kind`; None where it leads nowhere."""
+def _type_at(kind: Any, path: KeyPath) -> Any:
+    """Return the type of the setting at `path` below `kind`, or None where there is no such setting."""
     if not path:
         return kind
     fields = _fields(kind)
     if path[0] in fields:
         return _type_at(fields[str(path[0])], path[1:])
-    items = [get_args(arm)[0] for arm in _arms(kind) if get_origin(arm) is list]
+    items = [get_args(member)[0] for member in _union_members(kind) if get_origin(member) is list]
     return _type_at(items[0], path[1:]) if items else None
 
 
-def _arms(kind: Any) -> tuple[Any, ...]:
+def _union_members(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def _fields(kind: Any) -> dict[str, Any]:
     return {
         field.encode_name: field.type
-        for arm in _arms(kind)
-        if isinstance(arm, type) and issubclass(arm, msgspec.Struct)
-        for field in msgspec.structs.fields(arm)
+        for member in _union_members(kind)
+        if isinstance(member, type) and issubclass(member, msgspec.Struct)
+        for field in msgspec.structs.fields(member)
     }

@@ -1,7 +1,7 @@
-"""A YAML document as plain data, and the lines it came from.
+"""A YAML document as plain data, with the line number of every setting.
 
-1. What could be read in two ways is an error: `yes`, `0x10`, `1_000`, a key given twice, an alias, a tag.
-2. What came from the environment is never shown: an error names the variable in its place.
+1. An ambiguous value is an error: `yes`, `0x10`, `1_000`, a duplicate key, an alias, a tag.
+2. The value of an environment variable is never shown: an error shows `${NAME}` instead.
 """
 
 from __future__ import annotations
@@ -16,57 +16,60 @@ from yaml.reader import Reader
 
 from gateway.errors import Misconfigured
 
-LARGEST: Final = 1024 * 1024
-DEEPEST: Final = 32
-LONGEST_ERROR: Final = 1000
-SHORTEST_SECRET: Final = 4
-"""Shorter values of the environment are not hidden: hiding them would make every text unreadable."""
+MAX_FILE_BYTES: Final = 1024 * 1024
+MAX_DEPTH: Final = 32
+MAX_ERROR_LENGTH: Final = 1000
+MIN_SECRET_LENGTH: Final = 4
+"""Shorter values of environment variables are not hidden: replacing them would make every message unreadable."""
 
 VARIABLE: Final = re.compile(r"\$\{([^}]*)\}?")
 NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 INTEGER: Final = re.compile(r"[-+]?(0|[1-9][0-9]{0,14})")
 DECIMAL: Final = re.compile(r"(?=[^0-9]*([0-9]\.?){1,15}$)[-+]?[0-9]*\.[0-9]+")
-"""Up to fifteen digits: so many survive as a binary float."""
+"""Up to 15 digits, which survive the conversion to a binary float and back."""
 
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-Place = tuple[str | int, ...]
+KeyPath = tuple[str | int, ...]
+"""The keys and list indices that lead to a setting, from the top of the file."""
 
 
 class Document:
-    """Names the line of every place in a file. `lines` holds them, counted from 1."""
+    """The line of every key path in a file. `lines` holds them, counted from 1."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lines: dict[Place, int] = {}
+        self.lines: dict[KeyPath, int] = {}
         self._variables: dict[str, str] = {}
 
-    def wrong(self, place: Place, text: str) -> Misconfigured:
-        """The error for a place, on one line: `file:line: key: what is wrong`."""
-        at = place
-        while at not in self.lines and at:
-            at = at[:-1]
-        key = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place).lstrip(".")
-        return self.wrong_at(self.lines.get(at, 1), f"{key}: {text}" if key else text)
+    def wrong(self, key_path: KeyPath, text: str) -> Misconfigured:
+        """Return the error for a key path, on one line: `file:line: key: what is wrong`."""
+        known = key_path
+        while known not in self.lines and known:
+            known = known[:-1]
+        key = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in key_path).lstrip(".")
+        return self.wrong_at(self.lines.get(known, 1), f"{key}: {text}" if key else text)
 
     def wrong_at(self, line: int, text: str) -> Misconfigured:
-        """The error for a line."""
+        """Return the error for a line of the file, with the values of environment variables hidden."""
         for value in sorted(self._variables, key=len, reverse=True):
             text = text.replace(value, f"${{{self._variables[value]}}}")
-        printable = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text[:LONGEST_ERROR])
+        printable = "".join(
+            letter if letter.isprintable() else repr(letter)[1:-1] for letter in text[:MAX_ERROR_LENGTH]
+        )
         return Misconfigured(f"{self.path}:{line}: {printable}")
 
-    def resolve(self, place: Place, text: str, environment: Mapping[str, str]) -> str:
-        """`text` with its variables replaced. Raises `Misconfigured` for one that is not set."""
+    def resolve(self, key_path: KeyPath, text: str, environment: Mapping[str, str]) -> str:
+        """Replace the variables in `text`. Raises `Misconfigured` for one that is not set."""
 
         def value_of(match: re.Match[str]) -> str:
             name = match[1]
             if match[0][-1] != "}" or not NAME.fullmatch(name):
-                raise self.wrong(place, "write a variable as ${NAME}, of letters, digits and _")
+                raise self.wrong(key_path, "write a variable as ${NAME}, of letters, digits and _")
             if name not in environment:
-                raise self.wrong(place, f"the environment variable {name} is not set; export it or write a value")
+                raise self.wrong(key_path, f"the environment variable {name} is not set; export it or write a value")
             value = environment[name]
-            if len(value) >= SHORTEST_SECRET:
+            if len(value) >= MIN_SECRET_LENGTH:
                 self._variables[value] = name
             return value
 
@@ -77,32 +80,35 @@ class Document:
 
 
 def read(path: Path, environment: Mapping[str, str]) -> tuple[Any, Document]:
-    """The data of a file, in dicts, lists and scalars, and its lines. Raises `Misconfigured` with file, line and cure."""
+    """Read a file: return its data as dicts, lists and scalars, and its lines.
+
+    Raises `Misconfigured`, which names file, line and remedy.
+    """
     document = Document(path)
     try:
         with path.open("rb") as file:
-            raw = file.read(LARGEST + 1)
+            raw = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise Misconfigured(f"{path}: {error.strerror}; name a readable file with --config") from None
-    if len(raw) > LARGEST:
+    if len(raw) > MAX_FILE_BYTES:
         raise Misconfigured(f"{path}: larger than 1 MiB; a configuration is a few kilobytes")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise document.wrong_at(line, "not UTF-8; save the file as UTF-8") from None
-    if strange := Reader.NON_PRINTABLE.search(text):
-        line = text.count("\n", 0, strange.start()) + 1
-        raise document.wrong_at(line, f"the control character {strange[0]!r} is not allowed; remove it")
+    if control := Reader.NON_PRINTABLE.search(text):
+        line = text.count("\n", 0, control.start()) + 1
+        raise document.wrong_at(line, f"the control character {control[0]!r} is not allowed; remove it")
     try:
-        _refuse_shortcuts(document, text)
+        _reject_yaml_features(document, text)
         root = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
-        raise _malformed(document, text, error) from None
-    return None if root is None else _plain(document, root, (), environment), document
+        raise _syntax_error(document, text, error) from None
+    return None if root is None else _to_plain(document, root, (), environment), document
 
 
-def _malformed(document: Document, text: str, error: yaml.MarkedYAMLError) -> Misconfigured:
+def _syntax_error(document: Document, text: str, error: yaml.MarkedYAMLError) -> Misconfigured:
     mark = error.problem_mark
     if mark is not None and text[mark.index : mark.index + 1] == "\t":
         return document.wrong_at(mark.line + 1, "a tab cannot indent; use spaces")
@@ -111,7 +117,7 @@ def _malformed(document: Document, text: str, error: yaml.MarkedYAMLError) -> Mi
     return document.wrong_at(line, f"not valid YAML: {what}; check quotes, colons and indentation there")
 
 
-def _refuse_shortcuts(document: Document, text: str) -> None:
+def _reject_yaml_features(document: Document, text: str) -> None:
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         line = event.start_mark.line + 1 if event.start_mark else 1
@@ -121,21 +127,21 @@ def _refuse_shortcuts(document: Document, text: str) -> None:
             shown = tag.replace("tag:yaml.org,2002:", "!!")
             raise document.wrong_at(line, f"tags such as `{shown}` are not allowed; write plain values")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST:
-            raise document.wrong_at(line, f"nested deeper than {DEEPEST}; no setting is")
+        if depth > MAX_DEPTH:
+            raise document.wrong_at(line, f"nested deeper than {MAX_DEPTH}; no setting is")
 
 
-def _plain(document: Document, node: yaml.Node, place: Place, environment: Mapping[str, str]) -> Any:
-    document.lines.setdefault(place, node.start_mark.line + 1)
+def _to_plain(document: Document, node: yaml.Node, key_path: KeyPath, environment: Mapping[str, str]) -> Any:
+    document.lines.setdefault(key_path, node.start_mark.line + 1)
     if isinstance(node, yaml.MappingNode):
-        return _mapping(document, node, place, environment)
+        return _mapping(document, node, key_path, environment)
     if isinstance(node, yaml.SequenceNode):
-        return [_plain(document, item, (*place, index), environment) for index, item in enumerate(node.value)]
-    return _scalar(document, node, place, environment)
+        return [_to_plain(document, item, (*key_path, index), environment) for index, item in enumerate(node.value)]
+    return _scalar(document, node, key_path, environment)
 
 
 def _mapping(
-    document: Document, node: yaml.MappingNode, place: Place, environment: Mapping[str, str]
+    document: Document, node: yaml.MappingNode, key_path: KeyPath, environment: Mapping[str, str]
 ) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key_node, value_node in node.value:
@@ -145,12 +151,12 @@ def _mapping(
         key = key_node.value
         if key in result:
             raise document.wrong_at(line, f"the key `{key}` is given twice; keep one")
-        document.lines[(*place, key)] = line
-        result[key] = _plain(document, value_node, (*place, key), environment)
+        document.lines[(*key_path, key)] = line
+        result[key] = _to_plain(document, value_node, (*key_path, key), environment)
     return result
 
 
-def _scalar(document: Document, node: yaml.Node, place: Place, environment: Mapping[str, str]) -> Any:
+def _scalar(document: Document, node: yaml.Node, key_path: KeyPath, environment: Mapping[str, str]) -> Any:
     kind, text = node.tag.rpartition(":")[2], node.value
     if kind == "null":
         return None
@@ -161,7 +167,7 @@ def _scalar(document: Document, node: yaml.Node, place: Place, environment: Mapp
     if kind == "float" and DECIMAL.fullmatch(text):
         return float(text)
     if kind == "bool":
-        raise document.wrong(place, f"write true or false, or put `{text}` in quotes if it is a name")
+        raise document.wrong(key_path, f"write true or false, or put `{text}` in quotes if it is a name")
     if kind in ("int", "float"):
-        raise document.wrong(place, f"write `{text}` in plain digits (at most 15), or in quotes if it is a name")
-    return document.resolve(place, text, environment)
+        raise document.wrong(key_path, f"write `{text}` in plain digits (at most 15), or in quotes if it is a name")
+    return document.resolve(key_path, text, environment)

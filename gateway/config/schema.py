@@ -1,8 +1,8 @@
-"""The YAML file as frozen structs. Every error is one line that names file, line and cure.
+"""The schema of the YAML file, as frozen structs. Every error is one line that names file, line and remedy.
 
-What is accepted: plain YAML without anchors, aliases, tags or duplicate keys, up to 1 MiB. `${NAME}` in a
-string is taken from the environment. Settings and their defaults are documented in config/gateway.yaml.
-What may hold a credential is in no `repr`.
+The file is plain YAML without anchors, aliases, tags or duplicate keys, up to 1 MiB. `${NAME}` in a string is
+replaced by an environment variable. Settings and their defaults are documented in config/gateway.yaml.
+No `repr` shows a setting that may hold a credential.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ import msgspec
 from gateway.config import document
 from gateway.config.channel import Channel
 from gateway.config.decode import convert
-from gateway.config.document import Document, Place
+from gateway.config.document import Document, KeyPath
 from gateway.config.section import Bytes, Count, Seconds, SecondsOrNone, Section
 from gateway.errors import Misconfigured
 
-CLICKHOUSE: Final = re.compile(r"https?://([^\s/@:]+(:[^\s/@]*)?@)?([\w.-]+|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?(/\w*)?")
+CLICKHOUSE_URL: Final = re.compile(
+    r"https?://([^\s/@:]+(:[^\s/@]*)?@)?([\w.-]+|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?(/\w*)?"
+)
 ACCOUNT_ID: Final = re.compile(r"[a-z0-9]{3,32}")
 
 
 class Serving(Section, frozen=True):
-    """One channel of a model: smaller `priority` is tried first; inside one priority `weight` decides."""
+    """A channel of a model. A smaller `priority` is tried first; within one priority the choice is random by `weight`."""
 
     use: str
     model: str = ""
@@ -39,7 +41,7 @@ class Serving(Section, frozen=True):
 
 
 class Model(Section, frozen=True):
-    """What callers may name. Prices are currency units per million tokens."""
+    """A model that callers may request. Prices are currency units per million tokens."""
 
     channels: list[str | Serving]
     input: Decimal | None = None
@@ -58,13 +60,14 @@ class Model(Section, frozen=True):
 
     @property
     def servings(self) -> tuple[Serving, ...]:
-        """The channels in their long form."""
+        """Return the channels in their long form."""
         return tuple(Serving(use=item) if isinstance(item, str) else item for item in self.channels)
 
 
 class Group(Section, frozen=True):
-    """A user group: which models and which channels of them (names or patterns with `*`), at what price
-    ratio; `enabled: false` shuts it out.
+    """A user group: the models and channels it may use (names or patterns with `*`), and the ratio applied to prices.
+
+    `enabled: false` refuses all its accounts.
     """
 
     models: list[str] = msgspec.field(default_factory=lambda: ["*"])
@@ -78,7 +81,7 @@ class Group(Section, frozen=True):
 
 
 class PluginEntry(Section, frozen=True, rename={"with_": "with"}):
-    """One line of the chain."""
+    """A plugin of the chain, with its settings."""
 
     hidden = frozenset({"with_"})
 
@@ -90,7 +93,7 @@ class PluginEntry(Section, frozen=True, rename={"with_": "with"}):
 
     @property
     def label(self) -> str:
-        """The unique name in the chain, in logs and in keys."""
+        """Return the unique name in the chain, in logs and in Redis keys."""
         return self.name or self.use
 
 
@@ -112,14 +115,14 @@ class Port(Section, frozen=True):
 
 
 class Tls(Section, frozen=True):
-    """TLS on the public port: files in PEM, the certificate with those between it and the root."""
+    """TLS on the public port: PEM files, the certificate followed by its intermediate certificates."""
 
     certificate: str
     key: str
 
 
 class StoreSettings(Section, frozen=True):
-    """How the store is spoken to. Times in seconds."""
+    """The connection to the store. Times in seconds."""
 
     timeout: Seconds = 0.4
     connect_for: SecondsOrNone = 10
@@ -128,7 +131,7 @@ class StoreSettings(Section, frozen=True):
 
 
 class UsageSettings(Section, frozen=True):
-    """How long usage records are kept, in whole months besides the current one, and where else than on this machine."""
+    """How many whole months of usage records are kept besides the current one, and the ClickHouse server that gets a copy."""
 
     hidden = frozenset({"clickhouse"})
 
@@ -137,12 +140,12 @@ class UsageSettings(Section, frozen=True):
 
     def __post_init__(self) -> None:
         try:
-            sound = not self.clickhouse or (
-                CLICKHOUSE.fullmatch(self.clickhouse) and urlsplit(self.clickhouse).port != 0
+            valid = not self.clickhouse or (
+                CLICKHOUSE_URL.fullmatch(self.clickhouse) and urlsplit(self.clickhouse).port != 0
             )
         except ValueError:
-            sound = False
-        if not sound:
+            valid = False
+        if not valid:
             raise ValueError("clickhouse must be like https://user:password@host:8443/database")
 
 
@@ -182,7 +185,7 @@ class Config(Section, frozen=True):
 
     @property
     def data_path(self) -> Path:
-        """Where the embedded store, the usage log, the spool and the pepper are kept."""
+        """Return the directory of the embedded store, the usage log, the spool and the pepper."""
         return Path(self.data).expanduser()
 
 
@@ -190,14 +193,14 @@ SECTIONS: Final[Mapping[str, type[Section]]] = {"channels": Channel, "models": M
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """A configuration and the document it came from, which can name the line of any part of it."""
+    """A configuration and the document it was read from, which knows the line of every setting."""
 
     config: Config
     document: Document
 
 
 def load(path: Path, environment: Mapping[str, str] | None = None) -> Loaded:
-    """Read, resolve and check a file. Raises `Misconfigured`."""
+    """Read a file, replace its variables and check it. Raises `Misconfigured`."""
     data, parsed = document.read(path, os.environ if environment is None else environment)
     if not isinstance(data, dict):
         raise parsed.wrong((), "the file must be a mapping of settings; begin with config/gateway.yaml")
@@ -216,17 +219,17 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Loaded:
 
 
 def _check_references(config: Config, parsed: Document) -> None:
-    named: list[tuple[Place, str]] = []
+    named: list[tuple[KeyPath, str]] = []
     for name, model in config.models.items():
         named += [(("models", name, "channels", index), serving.use) for index, serving in enumerate(model.servings)]
     for name, group in config.groups.items():
         named += [
             (("groups", name, "channels", index), used) for index, used in enumerate(group.channels) if "*" not in used
         ]
-    for place, used in named:
+    for key_path, used in named:
         if used not in config.channels:
             known = ", ".join(config.channels) or "none yet"
-            raise parsed.wrong(place, f"there is no channel `{used}`; known: {known}")
+            raise parsed.wrong(key_path, f"there is no channel `{used}`; known: {known}")
     labels: set[str] = set()
     for index, entry in enumerate(config.plugins):
         if entry.label in labels:
@@ -234,34 +237,34 @@ def _check_references(config: Config, parsed: Document) -> None:
                 ("plugins", index), f"the name `{entry.label}` is taken; give this one a `name:` of its own"
             )
         labels.add(entry.label)
-    addresses: dict[Place, str] = {("listen",): config.listen}
+    addresses: dict[KeyPath, str] = {("listen",): config.listen}
     if config.admin is not None:
         addresses[("admin",)] = config.admin
     if config.demo is not None:
         addresses["demo", "upstream"] = config.demo.upstream
         if not config.models:
             raise parsed.wrong(("demo",), "a demo needs a model to talk to; add one under `models:`")
-    for place, address in addresses.items():
+    for key_path, address in addresses.items():
         try:
             host_port(address)
         except ValueError as error:
-            raise parsed.wrong(place, str(error)) from None
+            raise parsed.wrong(key_path, str(error)) from None
 
 
 def host_port(address: str) -> tuple[str, int]:
-    """`127.0.0.1:8080` or `[::1]:8080` in its parts. Raises `ValueError`."""
+    """Split `127.0.0.1:8080` or `[::1]:8080` into host and port. Raises `ValueError`."""
     match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):([0-9]{1,5})", address)
     if match is None or int(match[2]) > 65535:
         raise ValueError("must be HOST:PORT, as in 127.0.0.1:8080 or [::1]:8080")
     return match[1].strip("[]"), int(match[2])
 
 
-def _is_amount(value: Decimal, most: int) -> bool:
-    return value.is_finite() and 0 <= value <= most and value == round(value, 6)
+def _is_amount(value: Decimal, maximum: int) -> bool:
+    return value.is_finite() and 0 <= value <= maximum and value == round(value, 6)
 
 
 def find(explicit: Path | None, environment: Mapping[str, str] | None = None) -> Path:
-    """The file to use: the given one, `$GATEWAY_CONFIG`, `./gateway.yaml`, or the demo's."""
+    """Return the path of the file to use: `explicit`, `$GATEWAY_CONFIG`, `./gateway.yaml`, or the demo's."""
     if explicit is not None:
         return explicit
     named = (os.environ if environment is None else environment).get("GATEWAY_CONFIG")
@@ -272,7 +275,7 @@ def find(explicit: Path | None, environment: Mapping[str, str] | None = None) ->
 
 
 def shipped(name: str) -> Path:
-    """A file of config/, where it was installed or where it is in a checkout."""
+    """Return the path of a file of config/, in the installed package or in a checkout."""
     package = Path(str(files("gateway")))
     for folder in (package / "shipped", package.parent / "config"):
         if (folder / name).exists():

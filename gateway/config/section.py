@@ -1,4 +1,4 @@
-"""What every part of the file is: a frozen struct that knows no setting but its own, and shows no credential."""
+"""The base of every section of the file: a frozen struct that rejects unknown settings and hides credentials."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Rate = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of the file. Its `repr` shows nothing of the settings that `hidden` names."""
+    """A section of the file. Its `repr` shows `...` in place of the settings that `hidden` names."""
 
     hidden: ClassVar[frozenset[str]] = frozenset()
 

@@ -1,11 +1,7 @@
-"""Contract tests that any plugin can be run through: by `gateway plugin check`, and by one line in the plugin's own tests.
+"""Contract tests for any plugin: run by `gateway plugin check`, or by one line in the plugin's own tests.
 
-```python
-async def test_keeps_the_contract() -> None:
-    assert broken(await check("office_hours:OfficeHours")) == []
-```
-
-Nothing is made up: a real store, a real account with a token, and the installed plugins that provide what is required.
+There are no mocks: the store is real, the request carries the token of a real account, and the facts that the plugin
+requires come from installed plugins. Imports `testing` and what lies below it.
 """
 
 from __future__ import annotations
@@ -38,11 +34,13 @@ async def check(
     headers: Mapping[str, str] | None = None,
     url: str | None = None,
 ) -> list[Finding]:
-    """Every promise that a plugin makes by being one, and whether it keeps it. A second or less.
+    """Return a finding for each promise that a plugin makes. Takes a second or less.
 
-    `use` and `settings` are what stands in the YAML. `headers` go with every request, beside the token of an account.
-    The store is the one at `url`, an empty one, or one started for the hook.
-    Raises `ValueError` where `use` names no plugin, and `Misconfigured` where the settings do not fit it.
+    The test of a plugin needs one line: `assert broken(await check("office_hours:OfficeHours")) == []`.
+
+    `use` and `settings` are what the YAML has under `use:` and `with:`. `headers` are sent with every request, in addition
+    to the token of an account. The store is the one at `url`, which must be empty, or else one that is started for this call.
+    Raises `ValueError` if `use` names no plugin, and `Misconfigured` if it does not accept the settings.
     """
     kind = plugin_class(use)
     findings = list(declared(kind))
@@ -63,5 +61,5 @@ async def check(
 
 
 def broken(findings: Iterable[Finding]) -> list[str]:
-    """What did not pass, a line each."""
+    """Return one line for each finding that did not pass."""
     return [f"{finding.check}: {finding.text}" for finding in findings if not finding.passed]

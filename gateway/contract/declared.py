@@ -1,4 +1,4 @@
-"""What a plugin's source says, before anything of it runs: is it documented, and are its hooks of the right kind?"""
+"""Checks of a plugin's class before any of it runs: its documentation, its hooks, its facts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ HOOKS: Final = ("start", "stop", "on_request", "explain", "on_response", "on_chu
 
 
 def declared(kind: type[Plugin]) -> Iterator[Finding]:
-    """Docstring, settings, hooks and facts."""
+    """Yield the findings on docstring, settings, hooks and facts."""
     yield _docstring(kind)
-    yield Finding.of("settings", _undocumented(kind), f"{len(msgspec.structs.fields(kind))}, all documented")
-    yield Finding.of("hooks", _wrong_moments(kind), ", ".join(defined(kind)) or "none")
+    yield Finding.of("settings", _undocumented_settings(kind), f"{len(msgspec.structs.fields(kind))}, all documented")
+    yield Finding.of("hooks", _wrong_hooks(kind), ", ".join(defined_hooks(kind)) or "none")
     yield Finding.of("facts", _wrong_facts(kind), _facts_in_words(kind))
 
 
-def defined(kind: type[Plugin]) -> list[str]:
-    """The hooks that the plugin does not leave as they are."""
+def defined_hooks(kind: type[Plugin]) -> list[str]:
+    """Return the names of the hooks that the plugin overrides."""
     return [hook for hook in HOOKS if getattr(kind, hook) is not getattr(Plugin, hook)]
 
 
@@ -37,7 +37,7 @@ def _docstring(kind: type[Plugin]) -> Finding:
     return Finding("docstring", True, " ".join(text.partition("\n\n")[0].split()))
 
 
-def _undocumented(kind: type[Plugin]) -> list[str]:
+def _undocumented_settings(kind: type[Plugin]) -> list[str]:
     documented: set[str] = set()
     for parent in _parents(kind):
         try:
@@ -52,8 +52,8 @@ def _undocumented(kind: type[Plugin]) -> list[str]:
 
 
 def _documented(source: str) -> set[str]:
-    """The annotated names of a class that have a docstring below, or a comment beside or above them."""
-    found = set()
+    """Return the annotated names of a class that have a docstring below, or a comment beside or above them."""
+    names = set()
     lines = source.splitlines()
     body = next(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)).body
     for node, after in zip(body, [*body[1:], None], strict=True):
@@ -62,25 +62,25 @@ def _documented(source: str) -> set[str]:
             beside = lines[(node.end_lineno or node.lineno) - 1].encode()[node.end_col_offset or 0 :].lstrip()
             above = lines[node.lineno - 2].lstrip()
             if below or any(len(text) > 2 for text in (beside, above) if text[:1] in (b"#", "#")):
-                found.add(node.target.id)
-    return found
+                names.add(node.target.id)
+    return names
 
 
-def _wrong_moments(kind: type[Plugin]) -> Iterator[str]:
-    for hook in defined(kind):
-        found, promised = getattr(kind, hook), getattr(Plugin, hook)
-        waits = inspect.iscoroutinefunction(promised)
-        if waits != inspect.iscoroutinefunction(found):
-            yield f"`{hook}` must be `{'async def' if waits else 'def'}`"
+def _wrong_hooks(kind: type[Plugin]) -> Iterator[str]:
+    for hook in defined_hooks(kind):
+        method, expected = getattr(kind, hook), getattr(Plugin, hook)
+        is_async = inspect.iscoroutinefunction(expected)
+        if is_async != inspect.iscoroutinefunction(method):
+            yield f"`{hook}` must be `{'async def' if is_async else 'def'}`"
         try:
-            inspect.signature(found).bind(*inspect.signature(promised).parameters)
+            inspect.signature(method).bind(*inspect.signature(expected).parameters)
         except TypeError:
-            yield f"`{hook}` must take {inspect.signature(promised)}"
+            yield f"`{hook}` must take {inspect.signature(expected)}"
     for parent in _parents(kind):
         for name, value in vars(parent).items():
             if name.startswith("on_") and inspect.isroutine(value) and name not in HOOKS:
                 meant = get_close_matches(name, HOOKS, n=1)
-                yield f"`{name}` is no hook, nobody calls it" + (f": did you mean `{meant[0]}`?" if meant else "")
+                yield f"`{name}` is not a hook and is never called" + (f": did you mean `{meant[0]}`?" if meant else "")
 
 
 def _wrong_facts(kind: type[Plugin]) -> Iterator[str]:
@@ -88,7 +88,7 @@ def _wrong_facts(kind: type[Plugin]) -> Iterator[str]:
         facts = getattr(kind, name)
         if not isinstance(facts, tuple) or not all(isinstance(fact, type) for fact in facts):
             yield f"`{name}` must be a tuple of types, such as `(Caller,)`"
-    if kind.provides and "on_request" not in defined(kind):
+    if kind.provides and "on_request" not in defined_hooks(kind):
         yield "`provides` names facts, but there is no `on_request` to set them"
 
 
@@ -102,5 +102,5 @@ def _facts_in_words(kind: type[Plugin]) -> str:
 
 
 def _parents(kind: type[Plugin]) -> list[type[Plugin]]:
-    """The class and what it derives from, up to `Plugin`."""
+    """Return the class and its base classes up to `Plugin`."""
     return [parent for parent in kind.__mro__ if issubclass(parent, Plugin) and parent is not Plugin]

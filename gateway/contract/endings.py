@@ -1,4 +1,4 @@
-"""The lives that an exchange may have, as a plugin sees them."""
+"""The ways in which an exchange can end, as a plugin sees them."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ CHUNKS: Final = (
     b'data: {"choices":[],"usage":{"prompt_tokens":10,"completion_tokens":10}}\n\n',
     b"data: [DONE]\n\n",
 )
-"""What upstreams send, well-formed and not."""
+"""Chunks as upstreams send them, well-formed and malformed."""
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """How a life ends: what the plugin sees before `on_end`, and what it finds there."""
+    """One way to end: the request, the chunks that the plugin sees before `on_end`, and the outcome that it finds there."""
 
     name: str
     outcome: Outcome
     chunks: int | None = None
-    """How many chunks were seen; None where the upstream never answered."""
-    loses: int | None = None
-    """From which of its waits on, counted from 0, `on_request` gets no reply; None where it gets them all."""
+    """How many chunks the plugin sees; None if the upstream never responds."""
+    lost_from: int | None = None
+    """From which `await` of `on_request` on, counted from 0, the store's replies are lost; None for no lost replies."""
     method: str = "POST"
     path: str = "/v1/chat/completions"
 
 
-WHOLE: Final = Ending("the answer came whole", Outcome.COMPLETED, len(CHUNKS))
-EARLY: Final = (
+COMPLETED: Final = Ending("the answer was complete", Outcome.COMPLETED, len(CHUNKS))
+INCOMPLETE: Final = (
     Ending("a plugin below refused", Outcome.REFUSED),
     Ending("the caller left before the answer", Outcome.CALLER_GONE),
     Ending("the caller left before the first chunk", Outcome.CALLER_GONE, 0),
     Ending("the caller left after a chunk", Outcome.CALLER_GONE, 1),
     Ending("the upstream failed", Outcome.UPSTREAM_FAILED),
-    Ending("the upstream broke off", Outcome.UPSTREAM_TRUNCATED, 1),
+    Ending("the upstream ended the stream early", Outcome.UPSTREAM_TRUNCATED, 1),
     Ending("the gateway stopped", Outcome.STOPPED),
 )
 MODELS: Final = Ending("GET /v1/models", Outcome.COMPLETED, method="GET", path="/v1/models")

@@ -1,4 +1,4 @@
-"""What a plugin shows of what nobody should see: in its `repr`, and in what it logs."""
+"""Secrets that a plugin shows in its `repr` or in its log."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ import structlog
 from gateway.plugin import Plugin
 
 SECRET: Final = re.compile(r"(key|token|secret|password|credential|dsn|url)s?$")
-"""Names of settings that are taken to hold a secret where they hold text."""
+"""Names of settings whose text is taken for a secret."""
 CANARY: Final = "canary-4711"
-SHORTEST: Final = 8
-"""Shorter credentials are in many a text by chance."""
+MIN_CREDENTIAL: Final = 8
+"""Characters. Shorter header values are not searched for: many texts contain them by chance."""
 
 
-class Log:
-    """Stands in for `services.log` and keeps every line."""
+class CapturedLog:
+    """A log for `services.log` that keeps every line in `lines`."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.logger: Any = structlog.wrap_logger(None, processors=[self._keep], wrapper_class=structlog.BoundLogger)
+        self.logger: Any = structlog.wrap_logger(None, processors=[self._capture], wrapper_class=structlog.BoundLogger)
 
-    def _keep(self, _: object, __: str, event: MutableMapping[str, Any]) -> str:
+    def _capture(self, _: object, __: str, event: MutableMapping[str, Any]) -> str:
         self.lines.append(repr(dict(event)))
         raise structlog.DropEvent
 
 
-def shown(plugin: Plugin, lines: list[str], headers: Mapping[str, str]) -> Iterator[str]:
-    """What `repr` or a line of the log gives away of settings, and of the headers of requests."""
+def leaked(plugin: Plugin, lines: list[str], headers: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each secret setting or request header that the plugin's `repr` or a line of its log shows."""
     for field in msgspec.structs.fields(type(plugin)):
         value = getattr(plugin, field.name)
         if not (isinstance(value, str) and SECRET.search(field.name)):
@@ -43,6 +43,6 @@ def shown(plugin: Plugin, lines: list[str], headers: Mapping[str, str]) -> Itera
             plugin, value = msgspec.structs.replace(plugin, **{field.name: CANARY}), CANARY
         if value and value in repr(plugin):
             yield f"`repr` shows `{field.name}`: define a `__repr__` without it"
-    credentials = [value.rpartition(" ")[2] for value in headers.values() if len(value) >= SHORTEST]
+    credentials = [value.rpartition(" ")[2] for value in headers.values() if len(value) >= MIN_CREDENTIAL]
     if any(credential in line for credential in credentials for line in (*lines, repr(plugin))):
-        yield "the caller's credential is shown: log `exchange.token_id`"
+        yield "the log or `repr` shows the caller's credential: log `exchange.token_id` instead"

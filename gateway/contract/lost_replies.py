@@ -1,4 +1,4 @@
-"""Replies that are lost: what was asked for was done, and nobody is told. Asking again is of no use."""
+"""Lost replies: the store has executed a command, but its reply never arrives. Sending it again does not help."""
 
 from __future__ import annotations
 
@@ -9,25 +9,29 @@ from gateway.errors import StoreAway
 
 
 class LostReplies:
-    """Waits for a coroutine that is given `StoreAway` in place of all that it waits for, from the `loses`-th time on."""
+    """An awaitable that runs a coroutine and loses replies on the way.
 
-    def __init__(self, work: Awaitable[Any], loses: int | None) -> None:
+    Each `await` inside the coroutine runs to its end. From the one numbered `lost_from` on, counted from 0, its result is
+    replaced by `StoreAway`; None loses nothing. `waits` counts them.
+    """
+
+    def __init__(self, work: Awaitable[Any], lost_from: int | None) -> None:
         self.waits = 0
         self._work = work
-        self._loses = loses
+        self._lost_from = lost_from
 
     def __await__(self) -> Generator[Any, Any, Any]:
         inner = self._work.__await__()
         error: BaseException | None = None
         while True:
             try:
-                waited_for = inner.send(None) if error is None else inner.throw(error)
+                future = inner.send(None) if error is None else inner.throw(error)
             except StopIteration as done:
                 return done.value
-            lost = self._loses is not None and self.waits >= self._loses
+            lost = self._lost_from is not None and self.waits >= self._lost_from
             self.waits += 1
             try:
-                yield waited_for
+                yield future
                 error = StoreAway("the reply was lost") if lost else None
             except BaseException as raised:
                 error = raised

@@ -1,4 +1,4 @@
-"""What must stand above a plugin: installed ones that provide what it requires."""
+"""The installed plugins that provide the facts which a plugin requires."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from gateway.loading import installed, plugin_class
 from gateway.plugin import Plugin
 
 
-def above(kind: type[Plugin]) -> list[type[Plugin]]:
-    """Plugins in the order in which they must stand. Raises `ValueError` for a fact that none provides."""
+def providers_for(kind: type[Plugin]) -> list[type[Plugin]]:
+    """Return the plugins that must be above `kind`, in the order of the chain.
+
+    Raises `ValueError` if no installed plugin provides a required fact.
+    """
     chosen: list[type[Plugin]] = []
-    _require(kind, chosen)
+    _add_providers(kind, chosen)
     return chosen
 
 
-def _require(kind: type[Plugin], chosen: list[type[Plugin]]) -> None:
+def _add_providers(kind: type[Plugin], chosen: list[type[Plugin]]) -> None:
     provided = {fact for other in chosen for fact in other.provides}
     for fact in kind.requires:
         if fact in provided:
@@ -24,7 +27,7 @@ def _require(kind: type[Plugin], chosen: list[type[Plugin]]) -> None:
             with suppress(ValueError):
                 other = plugin_class(name)
                 if fact in other.provides and other is not kind:
-                    _require(other, chosen)
+                    _add_providers(other, chosen)
                     chosen.append(other)
                     break
         else:

@@ -1,7 +1,8 @@
-"""Takes one plugin through the lives that an exchange may have, and watches what it holds on the way.
+"""Scenarios: one request each, taken through a plugin to one of the endings, with snapshots of what the plugin keeps.
 
-What counts as taken: whatever a whole answer sees change in `on_request` and change back by `on_end`. Every other life
-must give the same back. A store that goes away, at each place where `on_request` waits, makes such a life, too.
+What the plugin takes is whatever changes in `on_request` and changes back by `on_end` when the answer is complete. Every other
+ending must give the same back. There is also a scenario for each `await` of `on_request`, from which on the store's replies
+are lost.
 """
 
 from __future__ import annotations
@@ -18,157 +19,164 @@ from gateway.chat.usage import Usage
 from gateway.contract.cost import Cost
 from gateway.contract.endings import CHUNKS, Ending
 from gateway.contract.lost_replies import LostReplies
-from gateway.contract.snapshot import Held, in_memory, in_store
+from gateway.contract.snapshot import Snapshot, memory_snapshot, store_snapshot
 from gateway.errors import GatewayError, Refused, as_refused
 from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply
 from gateway.plugin import Plugin
 from gateway.store.client.client import Client
-from gateway.testing import exchange
+from gateway.testing import exchange as new_exchange
 
-LONGEST_S: Final = 5
-"""A hook that takes longer is one that hangs."""
+HOOK_TIMEOUT_S: Final = 5
 
 
 class ScenarioResult(msgspec.Struct):
-    """What was seen of one life."""
+    """What was seen in one scenario: a snapshot before, in the middle and after, and what went wrong."""
 
     ending: Ending
-    before: Held
-    during: Held = {}
-    after: Held = {}
+    before: Snapshot
+    during: Snapshot = {}
+    after: Snapshot = {}
     problems: list[str] = []
     refused: Refused | None = None
-    """What `on_request` raised, where it may."""
+    """What `on_request` refused the request with, which it may."""
     missing: list[str] = []
-    """Facts that were promised and not set."""
+    """Facts that the plugin provides by its declaration and did not set."""
     waits: int = 0
     """How often `on_request` waited."""
 
     def taken(self) -> set[str]:
-        """What `on_request` changed and the end changed back."""
+        """Return the names of what `on_request` changed and `on_end` changed back."""
         names = self.before.keys() | self.during.keys()
         return {name for name in names if self.before.get(name, 0) != self.during.get(name, 0)} - self.left(names)
 
     def left(self, names: set[str]) -> set[str]:
-        """Which of `names` the end did not change back."""
+        """Return which of `names` differ from what they were before."""
         return {name for name in names if self.before.get(name, 0) != self.after.get(name, 0)}
 
 
 class ScenarioRunner:
-    """A started plugin below those that provide what it requires. `headers` are those of every request."""
+    """A started plugin with the providers above it. `headers` are those of every request.
+
+    With `store=False`, snapshots are of the plugin's memory only.
+    """
 
     def __init__(
-        self, plugin: Plugin, above: Sequence[Plugin], client: Client, headers: Mapping[str, str], *, store: bool = True
+        self,
+        plugin: Plugin,
+        providers: Sequence[Plugin],
+        client: Client,
+        headers: Mapping[str, str],
+        *,
+        store: bool = True,
     ) -> None:
         self.plugin = plugin
-        self.above = above
+        self.providers = providers
         self._client = client
         self._headers = headers
-        self._looks_at_store = store
+        self._with_store = store
         self.cost = Cost()
-        """What `on_chunk` cost so far."""
+        """The cost of `on_chunk` in all scenarios so far."""
 
-    async def live(self, ending: Ending) -> ScenarioResult:
-        """One life. Nothing that the plugin does wrong is raised."""
-        asked = exchange(
-            b"" if ending.method == "GET" else None, method=ending.method, path=ending.path, headers=self._headers
-        )
-        misdirected = asked.request.operation is Operation.MISDIRECTED
-        above = [plugin for plugin in self.above if plugin.sees_misdirected or not misdirected]
-        for plugin in above:
-            await plugin.on_request(asked)
-        lived = ScenarioResult(ending, await self._held(asked))
-        reply = await self._request(asked, lived)
-        lived.during = await self._held(asked)
-        if lived.refused is None and reply is None and not lived.problems:
-            self._answer(asked, lived)
-        asked.ended = time.monotonic()
+    async def run(self, ending: Ending) -> ScenarioResult:
+        """Run one scenario. Errors that the plugin raises are in the result."""
+        body = b"" if ending.method == "GET" else None
+        exchange = new_exchange(body, method=ending.method, path=ending.path, headers=self._headers)
+        misdirected = exchange.request.operation is Operation.MISDIRECTED
+        providers = [plugin for plugin in self.providers if plugin.sees_misdirected or not misdirected]
+        for plugin in providers:
+            await plugin.on_request(exchange)
+        result = ScenarioResult(ending, await self._snapshot(exchange))
+        reply = await self._request(exchange, result)
+        result.during = await self._snapshot(exchange)
+        if result.refused is None and reply is None and not result.problems:
+            self._respond(exchange, result)
+        exchange.ended = time.monotonic()
         try:
-            async with asyncio.timeout(LONGEST_S):
-                await self.plugin.on_end(asked)
+            async with asyncio.timeout(HOOK_TIMEOUT_S):
+                await self.plugin.on_end(exchange)
         except Exception as error:
-            lived.problems.append(_said("on_end", error, ending))
-        lived.after = await self._held(asked)
-        for plugin in reversed(above):
-            await plugin.on_end(asked)
-        return lived
+            result.problems.append(_in_words("on_end", error, ending))
+        result.after = await self._snapshot(exchange)
+        for plugin in reversed(providers):
+            await plugin.on_end(exchange)
+        return result
 
-    async def explained(self) -> list[str]:
-        """What is wrong with how the plugin explains a request that it lets through."""
-        asked = exchange(headers=self._headers)
-        for plugin in self.above:
-            await plugin.on_request(asked)
-        before = await self._held(asked)
+    async def explain_problems(self) -> list[str]:
+        """Return what is wrong with how the plugin explains a request that its `on_request` accepts."""
+        exchange = new_exchange(headers=self._headers)
+        for plugin in self.providers:
+            await plugin.on_request(exchange)
+        before = await self._snapshot(exchange)
         try:
-            async with asyncio.timeout(LONGEST_S):
-                text = await self.plugin.explain(asked)
+            async with asyncio.timeout(HOOK_TIMEOUT_S):
+                text = await self.plugin.explain(exchange)
         except Exception as error:
             return [f"`explain` raised {type(error).__name__}: {error}, where `on_request` passes"]
-        after = await self._held(asked)
-        for plugin in reversed(self.above):
-            await plugin.on_end(asked)
+        after = await self._snapshot(exchange)
+        for plugin in reversed(self.providers):
+            await plugin.on_end(exchange)
         changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-        missing = [fact.__name__ for fact in type(self.plugin).provides if text is not None and fact not in asked]
+        missing = [fact.__name__ for fact in type(self.plugin).provides if text is not None and fact not in exchange]
         return [f"`explain` changes {name}" for name in changed] + [
             f"`explain` does not set {name}" for name in missing
         ]
 
-    async def _request(self, asked: Exchange, lived: ScenarioResult) -> Reply | None:
-        hook = LostReplies(self.plugin.on_request(asked), lived.ending.loses)
+    async def _request(self, exchange: Exchange, result: ScenarioResult) -> Reply | None:
+        hook = LostReplies(self.plugin.on_request(exchange), result.ending.lost_from)
         reply: Reply | None = None
         try:
-            async with asyncio.timeout(LONGEST_S):
+            async with asyncio.timeout(HOOK_TIMEOUT_S):
                 reply = await hook
-                await asked.settle_pending()
+                await exchange.settle_pending()
         except GatewayError as error:
-            lived.refused = asked.error = as_refused(error)
-            asked.status, asked.outcome = asked.error.status, Outcome.REFUSED
+            result.refused = exchange.error = as_refused(error)
+            exchange.status, exchange.outcome = exchange.error.status, Outcome.REFUSED
         except Exception as error:
-            lived.problems.append(_said("on_request", error, lived.ending))
-            asked.outcome = Outcome.INTERNAL_ERROR
+            result.problems.append(_in_words("on_request", error, result.ending))
+            exchange.outcome = Outcome.INTERNAL_ERROR
         else:
-            provides = type(self.plugin).provides if asked.request.operation is Operation.CHAT and reply is None else ()
-            lived.missing = [fact.__name__ for fact in provides if not isinstance(asked.get(fact), fact)]
+            accepted = exchange.request.operation is Operation.CHAT and reply is None
+            provides = type(self.plugin).provides if accepted else ()
+            result.missing = [fact.__name__ for fact in provides if not isinstance(exchange.get(fact), fact)]
         with suppress(GatewayError):
-            await asked.settle_pending()
-        lived.waits = hook.waits
+            await exchange.settle_pending()
+        result.waits = hook.waits
         return reply
 
-    def _answer(self, asked: Exchange, lived: ScenarioResult) -> None:
-        """What the upstream and the caller do."""
-        ending = lived.ending
-        asked.outcome, asked.status = ending.outcome, 200
+    def _respond(self, exchange: Exchange, result: ScenarioResult) -> None:
+        """Do what the upstream and the caller do in this ending."""
+        ending = result.ending
+        exchange.outcome, exchange.status = ending.outcome, 200
         if ending.outcome in (Outcome.REFUSED, Outcome.UPSTREAM_FAILED):
-            asked.error = Refused(403, "token_restricted", "Not this model.")
-            asked.status = 403
+            exchange.error = Refused(403, "token_restricted", "Not this model.")
+            exchange.status = 403
         if ending.chunks is None:
             return
-        asked.channel = "check"
-        asked.attempts.append(Attempt("check", "words", 200))
-        asked.first_byte = time.monotonic()
+        exchange.channel = "check"
+        exchange.attempts.append(Attempt("check", "words", 200))
+        exchange.first_byte = time.monotonic()
         hook = "on_response"
         try:
-            self.plugin.on_response(asked)
+            self.plugin.on_response(exchange)
             hook = "on_chunk"
             for chunk in CHUNKS[: ending.chunks]:
-                asked.bytes += len(chunk)
-                asked.events += chunk.count(b"data:")
+                exchange.bytes += len(chunk)
+                exchange.events += chunk.count(b"data:")
                 with self.cost:
-                    self.plugin.on_chunk(asked, chunk)
+                    self.plugin.on_chunk(exchange, chunk)
         except Exception as error:
-            lived.problems.append(_said(hook, error, ending))
-            asked.outcome = Outcome.INTERNAL_ERROR
-        asked.attempts[-1].usage = Usage(10, 10, "upstream")
+            result.problems.append(_in_words(hook, error, ending))
+            exchange.outcome = Outcome.INTERNAL_ERROR
+        exchange.attempts[-1].usage = Usage(10, 10, "upstream")
 
-    async def _held(self, asked: Exchange) -> Held:
-        memory = in_memory(self.plugin)
-        return memory | await in_store(self._client, asked.id) if self._looks_at_store else memory
+    async def _snapshot(self, exchange: Exchange) -> Snapshot:
+        memory = memory_snapshot(self.plugin)
+        return memory | await store_snapshot(self._client, exchange.id) if self._with_store else memory
 
 
-def _said(hook: str, error: Exception, ending: Ending) -> str:
-    when = (
-        f"where replies were lost (from wait {ending.loses + 1} on)" if ending.loses is not None else f"({ending.name})"
-    )
+def _in_words(hook: str, error: Exception, ending: Ending) -> str:
+    lost = ending.lost_from
+    when = f"({ending.name})" if lost is None else f"where replies were lost (from wait {lost + 1} on)"
     if isinstance(error, TimeoutError):
-        return f"`{hook}` did not end within {LONGEST_S} s {when}"
+        return f"`{hook}` did not end within {HOOK_TIMEOUT_S} s {when}"
     return f"`{hook}` raised {type(error).__name__}: {error} {when}"

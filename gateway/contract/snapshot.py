@@ -1,4 +1,4 @@
-"""What a plugin holds for a request, in its memory and in the store, as numbers that can be compared."""
+"""Snapshots of what a plugin keeps, in memory and in the store, as numbers that can be compared."""
 
 from __future__ import annotations
 
@@ -10,43 +10,49 @@ from typing import Any
 from gateway.plugin import Plugin
 from gateway.store.client.client import Client
 
-Held = dict[str, float]
-"""Names of what was found, with its size or its number."""
+Snapshot = dict[str, float]
+"""Sizes and numbers by their names, which are fit for a sentence."""
 
 
-def in_memory(plugin: Plugin) -> Held:
-    """Sizes of containers, numbers, free places of semaphores: of the plugin, and of its module's own objects in it."""
-    found: Held = {}
-    _look_into(vars(plugin), "", type(plugin).__module__, found)
-    return found
+def memory_snapshot(plugin: Plugin) -> Snapshot:
+    """Return the numbers, sizes of containers and free slots of semaphores in a plugin's attributes.
+
+    Attributes that are objects of a class of the plugin's own module are looked into, one level deep.
+    """
+    snapshot: Snapshot = {}
+    _add_attributes(vars(plugin), "", type(plugin).__module__, snapshot)
+    return snapshot
 
 
-def _look_into(attributes: Mapping[str, object], prefix: str, module: str, found: Held) -> None:
+def _add_attributes(attributes: Mapping[str, object], prefix: str, module: str, snapshot: Snapshot) -> None:
     for name, value in attributes.items():
-        place = prefix + name
+        path = prefix + name
         if isinstance(value, asyncio.Semaphore):
-            found[f"free places of `{place}`"] = value._value
+            snapshot[f"free slots of `{path}`"] = value._value
         elif isinstance(value, int | float):
-            found[f"`{place}`"] = value
+            snapshot[f"`{path}`"] = value
         elif isinstance(value, deque) and value.maxlen is not None:
             continue
         elif isinstance(value, Sized) and not isinstance(value, str | bytes):
-            found[f"the size of `{place}`"] = len(value)
+            snapshot[f"the size of `{path}`"] = len(value)
             if isinstance(value, Mapping):
-                found[f"the sum of `{place}`"] = sum(item for item in value.values() if isinstance(item, int | float))
+                snapshot[f"the sum of `{path}`"] = sum(item for item in value.values() if isinstance(item, int | float))
         elif type(value).__module__ == module and hasattr(value, "__dict__") and not prefix:
-            _look_into(vars(value), f"{place}.", module, found)
+            _add_attributes(vars(value), f"{path}.", module, snapshot)
 
 
-async def in_store(client: Client, request_id: str) -> Held:
-    """Every key with its fields and members; numbers as they are, all else as 1. The request's id reads `<id>`."""
-    found: Held = {}
+async def store_snapshot(client: Client, request_id: str) -> Snapshot:
+    """Return every key of the store with its fields or members: numbers as they are, anything else as 1.
+
+    The request's id is replaced by `<id>`, so that snapshots of different requests can be compared.
+    """
+    snapshot: Snapshot = {}
     for key in await client.call("KEYS", "*"):
         for member, number in await _members(client, key):
             name = f"`{_text(key)}`" + (f" {_text(member)}" if member else "")
             name = name.replace(request_id, "<id>")
-            found[name] = found.get(name, 0) + number
-    return found
+            snapshot[name] = snapshot.get(name, 0) + number
+    return snapshot
 
 
 async def _members(client: Client, key: Any) -> list[tuple[Any, float]]:

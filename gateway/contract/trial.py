@@ -1,4 +1,4 @@
-"""One plugin on a store of its own, tried by running it."""
+"""The checks that need a plugin to run: one plugin, on a store of its own."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import msgspec
 
 from gateway.config.decode import convert
 from gateway.config.document import Document
-from gateway.contract.cost import MOST_CALLS
-from gateway.contract.declared import defined
-from gateway.contract.endings import EARLY, MISDIRECTED, MODELS, WHOLE
+from gateway.contract.cost import MAX_CALLS
+from gateway.contract.declared import defined_hooks
+from gateway.contract.endings import COMPLETED, INCOMPLETE, MISDIRECTED, MODELS
 from gateway.contract.finding import Finding
-from gateway.contract.leaks import Log, shown
-from gateway.contract.providers import above
+from gateway.contract.leaks import CapturedLog, leaked
+from gateway.contract.providers import providers_for
 from gateway.contract.scenarios import ScenarioResult, ScenarioRunner
-from gateway.contract.snapshot import in_memory
+from gateway.contract.snapshot import memory_snapshot
 from gateway.errors import GatewayError
 from gateway.plugin import Plugin
 from gateway.services import Services
 
-MOST_WAITS: Final = 12
-"""In so many places at most does the store go away."""
-CROWD: Final = 24
-"""So many exchanges tell growth from chance."""
+MAX_LOST_REPLIES: Final = 12
+"""At how many waits of `on_request`, at most, the replies are lost; each is a scenario."""
+GROWTH_EXCHANGES: Final = 24
+"""A container that grows by one for each of these exchanges is taken to grow for ever."""
 
 
 class Trial:
-    """One plugin on a store of its own."""
+    """The trial of one plugin. `given` is what it is started with, `headers` are those of every request."""
 
     def __init__(
         self, kind: type[Plugin], settings: Mapping[str, object], given: Services, headers: Mapping[str, str]
@@ -40,97 +40,109 @@ class Trial:
         self.settings = settings
         self.given = given
         self.headers = headers
-        self.log = Log()
+        self.log = CapturedLog()
         given.log = self.log.logger
 
     async def run(self) -> list[Finding]:
-        """All that needs the plugin to run."""
-        plugin = self._made()
+        """Run all checks. Stop at the first of `start` and `request` that does not pass."""
+        plugin = self._new_plugin()
         tasks, threads = asyncio.all_tasks(), set(threading.enumerate())
         try:
-            providers = [kind() for kind in above(self.kind)]
+            providers = [kind() for kind in providers_for(self.kind)]
             for each in (*providers, plugin):
                 await self._start(each)
         except (ValueError, GatewayError) as error:
             return [Finding("start", False, f"does not start: {error}")]
-        stage = ScenarioRunner(plugin, providers, self.given.redis, self.headers)
-        whole = await stage.live(WHOLE)
-        findings = [Finding("start", True, "starts with these settings"), self._served(whole)]
+        runner = ScenarioRunner(plugin, providers, self.given.redis, self.headers)
+        completed = await runner.run(COMPLETED)
+        findings = [Finding("start", True, "starts with these settings"), self._request(completed)]
         if not findings[1].passed:
             await plugin.stop()
         else:
-            findings += await self._lives(stage, whole)
-            findings.append(await self._reload(stage))
+            findings += await self._endings(runner, completed)
+            findings.append(await self._reload(runner))
         for provider in providers:
             await provider.stop()
-        findings.append(await _ended(tasks, threads))
-        return [*findings, Finding.of("secrets", shown(plugin, self.log.lines, self.headers), "none in `repr` or log")]
+        findings.append(await _stopped(tasks, threads))
+        leaks = leaked(plugin, self.log.lines, self.headers)
+        return [*findings, Finding.of("secrets", leaks, "none in `repr` or log")]
 
-    def _served(self, whole: ScenarioResult) -> Finding:
-        problems = list(whole.problems)
-        if whole.refused is not None:
+    def _request(self, completed: ScenarioResult) -> Finding:
+        problems = list(completed.problems)
+        if (refused := completed.refused) is not None:
             problems.append(
-                f"refused the request of this check ({whole.refused.status} {whole.refused.code}: {whole.refused}): "
-                "give settings, or a header, with which it lets one through"
+                f"refused the request of this check ({refused.status} {refused.code}: {refused}): "
+                "give settings or a header with which it accepts the request"
             )
-        problems += [f"`on_request` did not set {fact}, which it provides" for fact in whole.missing]
-        return Finding.of("request", problems, "lets one through, and sets what it provides")
+        problems += [f"`on_request` did not set {fact}, which it provides" for fact in completed.missing]
+        return Finding.of("request", problems, "accepts a request, and sets what it provides")
 
-    async def _lives(self, stage: ScenarioRunner, whole: ScenarioResult) -> list[Finding]:
-        kinds = [*EARLY, MODELS, *([MISDIRECTED] if self.kind.sees_misdirected else [])]
-        kinds += [msgspec.structs.replace(EARLY[0], loses=wait) for wait in range(min(whole.waits, MOST_WAITS))]
-        lived = [await stage.live(ending) for ending in kinds]
-        ends = [problem for life in lived for problem in life.problems]
-        if any(life.refused and life.refused.code == "invalid_json" for life in lived if life.ending.method == "GET"):
-            ends.append("reads the body of requests that have none: look at `exchange.request.operation` first")
-        taken = whole.taken()
-        kept = [f"{name} after: {_names(life)}" for life in lived for name in sorted(life.left(taken))]
-        kept += await self._growth(stage)
+    async def _endings(self, runner: ScenarioRunner, completed: ScenarioResult) -> list[Finding]:
+        endings = [*INCOMPLETE, MODELS, *([MISDIRECTED] if self.kind.sees_misdirected else [])]
+        endings += [
+            msgspec.structs.replace(INCOMPLETE[0], lost_from=wait)
+            for wait in range(min(completed.waits, MAX_LOST_REPLIES))
+        ]
+        results = [await runner.run(ending) for ending in endings]
+        problems = [problem for result in results for problem in result.problems]
+        without_body = [result for result in results if result.ending.method == "GET"]
+        if any(result.refused and result.refused.code == "invalid_json" for result in without_body):
+            problems.append(
+                "reads the body of requests that have none: look at `exchange.request.operation` before `body()`"
+            )
+        taken = completed.taken()
+        not_given_back = [f"{name} after: {_name(result)}" for result in results for name in sorted(result.left(taken))]
+        not_given_back += await self._growth(runner)
         return [
-            Finding.of("ends", ends, _counted(lived)),
-            Finding.of("gives back", kept, ", ".join(sorted(taken)) or "takes nothing"),
-            Finding.of("explains", await stage.explained(), "takes nothing")
-            if "explain" in defined(self.kind)
-            else Finding("explains", True, "does not: `gateway explain` cannot tell what it would do"),
-            Finding.of("chunks", stage.cost.problems(), f"{stage.cost.most} calls at most, of {MOST_CALLS}")
-            if "on_chunk" in defined(self.kind)
-            else Finding("chunks", True, "does not look"),
+            Finding.of("ends", problems, _summary(results)),
+            Finding.of("gives back", not_given_back, ", ".join(sorted(taken)) or "takes nothing"),
+            Finding.of("explains", await runner.explain_problems(), "takes nothing")
+            if "explain" in defined_hooks(self.kind)
+            else Finding("explains", True, "no `explain`: `gateway explain` cannot say what the plugin would do"),
+            Finding.of(
+                "chunks", runner.cost.problems(), f"at most {runner.cost.max_calls} calls of {MAX_CALLS} allowed"
+            )
+            if "on_chunk" in defined_hooks(self.kind)
+            else Finding("chunks", True, "no `on_chunk`"),
         ]
 
-    async def _growth(self, stage: ScenarioRunner) -> list[str]:
-        """What an exchange leaves behind in memory, however it ends."""
-        crowd = ScenarioRunner(stage.plugin, stage.above, self.given.redis, self.headers, store=False)
-        before = in_memory(stage.plugin)
-        for index in range(CROWD):
-            await crowd.live((WHOLE, *EARLY)[index % (1 + len(EARLY))])
-        after = in_memory(stage.plugin)
+    async def _growth(self, runner: ScenarioRunner) -> list[str]:
+        """Return what grows in memory, or loses free slots, with every exchange."""
+        crowd = ScenarioRunner(runner.plugin, runner.providers, self.given.redis, self.headers, store=False)
+        endings = (COMPLETED, *INCOMPLETE)
+        before = memory_snapshot(runner.plugin)
+        for index in range(GROWTH_EXCHANGES):
+            await crowd.run(endings[index % len(endings)])
+        after = memory_snapshot(runner.plugin)
+        changes = {name: abs(after[name] - before.get(name, 0)) for name in sorted(after)}
         return [
-            f"{name} changed by {abs(after[name] - before.get(name, 0)):g} in {CROWD} exchanges"
-            for name in sorted(after)
-            if name.startswith(("the size", "free places")) and abs(after[name] - before.get(name, 0)) >= CROWD
+            f"{name} changed by {change:g} in {GROWTH_EXCHANGES} exchanges"
+            for name, change in changes.items()
+            if name.startswith(("the size", "free slots")) and change >= GROWTH_EXCHANGES
         ]
 
-    async def _reload(self, stage: ScenarioRunner) -> Finding:
-        """A new instance starts beside the old one, the old one stops, the new one serves on."""
-        new = self._made()
+    async def _reload(self, runner: ScenarioRunner) -> Finding:
+        """Start a new instance beside the old one, stop the old one, and send a request through the new one."""
+        new = self._new_plugin()
         problems: list[str] = []
         try:
             await self._start(new)
-            await stage.plugin.stop()
-            problems += (await ScenarioRunner(new, stage.above, self.given.redis, self.headers).live(WHOLE)).problems
+            await runner.plugin.stop()
+            reloaded = ScenarioRunner(new, runner.providers, self.given.redis, self.headers)
+            problems += (await reloaded.run(COMPLETED)).problems
             await new.stop()
         except Exception as error:
             problems.append(f"a second instance beside the first one: {type(error).__name__}: {error}")
         return Finding.of("reload", problems, "a second instance started beside the first one, which stopped")
 
-    def _made(self) -> Plugin:
+    def _new_plugin(self) -> Plugin:
         return convert(Document(Path("--with")), (), dict(self.settings), self.kind)
 
     async def _start(self, plugin: Plugin) -> None:
         await plugin.start(self.given.named("check"))
 
 
-async def _ended(tasks: set[asyncio.Task[Any]], threads: set[threading.Thread]) -> Finding:
+async def _stopped(tasks: set[asyncio.Task[Any]], threads: set[threading.Thread]) -> Finding:
     left = asyncio.all_tasks() - tasks
     if left:
         _, left = await asyncio.wait(left, timeout=1)
@@ -143,14 +155,14 @@ async def _ended(tasks: set[asyncio.Task[Any]], threads: set[threading.Thread]) 
     return Finding.of("stop", problems, "no task and no thread is left")
 
 
-def _names(life: ScenarioResult) -> str:
-    if life.ending.loses is not None:
-        return f"the replies from wait {life.ending.loses + 1} of `on_request` on were lost"
-    return life.ending.name
+def _name(result: ScenarioResult) -> str:
+    if result.ending.lost_from is not None:
+        return f"the replies from wait {result.ending.lost_from + 1} of `on_request` on were lost"
+    return result.ending.name
 
 
-def _counted(lived: list[ScenarioResult]) -> str:
-    lost = sum(life.ending.loses is not None for life in lived)
-    refused = sum(life.refused is not None and life.ending.loses is None for life in lived)
-    text = f"{len(lived)} other lives, {lost} with lost replies"
+def _summary(results: list[ScenarioResult]) -> str:
+    lost = sum(result.ending.lost_from is not None for result in results)
+    refused = sum(result.refused is not None and result.ending.lost_from is None for result in results)
+    text = f"{len(results)} other endings, {lost} of them with lost replies"
     return f"{text}; {refused} refused by the plugin itself" if refused else text

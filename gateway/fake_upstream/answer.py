@@ -1,6 +1,6 @@
-"""The answer of a good upstream, in the parts that a mode plays, bends or leaves out.
+"""The answer of a well-behaved upstream, in parts that a mode sends, changes or leaves out.
 
-One word is one token and one event.
+Each word is one token and one event.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from aiohttp import web
 from aiohttp_sse import EventSourceResponse
 
 DONE = "[DONE]"
-LONGEST_ECHO = 40
+MAX_QUOTED_WORDS = 40
 
 Ceiling = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Message(msgspec.Struct):
+    """A message of the conversation: text, or a list of parts."""
+
     role: str
     content: str | list[dict[str, Any]] | None = None
 
@@ -35,8 +37,8 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class Ask(msgspec.Struct):
-    """The fields of a request's body that the answer depends on."""
+class ChatRequest(msgspec.Struct):
+    """A chat completion's body: only the fields that the answer depends on."""
 
     model: str
     messages: list[Message]
@@ -46,28 +48,28 @@ class Ask(msgspec.Struct):
     stream_options: StreamOptions | None = None
 
     def reply(self) -> str:
-        """What there is to say about the last message of the user."""
-        of_user = [message for message in self.messages if message.role == "user"]
-        said = " ".join(of_user[-1].words()[:LONGEST_ECHO]) if of_user else "nothing"
-        return f'You said "{said}", and this answer comes one word at a time.'
+        """Return a text that quotes the last message of the user."""
+        from_user = [message for message in self.messages if message.role == "user"]
+        quoted = " ".join(from_user[-1].words()[:MAX_QUOTED_WORDS]) if from_user else "nothing"
+        return f'You said "{quoted}", and this answer comes one word at a time.'
 
 
 class Completion:
-    """One request for a completion. `words` is the answer; `pace_s` passes before each event."""
+    """One chat completion. `words` is the text of the answer; `pace_s` passes before each event."""
 
-    def __init__(self, request: web.Request, ask: Ask, *, pace_s: float, words: str | None) -> None:
+    def __init__(self, request: web.Request, chat: ChatRequest, *, pace_s: float, words: str | None) -> None:
         self.request = request
-        self.ask = ask
+        self.chat = chat
         self.pace_s = pace_s
-        all_words = (ask.reply() if words is None else words).split()
-        self.words = all_words[: ask.max_completion_tokens or ask.max_tokens]
+        all_words = (chat.reply() if words is None else words).split()
+        self.words = all_words[: chat.max_completion_tokens or chat.max_tokens]
         self.finish_reason = "stop" if len(self.words) == len(all_words) else "length"
         self._id = f"chatcmpl-{uuid4().hex}"
         self._created = int(time.time())
 
     def usage(self, completion_tokens: int | None = None) -> dict[str, int]:
-        """Tokens of the prompt, and of the answer or of its first part."""
-        prompt = sum(len(message.words()) for message in self.ask.messages)
+        """Return the token counts; `completion_tokens` replaces the true count of the answer."""
+        prompt = sum(len(message.words()) for message in self.chat.messages)
         completion = len(self.words) if completion_tokens is None else completion_tokens
         return {
             "prompt_tokens": prompt,
@@ -76,45 +78,49 @@ class Completion:
         }
 
     def content(self, text: str) -> str:
+        """Return a chunk with a piece of text."""
         return self._chunk([_choice({"content": text})])
 
     def text(self) -> list[str]:
-        """The role, then each word."""
+        """Return the chunk with the role, then one for each word."""
         spaced = self.words[:1] + [f" {word}" for word in self.words[1:]]
         return [self._chunk([_choice({"role": "assistant", "content": ""})]), *map(self.content, spaced)]
 
     def half(self) -> list[str]:
-        """The role, then each word of the first half."""
+        """Return the chunk with the role, then one for each word of the first half."""
         return self.text()[: 1 + (len(self.words) + 1) // 2]
 
-    def finish(self, **beside: object) -> str:
-        return self._chunk([_choice({}, self.finish_reason)], **beside)
+    def finish(self, **fields: object) -> str:
+        """Return the chunk with the finish reason, and further top-level fields."""
+        return self._chunk([_choice({}, self.finish_reason)], **fields)
 
     def usage_chunk(self) -> str:
+        """Return the chunk with the usage, which has no choices."""
         return self._chunk([], usage=self.usage())
 
     def ending(self) -> list[str]:
-        """The finish, the usage where it was asked for, and `[DONE]`."""
-        options = self.ask.stream_options
+        """Return the finish chunk, the usage chunk if the request asks for it, and `[DONE]`."""
+        options = self.chat.stream_options
         usage = [self.usage_chunk()] if options and options.include_usage else []
         return [self.finish(), *usage, DONE]
 
     def whole(self) -> dict[str, object]:
-        """The same answer for who did not ask for a stream."""
+        """Return the same answer as one JSON object, for requests without `stream: true`."""
         message = {"role": "assistant", "content": " ".join(self.words)}
         choice = {"index": 0, "message": message, "finish_reason": self.finish_reason}
         return self._head("chat.completion") | {"choices": [choice], "usage": self.usage()}
 
-    async def play(self, stream: EventSourceResponse, events: Iterable[str]) -> None:
+    async def send(self, stream: EventSourceResponse, events: Iterable[str]) -> None:
+        """Send the events at the pace."""
         for event in events:
             await asyncio.sleep(self.pace_s)
             await stream.send(event)
 
     def _head(self, kind: str) -> dict[str, object]:
-        return {"id": self._id, "object": kind, "created": self._created, "model": self.ask.model}
+        return {"id": self._id, "object": kind, "created": self._created, "model": self.chat.model}
 
-    def _chunk(self, choices: list[dict[str, object]], **beside: object) -> str:
-        chunk = self._head("chat.completion.chunk") | {"choices": choices} | beside
+    def _chunk(self, choices: list[dict[str, object]], **fields: object) -> str:
+        chunk = self._head("chat.completion.chunk") | {"choices": choices} | fields
         return msgspec.json.encode(chunk).decode()
 
 
@@ -123,10 +129,11 @@ def _choice(delta: dict[str, str], finish_reason: str | None = None) -> dict[str
 
 
 def error(code: str, message: str, *, type: str = "invalid_request_error", param: str | None = None) -> str:  # noqa: A002
-    """An error as OpenAI words it: the body of a refusal, or an event of a stream."""
+    """Return an error in OpenAI's JSON shape: the body of a refusal, or an event of a stream."""
     detail = {"message": message, "type": type, "param": param, "code": code}
     return msgspec.json.encode({"error": detail}).decode()
 
 
 def refusal(status: int, body: str, headers: dict[str, str] | None = None) -> web.Response:
+    """Return a response with a JSON error as its body."""
     return web.Response(status=status, text=body, content_type="application/json", headers=headers)

@@ -1,6 +1,6 @@
-"""The modes: one function each, whose docstring is its line in the help.
+"""The modes, one function each. Its docstring is the line that `gateway fake-upstream --modes` prints.
 
-A mode that streams does so only for who asked with `stream: true`; others get the whole answer as JSON.
+A mode that streams does so only for requests with `stream: true`; others get the complete answer as JSON.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import socket
 import struct
 from collections.abc import Awaitable, Callable
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from aiohttp import web
 from aiohttp_sse import EventSourceResponse, sse_response
@@ -20,15 +20,16 @@ from aiohttp_sse import EventSourceResponse, sse_response
 from gateway.fake_upstream.answer import DONE, Completion, error, refusal
 
 Answer = Callable[[Completion], Awaitable[web.StreamResponse]]
-Play = Callable[[Completion, EventSourceResponse], Awaitable[None]]
+Send = Callable[[Completion, EventSourceResponse], Awaitable[None]]
 
-MODES: dict[str, str] = {}
-"""Each mode by name, in one sentence."""
-ANSWERS: dict[str, Answer] = {}
+MODES: Final[dict[str, str]] = {}
+"""What each mode does, in one sentence, by its name."""
+ANSWERS: Final[dict[str, Answer]] = {}
+"""The function of each mode, by its name."""
 
-SLOW_FIRST_PACES = 50
-HUGE_BYTES = 2_000_000
-REFUSALS = {
+SLOW_FIRST_PACES: Final = 50
+HUGE_BYTES: Final = 2_000_000
+REFUSALS: Final = {
     401: ("invalid_api_key", "Incorrect API key provided."),
     402: ("insufficient_balance", "This key's balance is used up."),
     403: ("country_not_supported", "This key may not be used here."),
@@ -37,10 +38,12 @@ REFUSALS = {
     500: ("server_error", "The server had an error."),
     503: ("overloaded", "The server is overloaded."),
 }
-FAILURE = error("server_error", "The server had an error.", type="server_error")
+FAILURE: Final = error("server_error", "The server had an error.", type="server_error")
 
 
 def mode(name: str, sentence: str = "") -> Callable[[Answer], Answer]:
+    """Register a function as a mode. Its docstring describes the mode, unless `sentence` does."""
+
     def register(answer: Answer) -> Answer:
         MODES[name] = sentence or answer.__doc__ or ""
         ANSWERS[name] = answer
@@ -49,76 +52,76 @@ def mode(name: str, sentence: str = "") -> Callable[[Answer], Answer]:
     return register
 
 
-def streaming(name: str, *, separator: str = "\n") -> Callable[[Play], Play]:
-    """A mode that plays on an open event stream, which then ends properly."""
+def streaming(name: str, *, separator: str = "\n") -> Callable[[Send], Send]:
+    """Register a function as a mode that sends to an open event stream, which then ends properly."""
 
-    def register(play: Play) -> Play:
-        @mode(name, play.__doc__ or "")
+    def register(send: Send) -> Send:
+        @mode(name, send.__doc__ or "")
         async def answer(call: Completion) -> web.StreamResponse:
-            if not call.ask.stream:
+            if not call.chat.stream:
                 return web.json_response(call.whole())
             opened = sse_response(call.request, sep=separator, ping_interval=math.inf, allow_all_methods=True)
             async with opened as stream:
-                await play(call, stream)
+                await send(call, stream)
             return stream
 
-        return play
+        return send
 
     return register
 
 
 async def forever() -> NoReturn:
-    """Until the caller leaves or the upstream stops."""
+    """Wait until the caller leaves or the upstream stops."""
     while True:
         await asyncio.get_running_loop().create_future()
 
 
 @streaming("words")
 async def words(call: Completion, stream: EventSourceResponse) -> None:
-    """Streams words at a human pace, as a good upstream does."""
-    await call.play(stream, call.text() + call.ending())
+    """Stream words at a reading pace, as a well-behaved upstream does."""
+    await call.send(stream, call.text() + call.ending())
 
 
 @streaming("crlf", separator="\r\n")
 async def crlf(call: Completion, stream: EventSourceResponse) -> None:
-    """Ends its lines with CRLF; otherwise good."""
+    """End lines with CRLF; otherwise like words."""
     await words(call, stream)
 
 
 @streaming("no-usage")
 async def no_usage(call: Completion, stream: EventSourceResponse) -> None:
-    """Never tells the usage, asked or not."""
-    await call.play(stream, [*call.text(), call.finish(), DONE])
+    """Never send the usage, whether the request asks for it or not."""
+    await call.send(stream, [*call.text(), call.finish(), DONE])
 
 
 @streaming("usage-beside-finish")
 async def usage_beside_finish(call: Completion, stream: EventSourceResponse) -> None:
-    """Tells the usage in the chunk of the finish reason, asked or not."""
-    await call.play(stream, [*call.text(), call.finish(usage=call.usage()), DONE])
+    """Send the usage in the chunk with the finish reason, whether the request asks for it or not."""
+    await call.send(stream, [*call.text(), call.finish(usage=call.usage()), DONE])
 
 
 @streaming("two-usages")
 async def two_usages(call: Completion, stream: EventSourceResponse) -> None:
-    """Tells a smaller usage beside the finish reason and then the true one, asked or not."""
-    await call.play(stream, [*call.text(), call.finish(usage=call.usage(1)), call.usage_chunk(), DONE])
+    """Send a usage that is too small with the finish reason, then the true one, whether the request asks for it or not."""
+    await call.send(stream, [*call.text(), call.finish(usage=call.usage(1)), call.usage_chunk(), DONE])
 
 
 @streaming("no-done")
 async def no_done(call: Completion, stream: EventSourceResponse) -> None:
-    """Ends properly after the finish reason, without [DONE]."""
-    await call.play(stream, [*call.text(), *call.ending()[:-1]])
+    """End the stream properly after the finish reason, without [DONE]."""
+    await call.send(stream, [*call.text(), *call.ending()[:-1]])
 
 
 @streaming("truncate")
 async def truncate(call: Completion, stream: EventSourceResponse) -> None:
-    """Ends properly in the middle of the answer."""
-    await call.play(stream, call.half())
+    """End the stream properly in the middle of the answer."""
+    await call.send(stream, call.half())
 
 
 @streaming("cut")
 async def cut(call: Completion, stream: EventSourceResponse) -> None:
-    """Resets the connection in the middle of an event."""
-    await call.play(stream, call.half())
+    """Reset the connection in the middle of an event."""
+    await call.send(stream, call.half())
     await stream.write(b'data: {"id":"chatcmpl-')
     await asyncio.sleep(call.pace_s)
     if transport := call.request.transport:
@@ -130,14 +133,14 @@ async def cut(call: Completion, stream: EventSourceResponse) -> None:
 
 @streaming("stall")
 async def stall(call: Completion, stream: EventSourceResponse) -> None:
-    """Falls silent in the middle of the answer."""
-    await call.play(stream, call.half())
+    """Stop sending in the middle of the answer, and keep the connection open."""
+    await call.send(stream, call.half())
     await forever()
 
 
 @streaming("drip")
 async def drip(call: Completion, stream: EventSourceResponse) -> None:
-    """Sends comments for ever, and never an event."""
+    """Send comments for ever, and never an event."""
     while True:
         await asyncio.sleep(call.pace_s)
         await stream.write(b": still thinking\n\n")
@@ -145,37 +148,37 @@ async def drip(call: Completion, stream: EventSourceResponse) -> None:
 
 @streaming("endless")
 async def endless(call: Completion, stream: EventSourceResponse) -> None:
-    """Sends words for ever, past every ceiling."""
-    await call.play(stream, itertools.chain(call.text(), itertools.repeat(call.content(" more"))))
+    """Send words for ever, beyond max_tokens."""
+    await call.send(stream, itertools.chain(call.text(), itertools.repeat(call.content(" more"))))
 
 
 @streaming("huge")
 async def huge(call: Completion, stream: EventSourceResponse) -> None:
-    """Sends its text in one event of two megabytes."""
+    """Send the text in one event of two megabytes."""
     call.words = ["x" * HUGE_BYTES]
     await words(call, stream)
 
 
 @streaming("empty")
 async def empty(call: Completion, stream: EventSourceResponse) -> None:
-    """Answers with an event stream that ends properly without an event."""
+    """Answer with an event stream that ends properly without an event."""
 
 
 @streaming("error-event")
 async def error_event(call: Completion, stream: EventSourceResponse) -> None:
-    """Sends an error in the middle of the answer and ends properly."""
-    await call.play(stream, [*call.half(), FAILURE])
+    """Send an error event in the middle of the answer, then end the stream properly."""
+    await call.send(stream, [*call.half(), FAILURE])
 
 
 @streaming("first-error")
 async def first_error(call: Completion, stream: EventSourceResponse) -> None:
-    """Answers 200 with an event stream whose only event is an error."""
-    await call.play(stream, [FAILURE])
+    """Answer 200 with an event stream whose only event is an error."""
+    await call.send(stream, [FAILURE])
 
 
 @streaming("echo-key")
 async def echo_key(call: Completion, stream: EventSourceResponse) -> None:
-    """Puts the credential that it was called with into its text."""
+    """Answer with a text that contains the credential of the request."""
     credential = call.request.headers.get("Authorization", "").removeprefix("Bearer ")
     call.words = ["The", "key", "was", credential]
     await words(call, stream)
@@ -183,32 +186,32 @@ async def echo_key(call: Completion, stream: EventSourceResponse) -> None:
 
 @mode("silent")
 async def silent(call: Completion) -> web.StreamResponse:
-    """Accepts the request and says nothing."""
+    """Accept the request and never answer."""
     await forever()
 
 
 @mode("slow-first")
 async def slow_first(call: Completion) -> web.StreamResponse:
-    """Waits for fifty times the pace before its status line; then good."""
+    """Wait for fifty times the pace before the status line; then like words."""
     await asyncio.sleep(call.pace_s * SLOW_FIRST_PACES)
     return await ANSWERS["words"](call)
 
 
 @mode("html")
 async def html(call: Completion) -> web.StreamResponse:
-    """Answers 200 with a page for people."""
+    """Answer 200 with an HTML page."""
     return web.Response(text="<!doctype html><title>Please sign in</title>", content_type="text/html")
 
 
 @mode("json")
-async def json(call: Completion) -> web.StreamResponse:
-    """Answers 200 with the whole answer as JSON, although a stream was asked for."""
+async def whole_json(call: Completion) -> web.StreamResponse:
+    """Answer 200 with the complete answer as JSON, although the request asks for a stream."""
     return web.json_response(call.whole())
 
 
 @mode("gzip")
 async def gzipped(call: Completion) -> web.StreamResponse:
-    """Compresses the stream, although nobody allowed it."""
+    """Compress the stream with gzip, although the request does not accept that."""
     events = "".join(f"data: {event}\n\n" for event in call.text() + call.ending())
     return web.Response(
         body=gzip.compress(events.encode()),
@@ -219,7 +222,7 @@ async def gzipped(call: Completion) -> web.StreamResponse:
 
 @mode("redirect")
 async def redirect(call: Completion) -> web.StreamResponse:
-    """Answers 307 with another address on the same host."""
+    """Answer 307 with another address on the same host."""
     raise web.HTTPTemporaryRedirect("/v1/elsewhere")
 
 
@@ -228,7 +231,7 @@ def _refusing(status: int, code: str, message: str) -> None:
     kind = "server_error" if status >= 500 else "invalid_request_error"
     body = error(code, message, type=kind, param="model" if status == 404 else None)
 
-    @mode(str(status), f"Refuses with {status} and a JSON error: {message}")
+    @mode(str(status), f"Refuse with {status} and a JSON error: {message}")
     async def refuse(call: Completion) -> web.StreamResponse:
         return refusal(status, body, headers)
 

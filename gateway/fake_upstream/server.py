@@ -1,10 +1,10 @@
-"""The fake upstream's sockets: whoever leaves or stops ends the answers that are still open."""
+"""The fake upstream's HTTP server."""
 
 from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 from aiohttp import web
@@ -12,15 +12,16 @@ from aiohttp.typedefs import Handler
 from multidict import CIMultiDictProxy
 from yarl import URL
 
-from gateway.fake_upstream.answer import Ask, Completion, error, refusal
+from gateway.fake_upstream.answer import ChatRequest, Completion, error, refusal
 from gateway.fake_upstream.modes import ANSWERS, REFUSALS
 
-MODEL = "fake-model"
-MAX_BODY_BYTES = 64 << 20
-REMEMBERED = 1_000
+MODEL: Final = "fake-model"
+MAX_BODY_BYTES: Final = 64 << 20
+MAX_REQUESTS: Final = 1_000
+"""How many of the latest requests are kept in `FakeUpstream.requests`."""
 
 
-class Seen(msgspec.Struct, frozen=True):
+class ReceivedRequest(msgspec.Struct, frozen=True):
     """A request as it arrived. `path` is raw, with its query; `headers` is case-insensitive."""
 
     method: str
@@ -29,15 +30,15 @@ class Seen(msgspec.Struct, frozen=True):
     body: bytes
 
     def __repr__(self) -> str:
-        return f"<Seen {self.method} {self.path}, {len(self.body)} bytes>"
+        return f"<ReceivedRequest {self.method} {self.path}, {len(self.body)} bytes>"
 
 
 class FakeUpstream:
-    """An OpenAI-compatible upstream on loopback that behaves, or misbehaves on purpose, by its mode.
+    """An OpenAI-compatible upstream on loopback. Its mode says how it answers, or misbehaves.
 
-    `pace_s` passes before each event. `words` is what it says, instead of something about the request. With
-    a `key`, any other credential is refused with 401. `port` 0 takes a free one. Raises `ValueError` for an
-    unknown mode.
+    `pace_s` passes before each event. `words` is the text of every answer; without it, the answer quotes the request. With
+    a `key`, requests with any other credential are refused with 401. `port` 0 takes a free port. Raises `ValueError` for
+    an unknown mode.
     """
 
     def __init__(
@@ -53,19 +54,19 @@ class FakeUpstream:
         self.mode = mode
         self.pace_s = pace_s
         self.base_url = ""
-        """Ends in `/v1`; known once started."""
-        self.requests: list[Seen] = []
-        """What arrived, oldest first; the last thousand."""
+        """The base address, which ends in `/v1`; empty before `start`."""
+        self.requests: list[ReceivedRequest] = []
+        """The latest requests, oldest first, a thousand at most."""
         self._words = words
         self._key = key
         self._host = host
         self._port = port
-        self._open: set[asyncio.Task[object]] = set()
+        self._answers: set[asyncio.Task[object]] = set()
         self._runner: web.AppRunner | None = None
 
     @property
     def mode(self) -> str:
-        """May be assigned at any time; an answer that has begun keeps its mode."""
+        """The mode of the answers that begin from now on. It may be assigned at any time."""
         return self._mode
 
     @mode.setter
@@ -74,20 +75,26 @@ class FakeUpstream:
             raise ValueError(f"unknown mode {mode!r}: one of {', '.join(ANSWERS)}")
         self._mode = mode
 
-    async def start(self) -> None:
-        """Listen. Raises `OSError` where the port is taken."""
+    def application(self) -> web.Application:
+        """Return a new application that answers as this upstream, to be run by a server of the caller's."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._receive])
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", self._complete)
-        app.on_shutdown.append(self._leave)
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
+        app.on_shutdown.append(self._cancel_answers)
+        return app
+
+    async def start(self) -> None:
+        """Listen. Raises `OSError` if the port is taken."""
+        self._runner = web.AppRunner(
+            self.application(), handler_cancellation=True, access_log=None, shutdown_timeout=0.2
+        )
         await self._runner.setup()
         await web.TCPSite(self._runner, self._host, self._port).start()
         port = self._runner.addresses[0][1]
         self.base_url = str(URL.build(scheme="http", host=self._host, port=port, path="/v1"))
 
     async def stop(self) -> None:
-        """Stop listening and cut the streams that are open, without their ends; within a second."""
+        """Stop listening and cut open streams without their ends. Takes a second at most."""
         if self._runner:
             await self._runner.cleanup()
 
@@ -100,19 +107,20 @@ class FakeUpstream:
     ) -> None:
         await self.stop()
 
-    async def _leave(self, _: web.Application) -> None:
-        for answer in self._open:
+    async def _cancel_answers(self, _: web.Application) -> None:
+        for answer in self._answers:
             answer.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
+        await asyncio.gather(*self._answers, return_exceptions=True)
 
     @web.middleware
     async def _receive(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Remember what arrived, check the credential, and keep the answer where `stop` finds it."""
+        """Record the request, check its credential, and register the task so that a shutdown can cancel it."""
         if task := asyncio.current_task():
-            self._open.add(task)
-            task.add_done_callback(self._open.discard)
-        self.requests.append(Seen(request.method, request.raw_path, request.headers, await request.read()))
-        del self.requests[:-REMEMBERED]
+            self._answers.add(task)
+            task.add_done_callback(self._answers.discard)
+        body = await request.read()
+        self.requests.append(ReceivedRequest(request.method, request.raw_path, request.headers, body))
+        del self.requests[:-MAX_REQUESTS]
         if self._key is not None and request.headers.get("Authorization") != f"Bearer {self._key}":
             return refusal(401, error(*REFUSALS[401]))
         return await handler(request)
@@ -123,14 +131,8 @@ class FakeUpstream:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         try:
-            ask = msgspec.json.decode(await request.read(), type=Ask)
+            chat = msgspec.json.decode(await request.read(), type=ChatRequest)
         except msgspec.DecodeError as wrong:
             return refusal(400, error("invalid_request", str(wrong)))
-        call = Completion(request, ask, pace_s=self.pace_s, words=self._words)
-        return await ANSWERS[self.mode](call)
-
-
-async def serve_forever(host: str, port: int, mode: str, pace_s: float) -> None:
-    """A fake upstream until it is cancelled. Raises `OSError` where the port is taken."""
-    async with FakeUpstream(mode=mode, pace_s=pace_s, host=host, port=port):
-        await asyncio.get_running_loop().create_future()
+        completion = Completion(request, chat, pace_s=self.pace_s, words=self._words)
+        return await ANSWERS[self.mode](completion)

@@ -1,4 +1,4 @@
-"""What is counted, in memory that all processes share, and how a scrape of it is answered.
+"""Metrics: what is counted, in memory that all processes share, and how a scrape of it is answered.
 
-Imports `store` and what lies below it.
+Imports `store` and the layers below it.
 """

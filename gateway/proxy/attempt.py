@@ -265,4 +265,4 @@ class UpstreamCall:
             exchange.outcome, exchange.error = incomplete.outcome, error
             if reason in (EndReason.UPSTREAM, EndReason.BROKEN, EndReason.IDLE):
                 self.breaker.failed(self.candidate, exchange.id, error.code, None)
-            await caller.cut(b"data: %b\n\n" % render(error, exchange.id) if relay.events.at_border else b"")
+            await caller.cut(b"data: %b\n\n" % render(error, exchange.id) if relay.events.at_boundary else b"")

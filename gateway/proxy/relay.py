@@ -213,7 +213,7 @@ class Relay:
         for secret in self._secrets:
             if secret in whole:
                 whole = whole.replace(secret, REDACTED)
-        if not self.events.at_border:
+        if not self.events.at_boundary:
             # Part of an event that is too long to wait for: a credential may be split here.
             keep = max(1, *(len(secret) - 1 for secret in self._secrets))
             whole, self._tail = whole[:-keep], whole[-keep:]

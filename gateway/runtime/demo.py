@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
+from gateway import durable
 from gateway.catalogue import MICROS
 from gateway.config.schema import Config, Demo, host_port
 from gateway.errors import Misconfigured, Refused, cannot_listen
@@ -48,12 +47,5 @@ async def token_of(store: Store, config: Config, settings: Demo) -> str:
         else:
             return token
     created = await store.tokens.create(settings.account, name="demo")
-    _write_private(file, created.token)
+    durable.write(file, f"{created.token}\n".encode("ascii"), mode=0o600)
     return created.token
-
-
-def _write_private(path: Path, token: str) -> None:
-    """Write a file that only its owner can read, as the files of the embedded store are."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(token + "\n")

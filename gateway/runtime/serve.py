@@ -24,7 +24,8 @@ from gateway.admin import app as admin
 from gateway.chain import Chain, warnings
 from gateway.config.schema import Config, Demo, Loaded, find, load
 from gateway.errors import StoreAway
-from gateway.metrics.registry import Exporter, Metrics
+from gateway.metrics.exporter import Exporter
+from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
 from gateway.runtime import demo, logs, systemd, worker
 from gateway.runtime.data_folder import data_folder

@@ -1,1 +1,5 @@
-"""What is kept in Redis, each kind of thing in a file of its own with its `.lua` beside it."""
+"""The data in Redis: accounts, tokens, limits and channels, each in a module with its `.lua` files beside it.
+
+`client` connects to Redis, `money` holds the balances.
+Imports `store.client`, `config`, `errors` and `facts` from the rest of the gateway.
+"""

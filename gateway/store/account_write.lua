@@ -1,4 +1,4 @@
--- Write fields of an account, new or existing, in one step.
+-- Writes fields of a new or an existing account atomically.
 -- KEYS[1] gw:{account}:account   ARGV[1] 'new' or 'old', then fields and values
 local status = redis.call('HGET', KEYS[1], 'status')
 if ARGV[1] == 'new' then

@@ -1,7 +1,7 @@
-"""Accounts: who they are and what they may do.
+"""Accounts: their status, group, models and limits.
 
-1. **Money moves only through the wallet.** Nothing here writes an existing balance or hold.
-2. **Closed is for good.** What is kept of a closed account is its history; nothing of it changes here again.
+1. **Only the wallet changes balances.** Nothing here writes the balance or a hold of an existing account.
+2. **A closed account stays closed.** Its data is kept as history, and nothing here changes it again.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from gateway.errors import GatewayError
 from gateway.facts import AccountLimits
 from gateway.store.client.client import Client, Script
 
-LARGEST_AMOUNT: Final = 2**53 - 1
-"""Micros. Beyond it a script's numbers, which are doubles, are no longer exact."""
+MAX_AMOUNT: Final = 2**53 - 1
+"""Micros. Larger integers are not exact in a script, whose numbers are doubles."""
 
 _WRITE: Final = Script.load(Path(__file__).with_name("account_write.lua"))
-_PAGE: Final = 500
+PAGE_SIZE: Final = 500
 
 
 class AccountError(GatewayError):
-    """What was asked of an account cannot be done; the message says why and what to do."""
+    """An operation on an account cannot be done; the message says why and what to do."""
 
 
 class AccountStatus(StrEnum):
-    """Only an active account is served. A suspended one can be resumed, a closed one cannot."""
+    """The status of an account. Only an active one is served; a suspended one can be resumed, a closed one cannot."""
 
     ACTIVE = "active"
     SUSPENDED = "suspended"
@@ -39,7 +39,7 @@ class AccountStatus(StrEnum):
 
 
 class Account(msgspec.Struct, frozen=True):
-    """An account as it was when it was read. `models` narrows what the group allows; empty: it does not."""
+    """An account as it was read. `models` restricts the models of its group; empty means no restriction."""
 
     id: str
     status: AccountStatus
@@ -59,7 +59,7 @@ class Accounts:
         self._client = client
 
     async def create(self, account_id: str, group: str = "default", credit_line: int = 0) -> Account:
-        """A new active account with an empty wallet. Raises `AccountError` for an id that is bad or taken."""
+        """Create an active account with a balance of zero. Raises `AccountError` for an id that is invalid or taken."""
         if not ACCOUNT_ID.fullmatch(account_id):
             raise AccountError(f"{account_id!r} is not an account id: use 3 to 32 of a-z and 0-9")
         account = Account(account_id, AccountStatus.ACTIVE, group, 0, 0, 0, _amount(credit_line), (), AccountLimits())
@@ -67,11 +67,11 @@ class Accounts:
         return account
 
     async def get(self, account_id: str) -> Account | None:
-        """The account, or None where there is none."""
+        """Return the account, or None if there is none."""
         return account_of(account_id, await self._client.call("HGETALL", account_key(account_id)))
 
     async def all(self) -> AsyncIterator[Account]:
-        """Every account, in no order. One that is created meanwhile may be missing."""
+        """Yield every account, in no order. One that is created meanwhile may be missing."""
         seen: set[str] = set()
         page: list[str] = []
         async for key in self._client.keys(account_key("*")):
@@ -79,7 +79,7 @@ class Accounts:
             if account_id not in seen:
                 seen.add(account_id)
                 page.append(account_id)
-            if len(page) == _PAGE:
+            if len(page) == PAGE_SIZE:
                 for account in await self._read(page):
                     yield account
                 page = []
@@ -95,9 +95,9 @@ class Accounts:
         models: Sequence[str] | None = None,
         limits: AccountLimits | None = None,
     ) -> Account:
-        """Set what is given, leave the rest.
+        """Set the given fields and leave the others.
 
-        Raises `AccountError` where the account is unknown or closed, or a value is out of range.
+        Raises `AccountError` if the account is unknown or closed, or a value is out of range.
         """
         fields: dict[str, str | int | bytes] = {}
         if group is not None:
@@ -108,13 +108,13 @@ class Accounts:
             fields["models"] = ",".join(models)
         if limits is not None:
             fields["limits"] = msgspec.json.encode(limits)
-        return await self._changed(account_id, fields)
+        return await self._update(account_id, fields)
 
     async def set_status(self, account_id: str, status: AccountStatus) -> Account:
-        """Suspend, resume or close. Raises `AccountError` where the account is unknown or closed."""
-        return await self._changed(account_id, {"status": status.value})
+        """Suspend, resume or close an account. Raises `AccountError` if it is unknown or closed."""
+        return await self._update(account_id, {"status": status.value})
 
-    async def _changed(self, account_id: str, fields: Mapping[str, str | int | bytes]) -> Account:
+    async def _update(self, account_id: str, fields: Mapping[str, str | int | bytes]) -> Account:
         if fields:
             await self._write("old", account_id, fields)
         account = await self.get(account_id)
@@ -139,12 +139,12 @@ class Accounts:
 
 
 def account_key(account_id: str) -> str:
-    """Where an account is kept. The braces keep all that is the account's in one slot of a cluster."""
+    """Return the Redis key of an account. The braces put all keys of an account in one hash slot of a cluster."""
     return f"gw:{{{account_id}}}:account"
 
 
 def account_of(account_id: str, fields: Mapping[bytes, bytes]) -> Account | None:
-    """The account in a reply to HGETALL, or None where the reply is empty."""
+    """Return the account in a reply to HGETALL, or None if the reply is empty."""
     if not fields:
         return None
     models = fields[b"models"].decode()
@@ -178,11 +178,11 @@ def _fields(account: Account) -> dict[str, str | int | bytes]:
 
 
 def _amount(credit_line: int) -> int:
-    if not 0 <= credit_line <= LARGEST_AMOUNT:
+    if not 0 <= credit_line <= MAX_AMOUNT:
         raise AccountError("a credit line is an amount of zero or more")
     return credit_line
 
 
 def unknown(account_id: str) -> AccountError:
-    """The error for an account that does not exist."""
+    """Return the error for an account that does not exist."""
     return AccountError(f"there is no account `{account_id}`: `gateway account list` shows all")

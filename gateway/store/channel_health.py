@@ -1,7 +1,7 @@
-"""What one worker knows of the channels, and tells the others.
+"""The circuit breaker of one worker: which channels may be called now.
 
-A call of a channel that is healthy and has no limits asks nobody. What became of calls is told in the background, at once
-where it may change something for others and twice a second otherwise; how the channels are is learnt in the same round trip.
+A call of a healthy channel without limits needs no round trip to the store. The outcomes of calls are reported in the
+background: at once if they may matter to other workers, else twice a second. The same round trip reads the channels' status.
 """
 
 from __future__ import annotations
@@ -19,60 +19,60 @@ import structlog
 from gateway.config.channel import Channel
 from gateway.errors import GatewayError, Refused, StoreAway
 from gateway.facts import Candidate, CircuitBreaker
-from gateway.store.channels import Ask, Channels, ChannelStatus, Condition, Report
+from gateway.store.channels import ChannelLimits, ChannelReport, Channels, ChannelStatus, Condition
 
-EVERY_S: Final = 0.5
-TOGETHER_S: Final = 0.005
-"""How long what is to be told at once waits for more of it."""
+SYNC_INTERVAL_S: Final = 0.5
+BATCH_S: Final = 0.005
+"""How long an urgent report waits for others, to be sent with them."""
 LEASE_MARGIN_S: Final = 60
-LONGEST_WAIT_S: Final = 59.0
+MAX_WAIT_S: Final = 59.0
 
-log = structlog.get_logger("gateway.health")
+log = structlog.get_logger("gateway.store.channel_health")
 
 
-class Local(msgspec.Struct):
-    """One channel as this worker knows it."""
+class LocalChannel(msgspec.Struct):
+    """What this worker knows of one channel."""
 
-    ask: Ask
-    known: ChannelStatus = ChannelStatus(Condition.HEALTHY, 0)
-    known_at: float = 0.0
-    report: Report = msgspec.field(default_factory=Report)
+    limits: ChannelLimits
+    status: ChannelStatus = ChannelStatus(Condition.HEALTHY, 0)
+    status_at: float = 0.0
+    report: ChannelReport = msgspec.field(default_factory=ChannelReport)
     probe: str = ""
-    """The request that probes it from here."""
+    """The request of this worker that probes it, or empty."""
 
     @property
     def wait_s(self) -> float:
-        """For how long it is not to be called; 0 where it may be, as far as is known here."""
-        if self.known.condition is Condition.DISABLED:
-            return LONGEST_WAIT_S
-        return max(0.0, self.known_at + self.known.cool_ms / 1000 - time.monotonic())
+        """Return for how long it must not be called; 0 if it may be called, as far as this worker knows."""
+        if self.status.condition is Condition.DISABLED:
+            return MAX_WAIT_S
+        return max(0.0, self.status_at + self.status.cool_ms / 1000 - time.monotonic())
 
     @property
-    def must_ask(self) -> bool:
-        """Whether only the store can say if there is a place."""
-        limited = self.ask.concurrent or self.ask.requests_per_minute
-        return bool(limited) or self.known.condition is not Condition.HEALTHY
+    def needs_store(self) -> bool:
+        """Return whether only the store can decide if it may be called."""
+        limited = self.limits.concurrent or self.limits.requests_per_minute
+        return bool(limited) or self.status.condition is not Condition.HEALTHY
 
 
 class ChannelHealth(CircuitBreaker):
-    """Lets calls through to channels that serve and have room; owned by whoever starts and stops it."""
+    """Admits calls to channels that work and have a free slot; `start` and `stop` belong to its owner."""
 
     def __init__(self, store: Channels, channels: Mapping[str, Channel]) -> None:
         self._store = store
         self._worker = uuid4().hex[:12]
-        self._channels = {name: Local(_ask(name, channel)) for name, channel in channels.items()}
+        self._channels = {name: LocalChannel(_limits_of(name, channel)) for name, channel in channels.items()}
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
 
     async def start(self) -> None:
-        """Learn how the channels are, if the store is there, and keep learning."""
+        """Read the channels' status, if the store answers, and begin to synchronize in the background."""
         with suppress(GatewayError):
             await self.sync()
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Tell the last of it, if the store is there."""
+        """Send the last reports, if the store answers."""
         self._stopping = True
         self._changed.set()
         if self._task is not None:
@@ -81,32 +81,33 @@ class ChannelHealth(CircuitBreaker):
             await self.sync()
 
     async def admit(self, candidates: Sequence[Candidate], request_id: str) -> Candidate:
-        """The first that may be called; at most one round trip. Raises `Refused` and `StoreAway`."""
-        asked: list[Candidate] = []
+        """Return the first candidate that may be called, with at most one round trip. Raises `Refused` and `StoreAway`."""
+        open_candidates: list[Candidate] = []
         for candidate in candidates:
             local = self._channels[candidate.name]
             if local.wait_s > 0:
                 continue
-            asked.append(candidate)
-            if not local.must_ask:
+            open_candidates.append(candidate)
+            if not local.needs_store:
                 break
-        if asked and not self._channels[asked[0].name].must_ask:
-            return self._enter(asked[0])
+        if open_candidates and not self._channels[open_candidates[0].name].needs_store:
+            return self._count_in(open_candidates[0])
         waits = [self._channels[candidate.name].wait_s for candidate in candidates]
-        wait_s = min((wait for wait in waits if wait > 0), default=LONGEST_WAIT_S)
-        if asked:
+        wait_s = min((wait for wait in waits if wait > 0), default=MAX_WAIT_S)
+        if open_candidates:
+            limits = [self._channels[candidate.name].limits for candidate in open_candidates]
             try:
-                answer = await self._store.admit(request_id, [self._channels[each.name].ask for each in asked])
+                admission = await self._store.admit(request_id, limits)
             except StoreAway:
-                for each in asked:
-                    self._channels[each.name].report.left.append(request_id)
+                for candidate in open_candidates:
+                    self._channels[candidate.name].report.left.append(request_id)
                 raise
-            if answer.index is not None:
-                chosen = asked[answer.index]
-                if answer.probe:
+            if admission.index is not None:
+                chosen = open_candidates[admission.index]
+                if admission.probe:
                     self._channels[chosen.name].probe = request_id
-                return self._enter(chosen)
-            wait_s = min(wait_s, answer.wait_ms / 1000)
+                return self._count_in(chosen)
+            wait_s = min(wait_s, admission.wait_ms / 1000)
         raise Refused(
             503,
             "model_unavailable",
@@ -116,18 +117,18 @@ class ChannelHealth(CircuitBreaker):
         )
 
     async def why_not(self, candidate: Candidate) -> str:
-        """What the store knows of it."""
-        ask = self._channels[candidate.name].ask
-        (shown,) = await self._store.show([candidate.name])
-        if (await self._store.look([ask])).index is not None:
+        """Return why the candidate may not be called, by what the store knows; empty if it may."""
+        limits = self._channels[candidate.name].limits
+        (snapshot,) = await self._store.show([candidate.name])
+        if (await self._store.look([limits])).index is not None:
             return ""
-        match shown.condition:
+        match snapshot.condition:
             case Condition.DISABLED:
                 return "switched off by an operator"
             case Condition.COOLING:
-                return f"cooling for {-(-shown.cool_ms // 1000)} s after {shown.last_error or 'failures'}"
+                return f"cooling for {-(-snapshot.cool_ms // 1000)} s after {snapshot.last_error or 'failures'}"
             case Condition.PROBING:
-                return f"has cooled after {shown.last_error or 'failures'}, and another request tries it now"
+                return f"has cooled after {snapshot.last_error or 'failures'}, and another request tries it now"
             case _:
                 return "full: it has as many requests, at once or in this minute, as its limits allow"
 
@@ -135,7 +136,7 @@ class ChannelHealth(CircuitBreaker):
         local = self._channels[candidate.name]
         local.report.ok += 1
         local.report.took_ms += after_s * 1000
-        self._probed(local, request_id, ok=True)
+        self._record_probe(local, request_id, ok=True)
 
     def failed(self, candidate: Candidate, request_id: str, code: str, cool_s: float | None) -> None:
         local = self._channels[candidate.name]
@@ -143,7 +144,7 @@ class ChannelHealth(CircuitBreaker):
         local.report.error = code
         if cool_s is not None:
             local.report.cool_ms = max(local.report.cool_ms, round(cool_s * 1000))
-        self._probed(local, request_id, ok=False)
+        self._record_probe(local, request_id, ok=False)
         self._changed.set()
 
     def left(self, candidate: Candidate, request_id: str) -> None:
@@ -152,32 +153,32 @@ class ChannelHealth(CircuitBreaker):
         if local.probe == request_id:
             local.probe, local.report.probe = "", "void"
             self._changed.set()
-        if local.ask.concurrent:
+        if local.limits.concurrent:
             local.report.left.append(request_id)
             self._changed.set()
 
     async def sync(self) -> None:
-        """Tell and learn, once. Raises `StoreAway`; what was to be told is kept for the next time."""
-        told = {name: local.report for name, local in self._channels.items()}
-        if not told:
+        """Send the reports and read the status once. Raises `StoreAway`; the reports are then kept for the next time."""
+        reports = {name: local.report for name, local in self._channels.items()}
+        if not reports:
             return
         for local in self._channels.values():
-            local.report = Report(in_flight=local.report.in_flight)
+            local.report = ChannelReport(in_flight=local.report.in_flight)
         try:
-            known = await self._store.sync(self._worker, told)
+            statuses = await self._store.sync(self._worker, reports)
         except StoreAway:
-            for name, report in told.items():
-                self._channels[name].report = _together(report, self._channels[name].report)
+            for name, report in reports.items():
+                self._channels[name].report = _merge(report, self._channels[name].report)
             raise
         now = time.monotonic()
-        for name, each in known.items():
-            self._channels[name].known, self._channels[name].known_at = each, now
+        for name, status in statuses.items():
+            self._channels[name].status, self._channels[name].status_at = status, now
 
-    def _enter(self, candidate: Candidate) -> Candidate:
+    def _count_in(self, candidate: Candidate) -> Candidate:
         self._channels[candidate.name].report.in_flight += 1
         return candidate
 
-    def _probed(self, local: Local, request_id: str, *, ok: bool) -> None:
+    def _record_probe(self, local: LocalChannel, request_id: str, *, ok: bool) -> None:
         if local.probe == request_id:
             local.probe, local.report.probe = "", "ok" if ok else "failed"
             self._changed.set()
@@ -185,20 +186,20 @@ class ChannelHealth(CircuitBreaker):
     async def _run(self) -> None:
         while not self._stopping:
             with suppress(TimeoutError):
-                async with asyncio.timeout(EVERY_S):
+                async with asyncio.timeout(SYNC_INTERVAL_S):
                     await self._changed.wait()
-                    await asyncio.sleep(TOGETHER_S)
+                    await asyncio.sleep(BATCH_S)
             self._changed.clear()
             try:
                 await self.sync()
             except GatewayError as error:
                 log.warning("channels_unknown", reason=str(error))
-                await asyncio.sleep(EVERY_S)
+                await asyncio.sleep(SYNC_INTERVAL_S)
 
 
-def _ask(name: str, channel: Channel) -> Ask:
+def _limits_of(name: str, channel: Channel) -> ChannelLimits:
     timers = channel.timers
-    return Ask(
+    return ChannelLimits(
         name,
         channel.concurrent or 0,
         channel.requests_per_minute or 0,
@@ -207,8 +208,8 @@ def _ask(name: str, channel: Channel) -> Ask:
     )
 
 
-def _together(earlier: Report, later: Report) -> Report:
-    return Report(
+def _merge(earlier: ChannelReport, later: ChannelReport) -> ChannelReport:
+    return ChannelReport(
         ok=earlier.ok + later.ok,
         failed=earlier.failed + later.failed,
         took_ms=earlier.took_ms + later.took_ms,

@@ -1,13 +1,13 @@
--- The health and the limits of channels, judged by the store's own clock.
+-- The health and the limits of channels, by the store's own clock.
 --
 -- KEYS  for each channel: its state (a hash), its slots (request -> end of its lease), its calls of the last minute
--- ARGV  'admit', request, then for each channel: concurrent, requests a minute (0: no such limit), lease, probe's lease
---       'look', and the same: answers what an admit would, and takes no place
---       'sync', worker, reports (JSON, one for each channel), first cool-down, longest, window, fewest failures
--- Times are in ms. An admit answers which channel (0: none), whether the call is its probe, and how long to wait for one.
--- A sync answers for each channel its condition (0 healthy, 1 cooling, 2 to be probed, 3 disabled), and for how long.
+-- ARGV  'admit', request, then for each channel: concurrent, requests per minute (0: no limit), lease, the probe's lease
+--       'look', then the same arguments: returns what 'admit' would return, and takes no slot
+--       'sync', worker, reports (JSON, one for each channel), first cool-down, maximum cool-down, window, minimum of failures
+-- Times are in ms. 'admit' returns the number of the channel (0: none), whether the call is its probe, and when to retry.
+-- 'sync' returns for each channel its condition (0 healthy, 1 cooling, 2 probing, 3 disabled), and the rest of its cool-down.
 --
--- `until` is when a cool-down ends; it stays until a probe has shown that the channel serves again.
+-- `until` is the end of a cool-down. It is deleted only when a probe has succeeded.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
@@ -19,7 +19,7 @@ end
 
 local function room(slots, calls, concurrent, per_minute)
   if concurrent > 0 then
-    -- nobody can know when a slot falls free
+    -- when a slot becomes free is not known
     if redis.call('ZCOUNT', slots, '(' .. now, '+inf') >= concurrent then return 1000 end
   end
   if per_minute > 0 then
@@ -83,7 +83,7 @@ local function count(state, report)
   ok, failed = ok + report.ok, failed + report.failed
   redis.call('HSET', state, 'turn', turn, 'ok', ok, 'failed', failed, 'ok_before', ok_before, 'failed_before', failed_before)
   failed = failed + failed_before
-  -- What served well until now is not called on and on: a report of nothing but failures is enough.
+  -- A report of nothing but failures is enough, even if the channel worked well until now.
   local nothing_else = report.ok == 0 and report.failed >= fewest
   return nothing_else or (failed >= fewest and failed >= ok + ok_before)
 end
@@ -122,7 +122,7 @@ for index, report in ipairs(reports) do
   local cool_until, disabled = numbers(state, 'until', 'disabled')
   local failing = report.ok + report.failed > 0 and count(state, report)
   if report.probe ~= 'failed' then
-    if cool_until > now then -- calls that were under way do not make it longer, but what the upstream asks for does
+    if cool_until > now then -- failures of calls in flight do not extend it, but a request of the upstream does
       if report.cool_ms > 0 and now + math.min(longest, report.cool_ms) > cool_until then
         redis.call('HSET', state, 'until', string.format('%.0f', now + math.min(longest, report.cool_ms)))
       end

@@ -1,9 +1,9 @@
-"""What all workers and machines know together of the channels: who fails, who is called by how many, who is switched off.
+"""The state of channels that all workers and machines share: failures, cool-downs, calls in flight, and what is disabled.
 
-1. All is judged by the store's clock, in one script; a worker tells and asks, and decides nothing for others.
-2. A channel cools after too many failures, or at once where the upstream says so; each further time for longer, up to a
-   limit. When the time is over one call goes through, and its outcome decides.
-3. What a dead process holds comes back by itself: slots, probes and counts are leased.
+1. One script decides everything, by the store's clock. A worker reports and asks; it decides nothing for other workers.
+2. A channel cools down after too many failures, or at once if the upstream says so; each further time for longer, up to a
+   maximum. When the cool-down is over, one call is let through as a probe, and its outcome decides.
+3. What a dead process held expires: slots, probes and counts of calls in flight are leased.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Condition(StrEnum):
-    """How a channel is. `PROBING`: it has cooled, and the next call shows whether it serves again."""
+    """The condition of a channel. `PROBING`: its cool-down is over, and the next call shows whether it works again."""
 
     HEALTHY = "healthy"
     COOLING = "cooling"
@@ -33,36 +33,37 @@ class Condition(StrEnum):
 _CONDITIONS: Final = tuple(Condition)
 
 
-class Cooling(msgspec.Struct, frozen=True):
-    """When a channel cools: `fewest` failures that are at least half of all calls of `window_ms` to twice that, or that
-    are all that one worker has to report.
+class CooldownRules(msgspec.Struct, frozen=True):
+    """When a channel cools down, and for how long.
 
-    For `first_ms`, doubled each time that the probe fails too, or for what the upstream asks; never above `longest_ms`.
+    It cools down after `min_failures` failures that are at least half of all calls in the last one to two `window_ms`, or
+    that are all calls in one worker's report. The cool-down is `first_ms`, doubled each time that the probe fails, or what
+    the upstream asks for if that is longer; at most `max_ms`.
     """
 
     first_ms: int = 1_000
-    longest_ms: int = 120_000
+    max_ms: int = 120_000
     window_ms: int = 10_000
-    fewest: int = 3
+    min_failures: int = 3
 
 
-class Report(msgspec.Struct):
-    """What one worker saw of one channel since it last said. `cool_ms`: the upstream asks for it; -1: it does not."""
+class ChannelReport(msgspec.Struct):
+    """What one worker saw of one channel since its last report. `cool_ms`: the upstream asks for it; -1: it does not."""
 
     ok: int = 0
     failed: int = 0
     took_ms: float = 0
-    """From call to first event, of all that were `ok` together."""
+    """The sum, over all calls that were `ok`, of the time from call to first event."""
     cool_ms: int = -1
     error: str = ""
     probe: Literal["", "ok", "failed", "void"] = ""
     left: list[str] = []
-    """Requests whose slots are free."""
+    """Requests that have ended, so that their slots are free."""
     in_flight: int = 0
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """A channel that a request would like to call, and its limits; 0 for none. Leases in ms."""
+class ChannelLimits(msgspec.Struct, frozen=True):
+    """A channel that a request may call, and its limits; 0 for none. Leases in ms."""
 
     channel: str
     concurrent: int
@@ -71,8 +72,8 @@ class Ask(msgspec.Struct, frozen=True):
     probe_lease_ms: int
 
 
-class Admitted(msgspec.Struct, frozen=True):
-    """Which of the asked (None: none of them), whether the call is its probe, and in how many ms to ask again."""
+class Admission(msgspec.Struct, frozen=True):
+    """The index of the admitted channel (None: none of them), whether the call is its probe, and in how many ms to retry."""
 
     index: int | None
     probe: bool
@@ -80,14 +81,17 @@ class Admitted(msgspec.Struct, frozen=True):
 
 
 class ChannelStatus(msgspec.Struct, frozen=True):
-    """A channel's condition, and for how many ms it still cools."""
+    """A channel's condition, and the rest of its cool-down in ms."""
 
     condition: Condition
     cool_ms: int
 
 
-class Shown(msgspec.Struct, frozen=True):
-    """A channel as `gateway channels` shows it. `latency_ms`: from call to first event, lately; None before the first."""
+class ChannelSnapshot(msgspec.Struct, frozen=True):
+    """A channel as `gateway channels` shows it.
+
+    `latency_ms`: a moving average of the time from call to first event; None before the first call.
+    """
 
     channel: str
     condition: Condition
@@ -99,70 +103,73 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 class Channels:
-    """The channels of one store, by their names in the file."""
+    """The channels of one store, by their names in the configuration."""
 
-    def __init__(self, client: Client, cooling: Cooling = Cooling()) -> None:  # noqa: B008 - frozen
+    def __init__(self, client: Client, cooldown: CooldownRules = CooldownRules()) -> None:  # noqa: B008 - frozen
         self._client = client
-        self.cooling = cooling
+        self.cooldown = cooldown
 
-    async def admit(self, request_id: str, asked: Sequence[Ask]) -> Admitted:
-        """Take a place at the first of `asked` that has one, all in one round trip. Raises `StoreAway`.
+    async def admit(self, request_id: str, channels: Sequence[ChannelLimits]) -> Admission:
+        """Take a slot of the first of `channels` that has one, in one round trip. Raises `StoreAway`.
 
-        Whether a place was taken is then unknown; a report that the request left is right in either case.
+        After `StoreAway` a slot may have been taken; reporting that the request has left is right in either case.
         """
-        return await self._ask("admit", request_id, asked)
+        return await self._admit("admit", request_id, channels)
 
-    async def look(self, asked: Sequence[Ask]) -> Admitted:
-        """What `admit` would answer now. Takes no place. Raises `StoreAway`."""
-        return await self._ask("look", "", asked)
+    async def look(self, channels: Sequence[ChannelLimits]) -> Admission:
+        """Return what `admit` would return now, without taking a slot. Raises `StoreAway`."""
+        return await self._admit("look", "", channels)
 
-    async def sync(self, worker: str, reports: Mapping[str, Report]) -> dict[str, ChannelStatus]:
-        """Tell what a worker saw, and learn how the channels are. Raises `StoreAway`; nothing was told then, or all."""
-        rules = self.cooling
+    async def sync(self, worker: str, reports: Mapping[str, ChannelReport]) -> dict[str, ChannelStatus]:
+        """Send a worker's reports and return the status of the channels.
+
+        Raises `StoreAway`; the store then has all reports or none.
+        """
+        rules = self.cooldown
         text = _encode(list(reports.values()))
         arguments: list[str | bytes | int] = [
             "sync",
             worker,
             text,
             rules.first_ms,
-            rules.longest_ms,
+            rules.max_ms,
             rules.window_ms,
-            rules.fewest,
+            rules.min_failures,
         ]
-        seen = await self._client.run(_SCRIPT, _keys(list(reports)), arguments)
+        statuses = await self._client.run(_SCRIPT, _keys(list(reports)), arguments)
         return {
             name: ChannelStatus(_CONDITIONS[condition], int(cool_ms))
-            for name, (condition, cool_ms) in zip(reports, seen, strict=True)
+            for name, (condition, cool_ms) in zip(reports, statuses, strict=True)
         }
 
     async def set_enabled(self, channel: str, enabled: bool) -> None:
-        """Switch a channel off for all gateways, or on again, which also ends its cool-down. Raises `StoreAway`."""
+        """Disable a channel for all gateways, or enable it, which also ends its cool-down. Raises `StoreAway`."""
         state = _keys([channel])[0]
         if enabled:
             await self._client.call("HDEL", state, "disabled", "until", "probe", "streak", "ok", "failed", "turn")
         else:
             await self._client.call("HSET", state, "disabled", 1)
 
-    async def show(self, channels: Sequence[str]) -> list[Shown]:
-        """How the channels are, in the given order. Raises `StoreAway`."""
+    async def show(self, channels: Sequence[str]) -> list[ChannelSnapshot]:
+        """Return a snapshot of each channel, in the given order. Raises `StoreAway`."""
         clock = self._client.submit("TIME")
         states = [self._client.submit("HGETALL", _keys([name])[0]) for name in channels]
         seconds, micros = await clock
         now_ms = int(seconds) * 1000 + int(micros) // 1000
-        return [_shown(name, await state, now_ms) for name, state in zip(channels, states, strict=True)]
+        return [_snapshot(name, await state, now_ms) for name, state in zip(channels, states, strict=True)]
 
-    async def _ask(self, what: str, request_id: str, asked: Sequence[Ask]) -> Admitted:
+    async def _admit(self, operation: str, request_id: str, channels: Sequence[ChannelLimits]) -> Admission:
         numbers = [
             number
-            for ask in asked
-            for number in (ask.concurrent, ask.requests_per_minute, ask.lease_ms, ask.probe_lease_ms)
+            for limits in channels
+            for number in (limits.concurrent, limits.requests_per_minute, limits.lease_ms, limits.probe_lease_ms)
         ]
-        keys = _keys([ask.channel for ask in asked])
-        index, probe, wait_ms = await self._client.run(_SCRIPT, keys, [what, request_id, *numbers])
-        return Admitted(index - 1 if index else None, bool(probe), int(wait_ms))
+        keys = _keys([limits.channel for limits in channels])
+        index, probe, wait_ms = await self._client.run(_SCRIPT, keys, [operation, request_id, *numbers])
+        return Admission(index - 1 if index else None, bool(probe), int(wait_ms))
 
 
-def _shown(channel: str, raw: Mapping[bytes, bytes], now_ms: int) -> Shown:
+def _snapshot(channel: str, raw: Mapping[bytes, bytes], now_ms: int) -> ChannelSnapshot:
     state = {name.decode(): value.decode() for name, value in raw.items()}
     until = int(state.get("until", 0))
     condition = Condition.PROBING if until else Condition.HEALTHY
@@ -170,12 +177,12 @@ def _shown(channel: str, raw: Mapping[bytes, bytes], now_ms: int) -> Shown:
         condition = Condition.COOLING
     if "disabled" in state:
         condition = Condition.DISABLED
-    told = [value.split(" ") for name, value in state.items() if name.startswith("in:")]
-    return Shown(
+    in_flight = [value.split(" ") for name, value in state.items() if name.startswith("in:")]
+    return ChannelSnapshot(
         channel,
         condition,
         max(0, until - now_ms),
-        sum(int(count) for count, over in told if int(over) >= now_ms),
+        sum(int(count) for count, expiry in in_flight if int(expiry) >= now_ms),
         int(state["latency"]) if "latency" in state else None,
         state.get("error", ""),
         int(state["error_at"]) if "error_at" in state else None,
@@ -183,5 +190,5 @@ def _shown(channel: str, raw: Mapping[bytes, bytes], now_ms: int) -> Shown:
 
 
 def _keys(channels: Sequence[str]) -> list[str]:
-    """All in one slot of a cluster, since one request may ask for several channels at once."""
+    """Return the keys, all in one hash slot of a cluster, since one request may try several channels at once."""
     return [f"gw:{{channels}}:{name}:{kind}" for name in channels for kind in ("state", "slots", "calls")]

@@ -1,16 +1,16 @@
--- The limits of one account under one scope: all are decided at once, by the store's own clock, all or nothing.
--- A rate is a leaky bucket in whole numbers, which is GCRA with a burst of one minute: each unit taken adds MINUTE,
--- each microsecond takes `limit` away, and the bucket holds limit * MINUTE. Nothing is rounded below 2^53.
+-- The limits of one account in one scope: decided together, by the store's own clock, all or nothing.
+-- A rate is a leaky bucket of integers, which is GCRA with a burst of one minute: each unit taken adds MINUTE, each
+-- microsecond removes `limit`, and the capacity is limit * MINUTE. Nothing is rounded below 2^53.
 --
--- KEYS  requests' bucket, tokens' bucket, slots (request_id -> expiry in ms), what this request_id took
--- ARGV  'take', request_id, tokens, lease in ms, requests a minute, tokens a minute, concurrent (0: no such limit)
---       'look', and the same: answers what a take would, and takes nothing
+-- KEYS  bucket of requests, bucket of tokens, slots (request_id -> expiry in ms), what this request_id took
+-- ARGV  'take', request_id, tokens, lease in ms, requests per minute, tokens per minute, concurrent (0: no limit)
+--       'look', then the same arguments: returns what 'take' would return, and takes nothing
 --       'give_back', request_id, tokens
--- A take answers who refuses ('' for nobody), for how many ms, and how full the buckets are.
+-- 'take' returns the limit that refuses ('' for none), for how many ms, and the levels of the buckets.
 local MINUTE = 60000000
 local LARGEST = 9007199254740991
 local GIVEN_BACK = 'given back'
-local RENEW_MS = 30000 -- the slots' expiry is renewed about as often
+local RENEW_MS = 30000 -- the key of slots is renewed about once in this time
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -44,7 +44,7 @@ if ARGV[1] == 'give_back' then
       fill(KEYS[2], level(tokens_kept, limit) + (tokens - estimate) * MINUTE, limit)
     end
   end
-  -- Kept a while, so that neither a repeated call nor the take itself, coming late, counts again.
+  -- Stored for a minute, so that neither a repeated call nor a late `take` of this request counts again.
   redis.call('SET', KEYS[4], GIVEN_BACK, 'PX', 60000)
   return taken and 1 or 0
 end
@@ -70,9 +70,9 @@ if tokens_wait > 0 then
 end
 local now_ms = math.floor(now / 1000)
 local slots = concurrent > 0 and redis.call('ZCARD', KEYS[3])
-local crowded = slots and slots >= concurrent -- if those count whose lease is over
+local crowded = slots and slots >= concurrent -- counting those whose lease has expired
 if crowded and redis.call('ZCOUNT', KEYS[3], '(' .. now_ms, '+inf') >= concurrent then
-  return { 'concurrent', 1000, requests_level, tokens_level } -- nobody can know when a slot falls free
+  return { 'concurrent', 1000, requests_level, tokens_level } -- when a slot becomes free is not known
 end
 if ARGV[1] == 'look' then return { '', 0, requests_level, tokens_level } end
 if slots then

@@ -1,8 +1,8 @@
-"""Limits: requests and tokens a minute, and requests at once, of an account.
+"""Rate limits of an account: requests and tokens per minute, and concurrent requests.
 
-1. All limits of one request are decided in one script, by the store's clock: all or nothing.
-2. The same request id takes once, however often it asks, and gives back once.
-3. What a dead process holds comes back by itself: slots are leased.
+1. One script decides all limits of a request, by the store's clock: all or nothing.
+2. A request id takes once, however often the call is repeated, and gives back once.
+3. What a dead process held expires: slots are leased.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Kind = Literal["requests", "tokens", "concurrent"]
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """A limit a minute: what is left of it now, and in how many milliseconds all of it is there again."""
+    """A limit per minute: how much of it remains, and in how many milliseconds all of it is available again."""
 
     limit: int
     remaining: int
@@ -31,17 +31,17 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """The request may go on. A rate is None where there is no such limit."""
+    """The request is allowed. A rate is None if there is no such limit."""
 
     requests: Rate | None = None
     tokens: Rate | None = None
 
 
 class Limited(msgspec.Struct, frozen=True):
-    """The request may not go on, and nothing was taken.
+    """The request is over a limit, and nothing was taken.
 
-    `retry_after_ms` is exact for the rates, as long as nobody else takes first, and a guess for `concurrent`.
-    It is None where waiting cannot help: the tokens of this request are more than a whole minute's.
+    `retry_after_ms` is exact for the rates, unless another request takes first, and an estimate for `concurrent`.
+    It is None if waiting cannot help: the request needs more tokens than the limit of a whole minute.
     """
 
     kind: Kind
@@ -51,7 +51,7 @@ class Limited(msgspec.Struct, frozen=True):
 
 
 class RateLimiter:
-    """The limits of one store. `scope` keeps apart what differs in its rules: the name of a plugin."""
+    """The rate limits of one store. `scope`: the name of a plugin, whose counters are separate from those of others."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -59,39 +59,46 @@ class RateLimiter:
     async def take(
         self, account: str, request_id: str, *, scope: str, rules: AccountLimits, tokens: int, lease_ms: int
     ) -> Taken | Limited:
-        """Take one request, `tokens`, and a slot that is free again after `lease_ms` at the latest.
+        """Take one request, `tokens`, and a slot that is released after `lease_ms` at the latest.
 
-        Raises `StoreAway`. Whether something was taken is then unknown; `give_back` is right in either case.
+        Raises `StoreAway`. The request may then have been counted; `give_back` is right in either case.
         """
-        return await self._ask("take", account, request_id, scope, rules, tokens, lease_ms)
+        return await self._decide("take", account, request_id, scope, rules, tokens, lease_ms)
 
     async def look(
         self, account: str, request_id: str, *, scope: str, rules: AccountLimits, tokens: int
     ) -> Taken | Limited:
-        """What `take` would answer now, with what is left before it. Takes nothing. Raises `StoreAway`."""
-        return await self._ask("look", account, request_id, scope, rules, tokens, 0)
+        """Return what `take` would return now, with what remains before it, without taking. Raises `StoreAway`."""
+        return await self._decide("look", account, request_id, scope, rules, tokens, 0)
 
     def give_back(self, account: str, request_id: str, *, scope: str, tokens: int) -> asyncio.Future[object]:
-        """Free the slot, and count `tokens` in place of those that were taken. Safe to repeat.
+        """Release the slot, and count `tokens` in place of those that were taken. Safe to repeat.
 
-        A correction upwards may leave less than nothing; the account then waits until that has flowed back.
-        It is sent with the other calls of this tick; the future tells of `StoreAway`.
+        A correction upwards may exceed the limit; the account then waits until the excess has expired.
+        The command is sent with the others of this tick; the future may get `StoreAway`.
         """
         counted = min(tokens, LARGEST_RATE)
         return self._client.run(_LIMITS, _keys(account, scope, request_id), ["give_back", request_id, counted])
 
-    async def _ask(
-        self, what: str, account: str, request_id: str, scope: str, rules: AccountLimits, tokens: int, lease_ms: int
+    async def _decide(
+        self,
+        operation: str,
+        account: str,
+        request_id: str,
+        scope: str,
+        rules: AccountLimits,
+        tokens: int,
+        lease_ms: int,
     ) -> Taken | Limited:
         if rules.tokens_per_minute is not None and tokens > rules.tokens_per_minute:
             return Limited("tokens", None)
         limits = (rules.requests_per_minute or 0, rules.tokens_per_minute or 0, rules.concurrent or 0)
         kind, wait_ms, requests_level, tokens_level = await self._client.run(
-            _LIMITS, _keys(account, scope, request_id), [what, request_id, tokens, lease_ms, *limits]
+            _LIMITS, _keys(account, scope, request_id), [operation, request_id, tokens, lease_ms, *limits]
         )
-        requests = _rate(rules.requests_per_minute, requests_level)
-        rate = _rate(rules.tokens_per_minute, tokens_level)
-        return Limited(kind.decode(), wait_ms, requests, rate) if kind else Taken(requests, rate)
+        request_rate = _rate(rules.requests_per_minute, requests_level)
+        token_rate = _rate(rules.tokens_per_minute, tokens_level)
+        return Limited(kind.decode(), wait_ms, request_rate, token_rate) if kind else Taken(request_rate, token_rate)
 
 
 def _keys(account: str, scope: str, request_id: str) -> list[str]:

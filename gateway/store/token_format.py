@@ -1,8 +1,8 @@
-"""The text of a token: `sk-<account>-<short id>-<secret>`, made and judged with the pepper. Sans-I/O.
+"""The text of a token: `sk-<account>-<short id>-<secret>`, created and checked with the pepper. Sans-I/O.
 
-1. The secret is 130 random bits. What is kept of a token is `digest(text)`, never the text.
-2. The last six characters are a checksum that only the pepper's owner can make: what is mistyped or made up
-   is told from a token without asking the store. Checksum and digest cover the whole text.
+1. The secret is 130 random bits. The store holds `digest(text)`, never the text.
+2. The last six characters are a checksum that needs the pepper, so a mistyped or invented token is recognised without a
+   call of the store. Checksum and digest cover the whole text.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ SHAPE: Final = re.compile(r"sk-([a-z0-9]{3,32})-([a-z0-9]{8})-[0-9A-Za-z]{28}")
 
 _BASE62: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _BASE36: Final = _BASE62[:36]
-_PLACES: Final = tuple(62**place for place in range(6))
+_DIGIT_VALUES: Final = tuple(62**digit for digit in range(6))
 
 
 class TokenCodec:
-    """Makes and judges the texts of tokens."""
+    """Creates and checks the texts of tokens."""
 
     def __init__(self, pepper: bytes) -> None:
-        self._kept = hmac.new(pepper, b"kept ", "sha256")
-        self._checked = hmac.new(pepper, b"checksum ", "sha256")
+        self._digest_key = hmac.new(pepper, b"kept ", "sha256")
+        self._checksum_key = hmac.new(pepper, b"checksum ", "sha256")
 
     def make(self, account: str) -> tuple[str, str]:
-        """A new short id, unique in its account, and the text of its token."""
+        """Return a new random short id and the text of its token."""
         short_id = _random(8, _BASE36)
-        unchecked = f"sk-{account}-{short_id}-{_random(22, _BASE62)}"
-        return short_id, unchecked + self._checksum(unchecked)
+        body = f"sk-{account}-{short_id}-{_random(22, _BASE62)}"
+        return short_id, body + self._checksum(body)
 
     def read(self, text: str) -> tuple[str, str] | None:
-        """The account and the short id that a text names, or None where it never was a token."""
+        """Return the account and the short id in a text, or None if its format or checksum is wrong."""
         shape = SHAPE.fullmatch(text)
         if shape is None or not hmac.compare_digest(text[-6:], self._checksum(text[:-6])):
             return None
         return shape[1], shape[2]
 
     def digest(self, text: str) -> bytes:
-        """What is kept of a token."""
-        return _mac(self._kept, text)
+        """Return the digest of a text, which the store holds."""
+        return _mac(self._digest_key, text)
 
-    def _checksum(self, unchecked: str) -> str:
-        number = int.from_bytes(_mac(self._checked, unchecked)[:8])
-        return "".join([_BASE62[number // place % 62] for place in _PLACES])
+    def _checksum(self, body: str) -> str:
+        number = int.from_bytes(_mac(self._checksum_key, body)[:8])
+        return "".join([_BASE62[number // value % 62] for value in _DIGIT_VALUES])
 
 
 def _mac(begun: hmac.HMAC, text: str) -> bytes:
-    """The rest of a message authenticated; to begin with the key each time costs several times as much."""
+    """Return the HMAC of `text`. Copying `begun` is several times faster than starting with the key each time."""
     mac = begun.copy()
     mac.update(text.encode())
     return mac.digest()

@@ -1,4 +1,4 @@
--- Replace a token's record if it still is what was read, so that no change is lost and nothing deleted comes back.
+-- Replaces a token's record if it is unchanged since it was read, so no change is lost and no deleted token comes back.
 -- KEYS[1] gw:{account}:tokens   ARGV: token id, record as read ('' for none), new record ('' deletes)
 local kept = redis.call('HGET', KEYS[1], ARGV[1]) or ''
 if kept ~= ARGV[2] then return 0 end

@@ -1,8 +1,8 @@
-"""Tokens: what is kept of them, and whose a token is.
+"""Tokens: their records, and the authentication of callers.
 
-1. The text of a token is in no record, error or `repr`.
-2. A record is written only over the one that was read: no change is lost, and no deleted token comes back.
-3. An unknown token and a wrong one get the same answer for the same work.
+1. No record, error or `repr` contains the text of a token.
+2. A record is replaced only if it is unchanged since it was read: no change is lost, and no deleted token comes back.
+3. An unknown token and a wrong one get the same reply, after the same work.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _SWAP: Final = Script.load(Path(__file__).with_name("token_swap.lua"))
 
 
 class TokenError(GatewayError):
-    """What was asked of a token cannot be done; the message says why and what to do."""
+    """An operation on a token cannot be done; the message says why and what to do."""
 
 
 class TokenStatus(StrEnum):
-    """A disabled token is refused until it is enabled again."""
+    """The status of a token. A disabled one is refused until it is enabled again."""
 
     ACTIVE = "active"
     DISABLED = "disabled"
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is known of a token but its secret.
+    """A token without its secret.
 
-    `id` is `<account>-<short id>`. Times are seconds since 1970; `last_used` is exact to the hour. `models`
+    `id` is `<account>-<short id>`. Times are seconds since 1970; `last_used` is rounded down to the hour. `models`
     are names and `*` patterns, `addresses` networks such as `10.0.0.0/8`; empty means no restriction.
     """
 
@@ -60,7 +60,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Created(Token, frozen=True, kw_only=True):
-    """A token just made, and in `token` its text, which is told this once."""
+    """A new token. `token` is its text, which is returned only here."""
 
     token: str
 
@@ -69,7 +69,7 @@ class Created(Token, frozen=True, kw_only=True):
 
 
 class Authenticated(msgspec.Struct, frozen=True):
-    """A token that is right, what the store keeps of it, and its account, whatever the account's status."""
+    """A valid token, its record in the store, and its account, which may have any status."""
 
     token: Token
     account: Account
@@ -80,20 +80,20 @@ class Authenticated(msgspec.Struct, frozen=True):
 
 
 class TokenRefused(Refused):
-    """A 401. `token` is the one it speaks of, where the secret was right."""
+    """A 401. `token` is the refused token if its secret was right, else None."""
 
     def __init__(self, code: str, message: str, token: Token | None = None) -> None:
         super().__init__(401, code, message)
         self.token = token
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class _Record(msgspec.Struct, frozen=True):
     digest: bytes
     token: Token
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(_Kept).decode
+_decode = msgspec.json.Decoder(_Record).decode
 
 
 class Tokens:
@@ -104,37 +104,37 @@ class Tokens:
         self._codec = TokenCodec(pepper)
 
     async def authenticate(self, text: str) -> Authenticated:
-        """Whose token this is: in one round trip, or in none for what never was a token.
+        """Return the token with this text and its account, in one round trip; a text that is no token needs none.
 
         Raises `TokenRefused` (401): `token_invalid`, `token_disabled` or `token_expired`.
         """
-        named = self._codec.read(text)
-        if named is None:
+        ids = self._codec.read(text)
+        if ids is None:
             raise invalid_token()
-        account_id, short_id = named
-        asked = self._client.submit("HGET", _key(account_id), short_id)
+        account_id, short_id = ids
+        pending = self._client.submit("HGET", _key(account_id), short_id)
         fields = await self._client.submit("HGETALL", account_key(account_id))
-        record = await asked
+        raw = await pending
         digest = self._codec.digest(text)
-        kept = _decode(record) if record else None
-        right = hmac.compare_digest(kept.digest if kept else bytes(len(digest)), digest)
+        record = _decode(raw) if raw else None
+        matches = hmac.compare_digest(record.digest if record else bytes(len(digest)), digest)
         account = account_of(account_id, fields)
-        if kept is None or account is None or not right:
+        if record is None or account is None or not matches:
             raise invalid_token()
-        token = kept.token
+        token = record.token
         if token.status is TokenStatus.DISABLED:
             raise TokenRefused("token_disabled", "The token is disabled. Have it enabled, or use another.", token)
         if token.expires_at is not None and token.expires_at <= time.time():
             raise TokenRefused("token_expired", "The token has expired. Ask for a new one.", token)
-        return Authenticated(token, account, record)
+        return Authenticated(token, account, raw)
 
-    async def touch(self, known: Authenticated) -> None:
-        """Note that the token was used, at most once an hour. Where the store is away, it is not noted."""
+    async def touch(self, authenticated: Authenticated) -> None:
+        """Record that the token was used, at most once an hour. If the store is away, nothing is recorded."""
         hour = int(time.time()) // HOUR_S * HOUR_S
-        if known.token.last_used != hour:
-            used = _with(_decode(known.record), last_used=hour)
+        if authenticated.token.last_used != hour:
+            used = _replace(_decode(authenticated.record), last_used=hour)
             with contextlib.suppress(StoreAway):
-                await self._swap(known.token.id, known.record, used)
+                await self._swap(authenticated.token.id, authenticated.record, used)
 
     async def create(
         self,
@@ -145,9 +145,9 @@ class Tokens:
         models: Sequence[str] = (),
         addresses: Sequence[str] = (),
     ) -> Created:
-        """A new token. Whatever is left out does not restrict it.
+        """Create a token. What is left out does not restrict it.
 
-        Raises `TokenError` for an account that is unknown or closed, and for an address that is no network.
+        Raises `TokenError` for an account that is unknown or closed, and for an address that is not a network.
         """
         status = await self._client.call("HGET", account_key(account), "status")
         if status is None or status.decode() == AccountStatus.CLOSED:
@@ -163,59 +163,60 @@ class Tokens:
                 models=tuple(models),
                 addresses=networks,
             )
-            if await self._swap(token.id, b"", _Kept(self._codec.digest(text), token)):
+            if await self._swap(token.id, b"", _Record(self._codec.digest(text), token)):
                 return Created(**msgspec.structs.asdict(token), token=text)
 
     async def all_of(self, account: str) -> list[Token]:
-        """The account's tokens, the oldest first."""
+        """Return the account's tokens, the oldest first."""
         tokens = [_decode(record).token for record in await self._client.call("HVALS", _key(account))]
         return sorted(tokens, key=lambda token: (token.created_at, token.id))
 
     async def set_status(self, token_id: str, status: TokenStatus) -> Token:
-        """Enable or disable a token from the next request on. Raises `TokenError` where there is none."""
+        """Enable or disable a token from the next request on. Raises `TokenError` if there is none."""
         while True:
-            record = await self._record(token_id)
-            kept = _with(_decode(record), status=status)
-            if await self._swap(token_id, record, kept):
-                return kept.token
+            raw = await self._read(token_id)
+            changed = _replace(_decode(raw), status=status)
+            if await self._swap(token_id, raw, changed):
+                return changed.token
 
     async def delete(self, token_id: str) -> Token:
-        """Forget a token; returns what it was. Raises `TokenError` where there is none."""
+        """Delete a token and return it. Raises `TokenError` if there is none."""
         while True:
-            record = await self._record(token_id)
-            if await self._swap(token_id, record, None):
-                return _decode(record).token
+            raw = await self._read(token_id)
+            if await self._swap(token_id, raw, None):
+                return _decode(raw).token
 
     async def get(self, token_id: str) -> Token:
-        """A token. Raises `TokenError` where there is none."""
-        return _decode(await self._record(token_id)).token
+        """Return a token. Raises `TokenError` if there is none."""
+        return _decode(await self._read(token_id)).token
 
-    async def _record(self, token_id: str) -> bytes:
-        named = _ID.fullmatch(token_id)
-        if named is None:  # perhaps a whole token: never repeat it
+    async def _read(self, token_id: str) -> bytes:
+        ids = _ID.fullmatch(token_id)
+        if ids is None:  # it may be the text of a token: never repeat it
             raise TokenError("a token's id is like ACCOUNT-1a2b3c4d: `gateway token list ACCOUNT` shows them")
-        record: bytes | None = await self._client.call("HGET", _key(named[1]), named[2])
-        if record is None:
-            raise TokenError(f"there is no token `{token_id}`: `gateway token list {named[1]}` shows the account's")
-        return record
+        raw: bytes | None = await self._client.call("HGET", _key(ids[1]), ids[2])
+        if raw is None:
+            raise TokenError(f"there is no token `{token_id}`: `gateway token list {ids[1]}` shows the account's")
+        return raw
 
-    async def _swap(self, token_id: str, read: bytes, kept: _Kept | None) -> bool:
+    async def _swap(self, token_id: str, expected: bytes, record: _Record | None) -> bool:
+        """Replace the record, or delete it, if it still is `expected`; return whether it was."""
         account, _, short_id = token_id.rpartition("-")
-        record = b"" if kept is None else _encode(kept)
-        return bool(await self._client.run(_SWAP, [_key(account)], [short_id, read, record]))
+        raw = b"" if record is None else _encode(record)
+        return bool(await self._client.run(_SWAP, [_key(account)], [short_id, expected, raw]))
 
 
 def pepper_of(data: Path) -> bytes:
-    """The pepper from `$GATEWAY_PEPPER`, else from the file `pepper` in `data`, made on first use, mode 0600.
+    """Return the pepper from `$GATEWAY_PEPPER`, else from the file `pepper` in `data`, created on first use, mode 0600.
 
-    Gateways on several machines that share a store need the same one: give it by the environment. Whoever
-    loses it has to make all tokens anew. Raises `Misconfigured` for one that is shorter than 16 bytes.
+    Gateways on several machines that share a store need the same one: set the environment variable. If the pepper is
+    lost, all tokens must be created again. Raises `Misconfigured` for one that is shorter than 16 bytes.
     """
     return secret_of(data / "pepper", "GATEWAY_PEPPER")
 
 
 def invalid_token() -> TokenRefused:
-    """The one answer to every token that is unknown, wrong or malformed."""
+    """Return the error for every token that is unknown, wrong or malformed, the same for all."""
     return TokenRefused(
         "token_invalid", "The token is not valid. Check that all of it was copied, or ask for a new one."
     )
@@ -225,8 +226,8 @@ def _key(account: str) -> str:
     return f"gw:{{{account}}}:tokens"
 
 
-def _with(kept: _Kept, **changes: object) -> _Kept:
-    return _Kept(kept.digest, msgspec.structs.replace(kept.token, **changes))
+def _replace(record: _Record, **changes: object) -> _Record:
+    return _Record(record.digest, msgspec.structs.replace(record.token, **changes))
 
 
 def _network(address: str) -> str:

@@ -1,4 +1,4 @@
-"""The work of commands that serve no request: explain, doctor, exposure, reconcile, scaffold.
+"""What the commands do that serve no request: explain, doctor, exposure, reconcile, scaffold.
 
 Imports `proxy`, `loading` and what lies below them.
 """

@@ -1,7 +1,7 @@
-"""The caller's own diagnosis: why requests do not arrive, or why they fail, found from outside with one cheap request.
+"""A diagnosis from the caller's side: why requests do not reach the gateway or fail, found with one cheap request.
 
-Looked at in the order in which things go wrong: the address, the network, who answers there, the token, the model, and
-at last one minimal streaming request.
+The checks run in the order in which things go wrong: base address, network, what answers there, token, model, and finally one
+minimal streaming request.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import msgspec
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
 from yarl import URL
 
-PATIENCE_S: Final = 30
+TIMEOUT_S: Final = 30
 BUFFERED_S: Final = 0.005
-"""A stream whose events all come closer together than this was held back somewhere, or its upstream is very fast."""
+"""A stream that arrives whole within this time was buffered on the way, or its upstream is very fast."""
 
 REMEDIES: Final = {
-    401: "Copy the token again, whole, and send it as `Authorization: Bearer TOKEN`; ask the operator if it still fails.",
+    401: "Copy the whole token again and send it as `Authorization: Bearer TOKEN`; ask the operator if it still fails.",
     402: "Check the balance and top it up, or lower max_tokens.",
-    403: "Ask the operator about the account's status, its group, and what this token may do.",
+    403: "Ask the operator about the account's status, its group, and the restrictions of this token.",
     404: "Check the name in the model catalogue: GET /v1/models.",
-    429: "Lower the number of requests at once and retry with backoff, after what Retry-After says.",
+    429: "Send fewer requests at once, and retry with backoff after the time in Retry-After.",
     502: "The upstream failed: retry later or choose another model.",
     503: "Retry shortly, or choose another model.",
     504: "The upstream was too slow: retry later or choose another model.",
@@ -33,7 +33,7 @@ REMEDIES: Final = {
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """One thing that was looked at. `remedy` says what to do where it is not well."""
+    """The result of one check. `remedy` says what to do where the verdict is not `well`."""
 
     subject: str
     verdict: Literal["well", "ill", "note"]
@@ -42,7 +42,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
 
 async def diagnose(base_url: str, token: str, model: str) -> AsyncIterator[Diagnosis]:
-    """Findings one by one; it ends with the first that is `ill`, since what comes after it cannot be told."""
+    """Yield one diagnosis after another, and stop after the first that is `ill`: later checks depend on it."""
     url = URL(base_url)
     address = _address(url)
     yield address
@@ -50,14 +50,14 @@ async def diagnose(base_url: str, token: str, model: str) -> AsyncIterator[Diagn
         return
     if (proxy := _proxy(url)) is not None:
         yield proxy
-    async with ClientSession(timeout=ClientTimeout(total=PATIENCE_S), trust_env=True) as session:
-        for look in (_network, _token, _model, _request):
+    async with ClientSession(timeout=ClientTimeout(total=TIMEOUT_S), trust_env=True) as session:
+        for check in (_network, _token, _model, _request):
             try:
-                finding = await look(session, url, token, model)
+                diagnosis = await check(session, url, token, model)
             except (ClientError, OSError, TimeoutError) as error:
-                finding = _unreachable(url, error)
-            yield finding
-            if finding.verdict == "ill":
+                diagnosis = _unreachable(url, error)
+            yield diagnosis
+            if diagnosis.verdict == "ill":
                 return
 
 
@@ -86,11 +86,13 @@ async def _network(session: ClientSession, url: URL, token: str, model: str) -> 
         answer = (await response.content.read(100)).strip()
     if answer == b"degraded":
         return _ill(
-            "network", "the gateway answers that it cannot serve now", "Retry shortly; tell the operator if it lasts."
+            "network",
+            "the gateway answers that it cannot serve now",
+            "Retry shortly; tell the operator if it persists.",
         )
     if answer != b"ok":
         text = f"something else answers at {url.host}:{url.port} (status {response.status})"
-        return _ill("network", text, "Check the address, and whether a proxy or another service stands there.")
+        return _ill("network", text, "Check the address, and whether a proxy or another service listens there.")
     return Diagnosis("network", "well", f"the gateway answers at {url.host}:{url.port}")
 
 
@@ -107,18 +109,18 @@ async def _model(session: ClientSession, url: URL, token: str, model: str) -> Di
             return _failed("model", response.status, await _error(response))
         names = [entry["id"] for entry in (await response.json())["data"]]
     if model not in names:
-        known = (
-            f"Use one of: {', '.join(names[:20])}." if names else "No model is open to this account: ask the operator."
+        remedy = (
+            f"Use one of: {', '.join(names[:20])}." if names else "This account may use no model: ask the operator."
         )
-        return _ill("model", f"there is no model `{model}` for this account", known)
+        return _ill("model", f"there is no model `{model}` for this account", remedy)
     return Diagnosis("model", "well", f"{model} may be used")
 
 
 async def _request(session: ClientSession, url: URL, token: str, model: str) -> Diagnosis:
     body = {"model": model, "stream": True, "max_tokens": 16, "messages": [{"role": "user", "content": "Say hello"}]}
-    began = time.monotonic()
+    started = time.monotonic()
     arrivals: list[float] = []
-    text = b""
+    received = b""
     async with session.post(url / "chat/completions", json=body, headers=_bearer(token)) as response:
         request_id = response.headers.get("x-request-id", "unknown")
         if response.status != 200:
@@ -126,35 +128,36 @@ async def _request(session: ClientSession, url: URL, token: str, model: str) -> 
         try:
             async for piece in response.content.iter_any():
                 arrivals.append(time.monotonic())
-                text += piece
+                received += piece
         except ClientError:
-            return _broken(text, request_id)
-    if b"data: [DONE]" not in text and b'"finish_reason"' not in text:
-        return _broken(text, request_id)
-    told = (
-        f"the answer is whole, its first event came after {(arrivals[0] - began) * 1000:.0f} ms (request {request_id})"
-    )
+            return _broken_off(received, request_id)
+    if b"data: [DONE]" not in received and b'"finish_reason"' not in received:
+        return _broken_off(received, request_id)
+    first_ms = (arrivals[0] - started) * 1000
+    text = f"the answer is complete, its first event came after {first_ms:.0f} ms (request {request_id})"
     if arrivals[-1] - arrivals[0] < BUFFERED_S:
-        remedy = "If answers should come piece by piece, look for a buffering proxy."
-        return Diagnosis("request", "note", f"{told}; all of it came at once", remedy)
-    return Diagnosis("request", "well", told)
+        remedy = "If answers should arrive piece by piece, look for a buffering proxy."
+        return Diagnosis("request", "note", f"{text}; all of it came at once", remedy)
+    return Diagnosis("request", "well", text)
 
 
-def _broken(text: bytes, request_id: str) -> Diagnosis:
-    events = [line for line in text.split(b"\n") if line.startswith(b'data: {"error"')]
+def _broken_off(received: bytes, request_id: str) -> Diagnosis:
+    events = [line for line in received.split(b"\n") if line.startswith(b'data: {"error"')]
     reason = json.loads(events[-1][6:])["error"]["message"] if events else "the connection was cut"
     return _ill("request", f"the answer broke off: {reason} (request {request_id})", REMEDIES[502])
 
 
 def _failed(subject: str, status: int, error: dict[str, Any]) -> Diagnosis:
-    told, code = error.get("message", "no reason given"), error.get("code", "no code")
-    text = f"{status} {code}: {told} (request {error.get('request_id', 'unknown')})"
+    message, code = error.get("message", "no reason given"), error.get("code", "no code")
+    text = f"{status} {code}: {message} (request {error.get('request_id', 'unknown')})"
     return _ill(subject, text, REMEDIES.get(status, "Quote the request id to the operator."))
 
 
 def _unreachable(url: URL, error: Exception) -> Diagnosis:
-    reason = f"said nothing for {PATIENCE_S} s" if isinstance(error, TimeoutError) else f"cannot be reached: {error}"
-    remedy = "Check the address, and that no proxy or firewall blocks it. Nothing arrived at the service."
+    reason = (
+        f"did not respond within {TIMEOUT_S} s" if isinstance(error, TimeoutError) else f"cannot be reached: {error}"
+    )
+    remedy = "Check the address, and that no proxy or firewall blocks it. Nothing reached the gateway."
     return _ill("network", f"{url.host}:{url.port} {reason}", remedy)
 
 

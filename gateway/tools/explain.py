@@ -1,4 +1,4 @@
-"""The chain run dry: what would become of a request, told by the plugins themselves. Nothing is sent, held or counted."""
+"""A dry run of the chain: each plugin explains what it would do with a request. Nothing is sent, held or counted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gateway.proxy.failover import MAX_ATTEMPTS
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """What the caller would be told. `by` is a plugin, or empty where it is the core."""
+    """The error that the caller would get. `by` is the plugin that refuses, or empty for the core."""
 
     by: str
     status: int
@@ -26,15 +26,15 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What one plugin says. `unknown`: it does not explain itself, or what it needs is not there."""
+    """The decision of one plugin. `unknown`: it has no `explain`, or a fact that it requires is missing."""
 
     plugin: str
     verdict: Literal["passes", "refuses", "unknown"]
     text: str
 
 
-class Turn(msgspec.Struct, frozen=True):
-    """One channel in the order of this draw; a request draws anew. `spare`: called where the `first` and those after fail."""
+class ChannelChoice(msgspec.Struct, frozen=True):
+    """One channel. The order is drawn anew for each request. `spare`: called if the channels before it fail."""
 
     channel: str
     model: str
@@ -43,14 +43,15 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct):
-    """`served`: None where the plugins do not tell. `refusal`: the first that the request meets.
+    """The decisions of the chain on one request.
 
-    `price`: as the plugin that charges tells it.
+    `served`: None if it cannot be known, because no plugin that explains itself chose a channel. `refusal`: the first one.
+    `price`: as the plugin that charges gives it.
     """
 
     served: bool | None = None
     plugins: list[Decision] = []
-    channels: list[Turn] = []
+    channels: list[ChannelChoice] = []
     price: dict[str, Any] = {}
     refusal: Refusal | None = None
 
@@ -58,36 +59,38 @@ class Explanation(msgspec.Struct):
 async def explain(
     chain: Chain, headers: Sequence[tuple[str, str]], body: bytes, rules: BodyRules, peer: str
 ) -> Explanation:
-    """What a started chain would do with a chat completion. Raises `StoreAway`."""
+    """Return what a started chain would do with a chat completion. Raises `StoreAway`."""
 
     async def read() -> Body:
         return check(body, rules)
 
     request = Request("POST", "/v1/chat/completions", CIMultiDict(headers), peer, Operation.CHAT)
     exchange = Exchange(request, read, generation=chain.generation)
-    told = Explanation()
+    explanation = Explanation()
     for step in chain.steps:
         try:
-            told.plugins.append(await _asked(step, exchange))
+            explanation.plugins.append(await _decision(step, exchange))
         except Exception as error:
             if isinstance(error, GatewayError) and not isinstance(error, Refused):
                 raise
             refused = as_refused(error)
             message = refused.message or f"the plugin fails with {type(error).__name__}: {error}"
-            told.plugins.append(Decision(step.name, "refuses", f"{refused.status} {refused.code}: {message}"))
-            told.refusal = told.refusal or Refusal(step.name, refused.status, refused.code, message)
-    told.price = exchange.price
+            explanation.plugins.append(Decision(step.name, "refuses", f"{refused.status} {refused.code}: {message}"))
+            explanation.refusal = explanation.refusal or Refusal(step.name, refused.status, refused.code, message)
+    explanation.price = exchange.price
     if (route := exchange.get(Route)) is not None:
-        told.channels = await _turns(route)
-        told.served = any(turn.verdict == "first" for turn in told.channels)
-        if not told.served and told.refusal is None:
-            told.refusal = Refusal("", 503, "model_unavailable", "No channel can serve this model at the moment.")
-    if told.refusal is not None:
-        told.served = False
-    return told
+        explanation.channels = await _choices(route)
+        explanation.served = any(choice.verdict == "first" for choice in explanation.channels)
+        if not explanation.served and explanation.refusal is None:
+            explanation.refusal = Refusal(
+                "", 503, "model_unavailable", "No channel can serve this model at the moment."
+            )
+    if explanation.refusal is not None:
+        explanation.served = False
+    return explanation
 
 
-async def _asked(step: Step, exchange: Exchange) -> Decision:
+async def _decision(step: Step, exchange: Exchange) -> Decision:
     if missing := [fact.__name__ for fact in step.plugin.requires if fact not in exchange]:
         return Decision(step.name, "unknown", f"needs {', '.join(missing)}, which nothing above it provided")
     if not step.defines("on_request"):
@@ -103,16 +106,20 @@ async def _asked(step: Step, exchange: Exchange) -> Decision:
     return Decision(step.name, "passes", text)
 
 
-async def _turns(route: Route) -> list[Turn]:
-    """As the pipe takes them: those that may be called, in order, no channel twice."""
-    turns: list[Turn] = []
-    free: set[str] = set()
+async def _choices(route: Route) -> list[ChannelChoice]:
+    """Return the channels in the order in which failover tries them: no channel twice, and only available ones."""
+    choices: list[ChannelChoice] = []
+    available: set[str] = set()
     for candidate in route.candidates:
         why_not = await route.breaker.why_not(candidate)
-        if not why_not and (candidate.name in free or len(free) == MAX_ATTEMPTS):
-            why_not = "stands above already" if candidate.name in free else f"{MAX_ATTEMPTS} others come before it"
-        verdict: Literal["first", "spare", "left out"] = "left out" if why_not else "spare" if free else "first"
-        turns.append(Turn(candidate.name, candidate.model, verdict, why_not))
+        if not why_not and (candidate.name in available or len(available) == MAX_ATTEMPTS):
+            why_not = (
+                "is listed above already"
+                if candidate.name in available
+                else f"{MAX_ATTEMPTS} others are tried before it"
+            )
+        verdict: Literal["first", "spare", "left out"] = "left out" if why_not else "spare" if available else "first"
+        choices.append(ChannelChoice(candidate.name, candidate.model, verdict, why_not))
         if not why_not:
-            free.add(candidate.name)
-    return turns
+            available.add(candidate.name)
+    return choices

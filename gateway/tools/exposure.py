@@ -1,7 +1,7 @@
-"""How far a balance may fall, told from the configuration before the first request.
+"""The exposure of a configuration: how far a balance can fall, computed before the first request.
 
-A request is charged at most what its body and its ceiling can come to, and holds that much while it runs. So balances
-stay at or above the credit line, unless `max_hold` lets requests hold less than they may cost.
+A request is charged at most the full price of its body and of its output limit, and holds that amount while it runs. So no
+balance falls below minus its credit line, unless `max_hold` lets requests hold less than they can cost.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from gateway.chain import Chain
 from gateway.chat.request import MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE, BodyRules
 from gateway.config.schema import Config
 
-SMALLEST_MESSAGE: Final = len('{"role":""},')
+MIN_MESSAGE: Final = len('{"role":""},')
 
 
 @runtime_checkable
 class Holding(Protocol):
-    """A plugin that takes holds: the most of one, and how many an account may have."""
+    """A plugin that takes holds: the largest amount of one, and how many an account may have at once."""
 
     max_hold: Decimal | None
     max_holds: int
 
 
 class Exposure(msgspec.Struct, frozen=True):
-    """What holds for every account, in micros.
+    """The bounds that apply to every account, in micros.
 
-    `largest_cost`: what one request may be charged, of the dearest model for the dearest group. `overdraft`: how far
-    below minus its credit line a balance may fall while the store is healthy. `failover`: how much further one
-    failover that forgets acknowledged holds may take it; that is charged, not lost.
+    `largest_cost`: the most that one request is charged, for the most expensive `model` and `group`. `overdraft`: how far
+    below minus its credit line a balance can fall while the store is healthy. `failover`: how much further one failover
+    of the store that loses acknowledged holds can take it; that amount is charged, not lost.
     """
 
     largest_cost: int
@@ -45,12 +45,12 @@ class Exposure(msgspec.Struct, frozen=True):
         below = f" - {_units(self.overdraft)}" if self.overdraft else ""
         return (
             f"every balance stays >= -credit line{below}; one failover of the store may take it {_units(self.failover)} "
-            f"further; the dearest request costs {_units(self.largest_cost)} ({self.model}, group {self.group})"
+            f"further; the most expensive request costs {_units(self.largest_cost)} ({self.model}, group {self.group})"
         )
 
 
 def exposure_of(config: Config, chain: Chain) -> Exposure | None:
-    """The bound; None where no plugin of the chain takes holds or nothing costs anything."""
+    """Return the bounds, or None if no plugin of the chain takes holds or every model is free."""
     holding = next((step.plugin for step in chain.steps if isinstance(step.plugin, Holding)), None)
     catalogue = Catalogue(config)
     costs = [
@@ -66,15 +66,15 @@ def exposure_of(config: Config, chain: Chain) -> Exposure | None:
     return Exposure(cost, model, group, holding.max_holds * (cost - hold), holding.max_holds * cost)
 
 
-def most_prompt_tokens(size: int) -> int:
-    """Input tokens that a body of `size` bytes may be held for."""
-    return size + size // SMALLEST_MESSAGE * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
+def max_prompt_tokens(size: int) -> int:
+    """Return for how many input tokens a body of `size` bytes is held at most."""
+    return size + size // MIN_MESSAGE * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
 
 
 def _largest_cost(catalogue: Catalogue, config: Config, model: str, price: Price) -> int:
     rules, size = BodyRules(), config.port.max_body
     ceiling = max(rules.max_output_tokens, config.models[model].max_output_tokens)
-    return price.cost(catalogue.attempts(model) * most_prompt_tokens(size), rules.max_n * ceiling)
+    return price.cost(catalogue.attempts(model) * max_prompt_tokens(size), rules.max_n * ceiling)
 
 
 def _units(micros: int) -> str:

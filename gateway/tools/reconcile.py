@@ -1,9 +1,10 @@
-"""Whether the ledger and the usage log agree, request by request.
+"""The comparison of the ledger with the usage log, request by request.
 
-1. **The log is read first, then the journal, then the ledger.** A charge is in the ledger, or on its way to it in the
-   journal, before its record is closed; so what was read earlier must be found later, while everything runs.
-2. **What cannot be known is counted, never called wrong**: a request whose record is open, or of another machine, or
-   dropped with its month, or on its way to the files, or whose line may be in an archive that was not read.
+1. **The log is read first, then the journal, then the ledger.** A charge is in the ledger, or in the journal on its way
+   there, before its record is closed; so a charge that was read in the log must be found in one of them, also while the
+   gateway runs.
+2. **What cannot be compared is counted as unknown, never reported as wrong**: a request whose record is open, on another
+   machine, deleted with its month or not yet in the files, or whose line may be in an archive that was not read.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from gateway.request_id import month
 from gateway.services import Store
 from gateway.store.money.audit import Audit, Resolved
 from gateway.usage import queries
-from gateway.usage.database import files
+from gateway.usage.database import months
 from gateway.usage.record import Record
 
 SETTLED_MS: Final = 10_000
-"""A line of the ledger that is younger may be ahead of its record."""
+"""A younger line of the ledger may be there before its record."""
 
 
 class Logged(msgspec.Struct, frozen=True):
-    """What the files say of an account: each request that ended and its charge, and what is wrong by itself."""
+    """The usage log of one account: the charge of each closed request, and the records that contradict themselves."""
 
     charges: dict[str, int]
     wrong: dict[str, str]
 
 
 class Compared(msgspec.Struct):
-    """What a comparison came to: what is wrong, in words, and how many requests agreed or could not be compared."""
+    """The result of a comparison: what is wrong, and how many requests agree or could not be compared."""
 
     wrong: list[str] = []
     agreed: int = 0
@@ -43,9 +44,9 @@ class Compared(msgspec.Struct):
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """Which requests the files of this machine must have: those of `months`, where no other machine writes a log.
+    """Which requests must be in this machine's files: those of `months`, if no other machine writes a usage log (`alone`).
 
-    `waiting` entries are on their way to the files; then a request that is missing there proves nothing.
+    `waiting` entries are not in the files yet; unless it is 0, a request that is missing there proves nothing.
     """
 
     folder: Path
@@ -55,15 +56,15 @@ class Coverage(msgspec.Struct, frozen=True):
 
     @classmethod
     async def of(cls, store: Store) -> Coverage:
-        """As it is now. Raises `StoreAway`."""
+        """Return the present coverage. Raises `StoreAway`."""
         usage = store.usage
         streams = {key async for key in store.client.keys("gw:usage:*")}
         waiting = await usage.length() + len(usage.spool.files())
-        return cls(usage.folder, frozenset(files(usage.folder)), streams <= {usage.stream}, waiting)
+        return cls(usage.folder, frozenset(months(usage.folder)), streams <= {usage.stream}, waiting)
 
 
 def logged(folder: Path, account: str) -> Logged:
-    """Every closed request of an account in the files. Blocks."""
+    """Return every closed request of an account from the files. Blocks."""
     charges, wrong = dict[str, int](), dict[str, str]()
     for record in queries.select(folder, account=account):
         if record.outcome not in (None, Outcome.GATEWAY_CRASHED):
@@ -75,16 +76,16 @@ def logged(folder: Path, account: str) -> Logged:
     return Logged(charges, wrong)
 
 
-def compare(logged: Logged, audit: Audit, on_the_way: frozenset[str], coverage: Coverage) -> Compared:
-    """Hold one account's records against its ledger. `on_the_way`: requests in the journal. Blocks.
+def compare(logged: Logged, audit: Audit, in_journal: frozenset[str], coverage: Coverage) -> Compared:
+    """Compare one account's records with its ledger. `in_journal`: requests whose settlement is in the journal. Blocks.
 
-    A cost that came too late to be charged (`audit.stale`) is an operator's to settle, and is not wrong here.
+    A cost that came too late to be charged (`audit.stale`) is for the operator to settle, and is not wrong here.
     """
     result = Compared([text for request_id, text in logged.wrong.items() if request_id not in audit.stale])
     for request_id, charged in logged.charges.items():
         line = audit.requests.get(request_id)
         archived = line is None and audit.unread.may_have(request_id)
-        if request_id in on_the_way or request_id in audit.stale or archived:
+        if request_id in in_journal or request_id in audit.stale or archived:
             result.unknown += 1
         elif line is None and charged:
             result.wrong.append(
@@ -118,8 +119,8 @@ def _is_lost(request_id: str, line: Resolved, now_ms: int, coverage: Coverage) -
 
 
 def _due(record: Record) -> int:
-    """The charge, computed again from the record's own price and tokens."""
-    told: dict[str, Any] = record.price
-    price = Price(told["input"], told["output"], Fraction(told["ratio"]))
+    """Return the charge, computed again from the record's own price and tokens."""
+    terms: dict[str, Any] = record.price
+    price = Price(terms["input"], terms["output"], Fraction(terms["ratio"]))
     cost = price.cost(record.prompt_tokens, record.completion_tokens)
-    return min(cost, int(told.get("capped_micros", cost)))
+    return min(cost, int(terms.get("capped_micros", cost)))

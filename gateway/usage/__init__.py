@@ -1,4 +1,4 @@
-"""The usage log: one record for each request, from the stream in the store to the files that answer questions.
+"""The usage log: one record for each request, from the stream in the store to the files that are queried.
 
-Imports `store` and what lies below it; nothing here decides about a request.
+Imports `store`, `store.money` and the layers below them; nothing here decides about a request.
 """

@@ -1,12 +1,11 @@
-"""The usage log's SQLite files: one a month, a row for each request, and a daily roll-up that always equals
-their sum.
+"""The usage log's database: SQLite files, one for each month, with a row for each request and sums by day.
 
-1. **A row is one request, however often and in whatever order its arrival and its end are written.** An end
-   closes a row once; only the sweeper's guess (`gateway_crashed`) gives way to a true end that comes late.
-2. **The roll-up is kept by triggers**, so whoever closes a row, in whatever way, changes both in one
-   transaction.
-3. **Each closing of a row has a place** in `ends`, in the order in which they became known, so that whoever follows can go
-   on from where it was.
+1. **A row is one request, however often and in whatever order its arrival and its end are written.** An end closes a row
+   once; only the presumed end (`gateway_crashed`) is replaced by an actual end that comes late.
+2. **The sums by day always equal the sum of the closed rows.** Triggers keep them, so anything that closes a row changes
+   both in one transaction.
+3. **Each closing of a row has a place** in the table `ends`, in the order in which the ends became known, so that a reader
+   can continue where it stopped.
 4. **What `write` wrote is on the disk when it returns**: the stream is acknowledged afterwards.
 """
 
@@ -23,23 +22,27 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway import durable
 from gateway.exchange import Outcome
-from gateway.request_id import first_id, month
+from gateway.request_id import first_id
+from gateway.request_id import month as month_of
 from gateway.usage.record import Record
 
 COLUMNS: Final = tuple(field.name for field in msgspec.structs.fields(Record))
 JSON_COLUMNS: Final = ("attempts", "price")
-_AS_JSON: Final = tuple(COLUMNS.index(name) for name in JSON_COLUMNS)
+_CHANGING_COLUMNS: Final = tuple(name for name in COLUMNS if name != "id")
+_JSON_INDICES: Final = tuple(COLUMNS.index(name) for name in JSON_COLUMNS)
 
-GROUPS: Final = ("day", "account", "token_id", "model", "channel")
-"""What the roll-up is kept by."""
-SUMS: Final = ("requests", "completed", "prompt_tokens", "completion_tokens", "charge_micros")
-"""What it adds up."""
+GROUP_COLUMNS: Final = ("account", "token_id", "model", "channel")
+GROUPS: Final = ("day", *GROUP_COLUMNS)
+"""What the sums are grouped by."""
+SUM_COLUMNS: Final = ("prompt_tokens", "completion_tokens", "charge_micros")
+SUMS: Final = ("requests", "completed", *SUM_COLUMNS)
 
 FILE_NAME: Final = re.compile(r"usage-(\d{4}-\d{2})\.sqlite")
 
 
-def _kind(column: str) -> str:
+def _type(column: str) -> str:
     default = getattr(Record(id="", arrived_at=""), column)
     return "INTEGER" if isinstance(default, int) or column == "first_byte_ms" else "TEXT"
 
@@ -52,29 +55,25 @@ def _names(names: Iterable[str], row: str = "") -> str:
     return ", ".join(_quoted(names, row))
 
 
-def _rolled_up(row: str, sign: str) -> str:
-    """The statement that adds a closed row to its day (`+`), or takes it away again (`-`)."""
-    sums = (
-        "1",
-        f"{row}.outcome = '{Outcome.COMPLETED}'",
-        *(f'{row}."{name}"' for name in SUMS[2:]),
-    )
+def _add_to_day(row: str, sign: str) -> str:
+    """Return the statement that adds a closed row to its day's sums (`+`), or subtracts it (`-`)."""
+    sums = ("1", f"{row}.outcome = '{Outcome.COMPLETED}'", *_quoted(SUM_COLUMNS, f"{row}."))
     return (
         f"INSERT INTO days ({_names(GROUPS)}, {_names(SUMS)}) "  # noqa: S608 - names of ours only
-        f"VALUES (substr({row}.arrived_at, 1, 10), {_names(GROUPS[1:], f'{row}.')}, "
+        f"VALUES (substr({row}.arrived_at, 1, 10), {_names(GROUP_COLUMNS, f'{row}.')}, "
         f"{', '.join(f'{sign}({value})' for value in sums)}) "
         f"ON CONFLICT DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in SUMS)};"
     )
 
 
-_TOLD: Final = "INSERT INTO ends (number) VALUES (NEW.number);"
+_APPEND_END: Final = "INSERT INTO ends (number) VALUES (NEW.number);"
 
 SCHEMA: Final = f"""
 PRAGMA journal_mode = WAL;
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS requests (
     number INTEGER PRIMARY KEY,
-    {", ".join(f'"{name}" {_kind(name)}' for name in COLUMNS)},
+    {", ".join(f'"{name}" {_type(name)}' for name in COLUMNS)},
     UNIQUE (id)
 );
 CREATE INDEX IF NOT EXISTS requests_of_account ON requests (account, id);
@@ -86,108 +85,112 @@ CREATE TABLE IF NOT EXISTS days (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS ends (place INTEGER PRIMARY KEY, number INTEGER);
 CREATE TRIGGER IF NOT EXISTS closed_at_once AFTER INSERT ON requests WHEN NEW.outcome IS NOT NULL
-BEGIN {_rolled_up("NEW", "+")} {_TOLD} END;
+BEGIN {_add_to_day("NEW", "+")} {_APPEND_END} END;
 CREATE TRIGGER IF NOT EXISTS reopened BEFORE UPDATE ON requests WHEN OLD.outcome IS NOT NULL
-BEGIN {_rolled_up("OLD", "-")} END;
+BEGIN {_add_to_day("OLD", "-")} END;
 CREATE TRIGGER IF NOT EXISTS closed AFTER UPDATE ON requests WHEN NEW.outcome IS NOT NULL
-BEGIN {_rolled_up("NEW", "+")} {_TOLD} END;
+BEGIN {_add_to_day("NEW", "+")} {_APPEND_END} END;
 COMMIT;
 """
 
-ARRIVAL: Final = (
+INSERT_ARRIVAL: Final = (
     f"INSERT INTO requests ({_names(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))}) "  # noqa: S608
     "ON CONFLICT (id) DO NOTHING"
 )
-END: Final = (
-    ARRIVAL.removesuffix("NOTHING")
-    + f"UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _quoted(COLUMNS[1:]))} "
+INSERT_END: Final = (
+    INSERT_ARRIVAL.removesuffix("NOTHING")
+    + f"UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _quoted(_CHANGING_COLUMNS))} "
     + f"WHERE requests.outcome IS NULL OR requests.outcome = '{Outcome.GATEWAY_CRASHED}'"
 )
-CRASHED: Final = (
+CLOSE_CRASHED: Final = (
     f"UPDATE requests SET outcome = '{Outcome.GATEWAY_CRASHED}' "  # noqa: S608
     "WHERE outcome IS NULL AND id < ?"
 )
 
-UNDER_WAY: Final = "SELECT id FROM requests WHERE outcome IS NULL AND id < ? ORDER BY id LIMIT ?"
+SELECT_OPEN_IDS: Final = "SELECT id FROM requests WHERE outcome IS NULL AND id < ? ORDER BY id LIMIT ?"
 
 
 class UsageDatabase:
-    """The writer of a folder's files. One process at a time writes; any number read beside it."""
+    """The writer of a folder's files. One process at a time writes; any number may read at the same time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files: dict[str, sqlite3.Connection] = {}
 
     def write(self, records: Iterable[Record]) -> None:
-        """Keep arrivals and ends, in any order, each any number of times. Raises `sqlite3.Error`; then write
-        them again.
+        """Write arrivals and ends, in any order, each any number of times.
+
+        Raises `sqlite3.Error`; then write them again.
         """
         arrivals: defaultdict[str, list[Record]] = defaultdict(list)
         ends: defaultdict[str, list[Record]] = defaultdict(list)
         for record in records:
-            (arrivals if record.outcome is None else ends)[month(record.id)].append(record)
-        for name in sorted(arrivals.keys() | ends.keys()):
-            closed = {record.id for record in ends[name]}
-            file = self._file(name)
+            (arrivals if record.outcome is None else ends)[month_of(record.id)].append(record)
+        for month in sorted(arrivals.keys() | ends.keys()):
+            closed = {record.id for record in ends[month]}
+            file = self._file(month)
             with _transaction(file):
-                file.executemany(ARRIVAL, (_row(record) for record in arrivals[name] if record.id not in closed))
-                file.executemany(END, map(_row, ends[name]))
+                file.executemany(
+                    INSERT_ARRIVAL, (_row(record) for record in arrivals[month] if record.id not in closed)
+                )
+                file.executemany(INSERT_END, map(_row, ends[month]))
 
-    def under_way(self, before_ms: int, most: int) -> list[str]:
-        """The ids of requests that arrived before then and have not ended, at most so many, the oldest first."""
-        rows = (self._file(name).execute(UNDER_WAY, (first_id(before_ms), most)) for name in files(self.folder))
-        return [row[0] for found in rows for row in found][:most]
+    def open_ids(self, before_ms: int, limit: int) -> list[str]:
+        """Return the ids of requests that arrived before `before_ms` and have not ended, at most `limit`, oldest first."""
+        files = (self._file(month) for month in months(self.folder))
+        return [id for file in files for (id,) in file.execute(SELECT_OPEN_IDS, (first_id(before_ms), limit))][:limit]  # noqa: A001
 
     def close_crashed(self, before_ms: int) -> int:
-        """Close what arrived before then and never ended as `gateway_crashed`; how many there were."""
+        """Close as `gateway_crashed` the requests that arrived before `before_ms` and have not ended; return how many."""
         closed = 0
-        for name in files(self.folder):
-            file = self._file(name)
+        for month in months(self.folder):
+            file = self._file(month)
             with _transaction(file):
-                closed += file.execute(CRASHED, (first_id(before_ms),)).rowcount
+                closed += file.execute(CLOSE_CRASHED, (first_id(before_ms),)).rowcount
         return closed
 
     def drop_before(self, oldest: str) -> list[str]:
-        """Delete the files of the months before `oldest` (`2026-11`); the months that went."""
-        gone = [name for name in files(self.folder) if name < oldest]
-        for name in gone:
-            if name in self._files:
-                self._files.pop(name).close()
+        """Delete the files of the months before `oldest` (`2026-11`); return those months."""
+        dropped = [month for month in months(self.folder) if month < oldest]
+        for month in dropped:
+            if month in self._files:
+                self._files.pop(month).close()
             for suffix in ("", "-wal", "-shm"):
-                path_of(self.folder, name, suffix).unlink(missing_ok=True)
-        return gone
+                path_of(self.folder, month, suffix).unlink(missing_ok=True)
+        return dropped
 
     def close(self) -> None:
-        """Close all files; the writer may go on and opens them again."""
+        """Close all files; the next call opens them again."""
         while self._files:
-            self._files.popitem()[1].close()
+            _, file = self._files.popitem()
+            file.close()
 
-    def _file(self, name: str) -> sqlite3.Connection:
-        if name not in self._files:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            file = sqlite3.connect(path_of(self.folder, name), isolation_level=None, timeout=5)
+    def _file(self, month: str) -> sqlite3.Connection:
+        if month not in self._files:
+            durable.make_folder(self.folder)
+            file = sqlite3.connect(path_of(self.folder, month), isolation_level=None, timeout=5)
             with contextlib.ExitStack() as failed:
                 failed.callback(file.close)
                 file.executescript(SCHEMA)
                 file.execute("PRAGMA synchronous = FULL")
                 failed.pop_all()
-            self._files[name] = file
-        return self._files[name]
+            self._files[month] = file
+        return self._files[month]
 
 
-def path_of(folder: Path, name: str, suffix: str = "") -> Path:
-    """The file of a month."""
-    return folder / f"usage-{name}.sqlite{suffix}"
+def path_of(folder: Path, month: str, suffix: str = "") -> Path:
+    """Return the path of a month's file."""
+    return folder / f"usage-{month}.sqlite{suffix}"
 
 
-def files(folder: Path) -> list[str]:
-    """The months that there are, the oldest first."""
+def months(folder: Path) -> list[str]:
+    """Return the months that have a file, the oldest first."""
     matches = (FILE_NAME.fullmatch(path.name) for path in folder.glob("usage-*.sqlite"))
     return sorted(match[1] for match in matches if match)
 
 
 def months_ago(count: int, now: float | None = None) -> str:
-    """The month `count` months before the one of `now` (seconds since 1970; UTC)."""
+    """Return the month `count` months before the one of `now` (seconds since 1970; UTC)."""
     moment = time.gmtime(now)
     year, index = divmod(moment.tm_year * 12 + moment.tm_mon - 1 - count, 12)
     return f"{year:04d}-{index + 1:02d}"
@@ -207,6 +210,6 @@ def _transaction(file: sqlite3.Connection) -> Any:
 
 def _row(record: Record) -> list[Any]:
     values = list(msgspec.structs.astuple(record))
-    for index in _AS_JSON:
+    for index in _JSON_INDICES:
         values[index] = msgspec.json.encode(values[index]).decode()
     return values

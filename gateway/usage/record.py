@@ -1,8 +1,8 @@
-"""The usage record: what is kept of every request that sent a whole head.
+"""The usage record: what is stored of every request that sent a complete head.
 
-A record is written twice, at arrival (`outcome` is None) and at the end, and the two are one by their id.
-Nothing that a caller made up goes into it: no path, no header, no name that the catalogue does not know. Any
-of them could be a token that was pasted in the wrong place.
+A record is written twice, at arrival (`outcome` is None) and at the end; the id makes the two one. It has no text that the
+caller chose: no path, no header, no name that is not in the catalogue. Any of them could be a token that was pasted in the
+wrong place.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gateway.exchange import Outcome
 
 
 class AttemptRecord(msgspec.Struct, frozen=True):
-    """One call of an upstream. `error` is the code it would have led to, empty where it served."""
+    """One call of an upstream. `error` is the error code that it would have led to, or empty where it succeeded."""
 
     channel: str
     status: int = 0
@@ -25,10 +25,9 @@ class AttemptRecord(msgspec.Struct, frozen=True):
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """One request. Times in whole milliseconds, sizes in bytes, money in micros.
 
-    `arrived_at` is UTC in ISO 8601. `account`, `token_id`, `group` and `model` are empty until known; the
-    token itself is never kept. `charge_micros` was computed from `price`, so that a bill can be computed
-    again. `config` is the generation of the configuration that served the request. `outcome` is None while
-    the request is under way.
+    `arrived_at` is UTC in ISO 8601. `account`, `token_id`, `group` and `model` are empty until known; the token itself is
+    never stored. `charge_micros` was computed from `price`, so that a bill can be computed again. `config` is the generation
+    of the configuration that served the request. `outcome` is None until the request ends.
     """
 
     id: str
@@ -60,4 +59,4 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 encode: Final = msgspec.json.Encoder().encode
 decode: Final = msgspec.json.Decoder(Record).decode
-"""A record from its JSON. Raises `msgspec.MsgspecError` (`DecodeError`, `ValidationError`)."""
+"""Decode a record from its JSON. Raises `msgspec.MsgspecError` (`DecodeError`, `ValidationError`)."""

@@ -1,12 +1,12 @@
-"""The process that drains the usage log's stream and spool into files.
+"""The process that drains the usage log's stream and spool into the database.
 
-1. **Kept first, taken away after**: an entry leaves the stream, a file the spool, only when its records are
-   on the disk. A kill at any moment means that something is written twice, and the id makes that one.
-2. **One sink at a time has a folder**: the kernel holds its lock, and gives it back however the sink ends.
-   The next one begins with what the last one had read and not taken away.
-3. **A request that never ends is closed** as `gateway_crashed`, but only when nothing waits that could be its
-   end. Whose it was is known only of those that held money: an arrival comes before that is decided, and a second line
-   for each request would cost all of them a call.
+1. **Written first, removed afterwards**: an entry leaves the stream, and a file the spool, only when its records are on the
+   disk. After a kill at any moment something is written twice, and the id makes it one.
+2. **One sink at a time owns a folder**: the kernel holds its lock, and releases it however the sink ends. The next sink
+   begins with what the last one had read and not removed.
+3. **A request that never ends is closed** as `gateway_crashed`, but only when nothing waits that could be its end. Its
+   account is known only where money was held: the arrival is written before the account is authenticated, and a second line
+   for each request would cost each of them a call.
 """
 
 from __future__ import annotations
@@ -33,21 +33,27 @@ from gateway.usage import queries
 from gateway.usage.database import UsageDatabase, months_ago
 from gateway.usage.log import FIELD, UsageLog
 from gateway.usage.record import Record, decode
-from gateway.usage.spool import keep
+from gateway.usage.spool import write_lines
 
 log = structlog.get_logger("gateway.usage.sink")
 
 GROUP: Final = "sink"
 BATCH: Final = 2000
-FILES: Final = 200
+"""Entries of the stream that share a transaction, at most."""
+SPOOL_BATCH: Final = 200
+"""Files of the spool that share a transaction, at most."""
 PAUSE_S: Final = 0.2
-"""Between two looks at a stream that was empty: what comes meanwhile shares one transaction."""
+"""Seconds between two reads of an empty stream: the entries that arrive in between share one transaction."""
 
 LAST_DRAIN_S: Final = 3.0
 HOUSEKEEPING_S: Final = 60.0
 MARGIN_S: Final = 60.0
-LOST: Final = 200
-"""Requests without an end for whose account all accounts are asked, in one round of housekeeping."""
+LOST_BATCH: Final = 200
+"""Requests without an end whose account is looked up, among all accounts, in one round of housekeeping."""
+
+_FIRST_ENTRY: Final = "0"
+_NEW_ENTRIES: Final = ">"
+"""Where `XREADGROUP` begins: at the entries that this consumer read and did not acknowledge, or at those not yet read."""
 
 
 async def run(config: Config, url: str, stop: asyncio.Event) -> None:
@@ -71,45 +77,43 @@ async def run(config: Config, url: str, stop: asyncio.Event) -> None:
 
 
 def crashed_after_s(config: Config) -> float:
-    """Seconds after which a request must have ended, whatever its channels did."""
+    """Return the seconds after which any request has ended: those of its slowest channel, and a margin."""
     slowest = max((channel.timers.total + channel.drain_limit for channel in config.channels.values()), default=0)
     return config.port.body_timeout + slowest + MARGIN_S
 
 
 class Sink:
-    """Moves records from one stream and one spool to one folder."""
+    """Moves records from one stream and one spool to the database of one folder."""
 
     def __init__(self, usage: UsageLog, *, retention_months: int, crashed_after_s: float) -> None:
         self.usage = usage
-        self.rows = UsageDatabase(usage.folder)
+        self.database = UsageDatabase(usage.folder)
         self._wallet = Wallet(usage.client)
         self._retention_months = retention_months
         self._crashed_after_s = crashed_after_s
         self._joined = False
-        self._from = "0"
-        self._cleaned = time.monotonic()
+        self._start = _FIRST_ENTRY
+        self._last_housekeeping = time.monotonic()
         self._failing = False
 
     async def run(self, stop: asyncio.Event) -> None:
         """Drain until `stop` is set, and then what is left."""
         while not stop.is_set():
-            if not await self.step():
+            if not await self.move_batch():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), PAUSE_S)
         deadline = time.monotonic() + LAST_DRAIN_S
-        while await self.step() and time.monotonic() < deadline:
+        while await self.move_batch() and time.monotonic() < deadline:
             pass
-        self.rows.close()
+        self.database.close()
 
-    async def step(self) -> bool:
-        """Move one batch; whether more is waiting. What fails is tried again at the next step, from where it
-        was.
-        """
+    async def move_batch(self) -> bool:
+        """Move one batch; return whether more is waiting. After an error the next call moves the same batch again."""
         try:
-            more = self._replay()
-            more |= await self._drain()
-            if time.monotonic() - self._cleaned >= HOUSEKEEPING_S:
-                await self._clean(idle=not more)
+            more = self._replay_spool()
+            more |= await self._drain_stream()
+            if time.monotonic() - self._last_housekeeping >= HOUSEKEEPING_S:
+                await self._housekeep(idle=not more)
         except (GatewayError, sqlite3.Error, OSError) as error:
             self._joined = False
             if not self._failing:
@@ -121,67 +125,65 @@ class Sink:
         self._failing = False
         return more
 
-    def _replay(self) -> bool:
-        files = self.usage.spool.files()[:FILES]
+    def _replay_spool(self) -> bool:
+        files = self.usage.spool.files()[:SPOOL_BATCH]
         if files:
-            self.rows.write(self._records(line for file in files for line in file.read_bytes().splitlines()))
+            self.database.write(self._records(line for file in files for line in file.read_bytes().splitlines()))
             for file in files:
                 file.unlink()
-        return len(files) == FILES
+        return len(files) == SPOOL_BATCH
 
-    async def _drain(self) -> bool:
+    async def _drain_stream(self) -> bool:
         if not self._joined:
             await self._join()
-        stream, call = self.usage.stream, self.usage.client.call
-        question = ("XREADGROUP", "GROUP", GROUP, GROUP, "COUNT", BATCH, "STREAMS", stream, self._from)
-        entries = [entry for page in (await call(*question) or {}).values() for entry in page[0]]
+        stream, client = self.usage.stream, self.usage.client
+        command = ("XREADGROUP", "GROUP", GROUP, GROUP, "COUNT", BATCH, "STREAMS", stream, self._start)
+        entries = [entry for (page,) in (await client.call(*command) or {}).values() for entry in page]
         if entries:
-            self.rows.write(self._records(fields[FIELD] for _, fields in entries if fields))
-            ids = [number for number, _ in entries]
+            self.database.write(self._records(fields[FIELD] for _, fields in entries if fields))
+            ids = [id for id, _ in entries]  # noqa: A001
             # Deleted first: an entry that is read again and gone is acknowledged; the other way round it would stay.
-            await asyncio.gather(
-                self.usage.client.submit("XDEL", stream, *ids), self.usage.client.submit("XACK", stream, GROUP, *ids)
-            )
-        if self._from == "0" and len(entries) < BATCH:
-            self._from = ">"
+            await asyncio.gather(client.submit("XDEL", stream, *ids), client.submit("XACK", stream, GROUP, *ids))
+        if self._start == _FIRST_ENTRY and len(entries) < BATCH:
+            self._start = _NEW_ENTRIES
             return True
         return len(entries) == BATCH
 
     async def _join(self) -> None:
-        with contextlib.suppress(StoreError):  # it is there
-            await self.usage.client.call("XGROUP", "CREATE", self.usage.stream, GROUP, "0", "MKSTREAM")
-        self._joined, self._from = True, "0"
+        with contextlib.suppress(StoreError):  # the group exists
+            await self.usage.client.call("XGROUP", "CREATE", self.usage.stream, GROUP, _FIRST_ENTRY, "MKSTREAM")
+        self._joined, self._start = True, _FIRST_ENTRY
 
-    async def _clean(self, *, idle: bool) -> None:
-        """What is due once a minute: the alarm, retention, and the requests that never ended."""
-        self._cleaned = time.monotonic()
+    async def _housekeep(self, *, idle: bool) -> None:
+        """Report a stream that grows, drop old months and, when `idle`, close the requests that never ended."""
+        self._last_housekeeping = time.monotonic()
         waiting = await self.usage.length()
-        if waiting > self.usage.most // 10:
-            log.error("usage_log_lags", entries=waiting, full_at=self.usage.most)
-        for dropped in self.rows.drop_before(months_ago(self._retention_months)):
+        if waiting > self.usage.max_entries // 10:
+            log.error("usage_log_lags", entries=waiting, full_at=self.usage.max_entries)
+        for dropped in self.database.drop_before(months_ago(self._retention_months)):
             log.info("usage_month_dropped", month=dropped)
         if idle:
             before_ms = round((time.time() - self._crashed_after_s) * 1000)
-            lost = await self._lost(self.rows.under_way(before_ms, LOST))
-            self.rows.write(lost)
-            closed = len(lost) + self.rows.close_crashed(before_ms)
+            ends = await self._ends_of_holds(self.database.open_ids(before_ms, LOST_BATCH))
+            self.database.write(ends)
+            closed = len(ends) + self.database.close_crashed(before_ms)
             if closed:
                 log.warning("requests_never_ended", closed_as="gateway_crashed", count=closed)
 
-    async def _lost(self, ids: list[str]) -> list[Record]:
-        """Those of the requests that never ended for which an account held money, as what it says became of them."""
+    async def _ends_of_holds(self, ids: list[str]) -> list[Record]:
+        """Return ends for those requests that held money: with the account, and what it was charged for them."""
         ends = []
         if ids:
             async for account in Accounts(self.usage.client).all():
                 for id, charged in (await self._wallet.ends(account.id, ids)).items():  # noqa: A001
-                    opened = queries.find(self.usage.folder, id)
-                    if opened is not None:
-                        told = {"outcome": Outcome.GATEWAY_CRASHED, "account": account.id, "charge_micros": charged}
-                        ends.append(msgspec.structs.replace(opened, **told))
+                    arrival = queries.find(self.usage.folder, id)
+                    if arrival is not None:
+                        changes = {"outcome": Outcome.GATEWAY_CRASHED, "account": account.id, "charge_micros": charged}
+                        ends.append(msgspec.structs.replace(arrival, **changes))
         return ends
 
     def _records(self, lines: Iterable[bytes]) -> list[Record]:
-        """What can be read; the rest is set aside, since it must neither be lost nor stop the others."""
+        """Return the records that can be decoded; write the other lines to `unreadable`, so that they stop no others."""
         records = []
         for line in lines:
             try:
@@ -190,12 +192,12 @@ class Sink:
                 records.append(record)
             except (msgspec.MsgspecError, ValueError):
                 log.error("usage_record_unreadable", set_aside="unreadable")
-                keep(self.usage.folder / "unreadable", [line])
+                write_lines(self.usage.folder / "unreadable", [line])
         return records
 
 
 async def _alone(lock: BinaryIO, stop: asyncio.Event) -> bool:
-    """Wait for the lock; False when `stop` was set first."""
+    """Wait until this process has the lock and return True, or False when `stop` was set first."""
     while not stop.is_set():
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,1 +1,1 @@
-"""Small plugins that people ask gateways for, one for each hook: to use as they are, or to begin your own from."""
+"""Small example plugins, one for each hook: to use as they are, or to start your own from."""

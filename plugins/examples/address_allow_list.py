@@ -1,4 +1,4 @@
-"""Who may knock at all: refused on the head alone, before a token is looked at or a body is read."""
+"""Refuses callers by their address, before their token is checked or a body is read. The hook: `on_request`."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from gateway import Exchange, Plugin, Refused, Services
 
 
 class AddressAllowList(Plugin):
-    """Serves only callers from these networks. Put it above `auth`.
+    """Accepts only callers from certain networks. Put it above `auth`.
 
-    The address is that of the connection. Behind a proxy it is the proxy's, for all callers; let the proxy do this there.
+    The address is that of the connection. Behind a proxy, that is the proxy's address for all callers: let the proxy check
+    addresses there.
     """
 
     networks: list[str]
-    """Addresses and networks, such as `192.0.2.7` or `2001:db8::/32`; nobody else is served."""
+    """Addresses and networks that are accepted, such as `192.0.2.7` or `2001:db8::/32`."""
 
     async def start(self, services: Services) -> None:
-        """Raise `ValueError` for what is no network, before the first request does."""
+        """Parse the networks. Raises `ValueError` for an invalid one, which stops the start."""
         self._networks = [ip_network(network) for network in self.networks]
 
     async def on_request(self, exchange: Exchange) -> None:
-        """Refuse a caller from elsewhere."""
+        """Refuse a caller from any other network."""
         if not self._within(exchange.request.peer):
             raise Refused(403, "address_forbidden", "This service is not open to your address. Use another network.")
 
     async def explain(self, exchange: Exchange) -> str:
-        """Looking takes nothing."""
+        """Do the same as `on_request`, which takes nothing."""
         await self.on_request(exchange)
         return f"{exchange.request.peer} is in one of the networks"
 

@@ -1,4 +1,4 @@
-"""How long a caller looked at nothing. The first event is often empty; what counts is the first text."""
+"""Measures the time to the first text of a stream: the first event is often empty. The hooks: `on_chunk`, `on_end`."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from gateway import Exchange, Outcome, Plugin, Services
 TEXT: Final = re.compile(rb'"(?:content|reasoning_content|arguments)"\s*:\s*"[^"]')
 
 
-class Waited(msgspec.Struct):
-    """Milliseconds until the first text, once there was one."""
+class FirstText(msgspec.Struct):
+    """Milliseconds from the request's arrival to the first text; None as long as there was none."""
 
-    ms: float | None = None
+    after_ms: float | None = None
 
 
 class FirstTokenAlarm(Plugin):
-    """Logs a warning for each request whose first text took too long, with the channel that was slow."""
+    """Logs a warning for each request whose first text came too late, with the channel that was slow."""
 
     slow_ms: float = 5000
-    """From this on it is worth a line, in milliseconds from the request's arrival."""
+    """The time from which on a warning is logged, in milliseconds from the request's arrival."""
 
     async def start(self, services: Services) -> None:
-        """Take the log."""
+        """Take the log from the services."""
         self._log = services.log
 
     async def on_request(self, exchange: Exchange) -> None:
-        """Begin to wait."""
-        exchange[Waited] = Waited()
+        """Keep the time in a fact of the exchange."""
+        exchange[FirstText] = FirstText()
 
     async def explain(self, exchange: Exchange) -> str:
-        """Nobody is refused here."""
+        """Return what it does. This plugin refuses no request."""
         return "watches for the first text"
 
     def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
-        """Look until there is text, and not beyond."""
-        waited = exchange[Waited]
-        if waited.ms is None and TEXT.search(chunk):
-            waited.ms = exchange.duration_ms
+        """Search chunks until there is text. Later chunks cost one comparison."""
+        first = exchange[FirstText]
+        if first.after_ms is None and TEXT.search(chunk):
+            first.after_ms = exchange.duration_ms
 
     async def on_end(self, exchange: Exchange) -> None:
-        """A caller who gave up before the first text has waited, too."""
+        """Log the warning. A caller that left before the first text waited until it left."""
         gave_up = exchange.outcome is Outcome.CALLER_GONE
-        waited = exchange[Waited].ms or (exchange.duration_ms if gave_up else 0)
-        if waited >= self.slow_ms:
+        waited_ms = exchange[FirstText].after_ms or (exchange.duration_ms if gave_up else 0)
+        if waited_ms >= self.slow_ms:
             self._log.warning(
                 "first_token_slow",
                 request_id=exchange.id,
                 channel=exchange.channel,
                 model=exchange.model,
-                waited_ms=round(waited),
+                waited_ms=round(waited_ms),
                 gave_up=gave_up,
             )

@@ -1,4 +1,4 @@
-"""What must not leave the house: refused before it reaches an upstream, and never logged."""
+"""Refuses prompts with confidential content before they reach an upstream. The hooks: `start`, `on_request`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ COMMON: Final = {
 
 
 class PromptPatterns(Plugin):
-    """Refuses prompts that match a pattern, and says which one by its name. Nothing is rewritten.
+    """Refuses prompts that match a pattern. The error names the pattern; the prompt is neither changed nor logged.
 
-    Patterns are Python's. They run over the prompt while every other request of the process waits, some 50 ms for each
-    megabyte: keep them free of nested repeats, and put `PromptSize` above this where prompts may be large.
+    Patterns are Python regular expressions. Searching a prompt blocks all other requests of the process, for about 50 ms a
+    megabyte: avoid nested repeats, and put `PromptSize` above this plugin if prompts may be large.
     """
 
     patterns: dict[str, str] = msgspec.field(default_factory=COMMON.copy)
-    """Names and regular expressions. The name is what a caller is told."""
+    """Regular expressions by their names, which callers see in the error."""
 
     async def start(self, services: Services) -> None:
-        """Compile the patterns. Raises `ValueError` for one that is none: a start is the time to find that out."""
+        """Compile the patterns. Raises `ValueError` for an invalid one, which stops the start."""
         self._patterns = {}
         for name, pattern in self.patterns.items():
             try:
@@ -36,7 +36,7 @@ class PromptPatterns(Plugin):
                 raise ValueError(f"patterns.{name} is no regular expression: {error}") from None
 
     async def on_request(self, exchange: Exchange) -> None:
-        """Search every string of the messages, also tool calls and parts."""
+        """Search every string of the messages, including parts and tool calls."""
         if exchange.request.operation is not Operation.CHAT:
             return
         text = "\n".join(_strings(msgspec.json.decode((await exchange.body()).top["messages"])))
@@ -46,7 +46,7 @@ class PromptPatterns(Plugin):
                 raise Refused(400, "prompt_forbidden", message, param="messages")
 
     async def explain(self, exchange: Exchange) -> str:
-        """Looking takes nothing."""
+        """Do the same as `on_request`, which takes nothing."""
         await self.on_request(exchange)
         return "no pattern matches"
 

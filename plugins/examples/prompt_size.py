@@ -1,4 +1,4 @@
-"""How much one request may bring along: a question of the caller's group, so it needs the caller and the body."""
+"""Limits the size of prompts for each user group. The hook: `on_request`, with the caller and the body."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ class PromptSize(Plugin):
     requires = (Caller,)
 
     tokens: int
-    """The most prompt tokens of one request, estimated at one for every four bytes of the messages."""
+    """The most prompt tokens of a request, estimated as one for every four bytes of the messages."""
     groups: dict[str, int] = msgspec.field(default_factory=dict)
-    """The same for user groups that have a limit of their own, by name."""
+    """The same for user groups with a limit of their own, by the group's name."""
 
     def __post_init__(self) -> None:
         if min([self.tokens, *self.groups.values()]) < 1:
             raise ValueError("every limit must be 1 token or more")
 
     async def on_request(self, exchange: Exchange) -> None:
-        """Refuse what is too large, before money is held for it."""
+        """Refuse a prompt that is too large."""
         if exchange.request.operation is not Operation.CHAT:
             return
         most = self.groups.get(exchange[Caller].group, self.tokens)
@@ -36,6 +36,6 @@ class PromptSize(Plugin):
             )
 
     async def explain(self, exchange: Exchange) -> str:
-        """Looking takes nothing."""
+        """Do the same as `on_request`, which takes nothing."""
         await self.on_request(exchange)
         return "the prompt is small enough"

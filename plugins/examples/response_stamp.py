@@ -1,4 +1,4 @@
-"""Headers on the answer that only the answer can know: who served it. Streams get them too, since they come first."""
+"""Adds headers to responses that say which channel served them, also to streams. The hook: `on_response`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from gateway import Exchange, Plugin
 
 
 class ResponseStamp(Plugin):
-    """Adds headers to every answer of an upstream: which channel served it, as which model, after how many attempts."""
+    """Adds headers to every upstream response: which channel served it, as which model, after how many attempts."""
 
     headers: dict[str, str] = msgspec.field(default_factory=lambda: {"x-served-by": "{channel}"})
-    """Names and values. `{channel}`, `{model}` and `{attempts}` are filled in; everything else is sent as it stands."""
+    """Values by header names. `{channel}`, `{model}` and `{attempts}` are replaced; everything else is sent unchanged."""
 
     def __post_init__(self) -> None:
         for name, value in self.headers.items():
@@ -23,11 +23,11 @@ class ResponseStamp(Plugin):
                 raise ValueError(f"the value of `{name}` must be printable ASCII")
 
     def on_response(self, exchange: Exchange) -> None:
-        """The upstream has answered, and nothing was sent yet."""
-        known = {
+        """Add the headers. The upstream has responded, and nothing was sent to the caller yet."""
+        values = {
             "{channel}": exchange.channel,
             "{model}": exchange.attempts[-1].model,
             "{attempts}": str(len(exchange.attempts)),
         }
         for name, value in self.headers.items():
-            exchange.response_headers[name] = re.sub(r"\{\w+\}", lambda found: known.get(found[0], found[0]), value)
+            exchange.response_headers[name] = re.sub(r"\{\w+\}", lambda match: values.get(match[0], match[0]), value)

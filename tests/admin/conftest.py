@@ -12,7 +12,7 @@ from aiohttp.test_utils import TestClient
 from pytest_aiohttp import AiohttpClient
 
 from gateway.admin.app import Admin
-from gateway.metrics.registry import Exporter
+from gateway.metrics.exporter import Exporter
 from gateway.usage.database import UsageDatabase
 from tests.patience import PATIENCE_S
 

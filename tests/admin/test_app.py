@@ -17,7 +17,7 @@ from gateway.admin import app
 from gateway.admin.app import Admin, run, serving, token_of
 from gateway.config.schema import Config
 from gateway.errors import Misconfigured
-from gateway.metrics.registry import Exporter
+from gateway.metrics.exporter import Exporter
 from gateway.usage.database import UsageDatabase
 from tests.admin.conftest import TOKEN, Client, ClientWith
 from tests.cli.processes import free_port

@@ -27,7 +27,7 @@ import msgspec
 from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.usage import queries
-from gateway.usage.database import files, path_of
+from gateway.usage.database import months, path_of
 from gateway.usage.log import UsageLog
 from gateway.usage.record import Record
 from tests.records import arrival, end, id_at
@@ -123,7 +123,7 @@ async def rounds(folder: Path, count: int) -> UsageLog:
 def run_queries(folder: Path) -> None:
     some = iter([record.id for record in islice(queries.select(folder, newest_first=True), 1000)])
     totals = queries.summary(folder, [])[0]
-    size = sum(path_of(folder, name).stat().st_size for name in files(folder))
+    size = sum(path_of(folder, name).stat().st_size for name in months(folder))
     tell("kept: requests", totals["requests"])
     tell("kept: bytes for each request", size / totals["requests"])
     timed("summary --by model,day", lambda: queries.summary(folder, ["model", "day"]))

@@ -1,4 +1,4 @@
-"""What a stream of events tells does not depend on where it was cut."""
+"""What is read from an event stream does not depend on where its data was cut."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from gateway.chat.events import EventStream
 from gateway.chat.usage import Usage
 
-LONGEST = 600
-"""Small enough for generated events to be longer."""
+MAX_EVENT_BYTES = 600
+"""A limit that some generated events exceed."""
 COUNTED = {"prompt_tokens": 7, "completion_tokens": 11, "total_tokens": 18}
-TOLD = Usage(7, 11, "upstream")
+REPORTED = Usage(7, 11, "upstream")
 
 
 def chunk(delta: dict[str, Any] | None = None, finish: str | None = None, **fields: Any) -> dict[str, Any]:
@@ -48,24 +48,24 @@ def facts(stream: EventStream) -> tuple[object, ...]:
         stream.error,
         stream.first_error,
         stream.complete,
-        stream.at_border,
+        stream.at_boundary,
         stream.output.tokens(),
     )
 
 
-def passed_through(
-    body: bytes, *cuts: int, drop_usage: bool = False, longest: int = 1 << 20
+def feed_cut(
+    body: bytes, *cuts: int, drop_usage: bool = False, max_event_bytes: int = 1 << 20
 ) -> tuple[EventStream, list[bytes]]:
-    stream = EventStream(drop_usage=drop_usage, longest_event=longest)
+    stream = EventStream(drop_usage=drop_usage, max_event_bytes=max_event_bytes)
     ends = [*sorted(cuts), len(body)]
-    passed = [stream.feed(body[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
-    return stream, [*passed, stream.close()]
+    relayed = [stream.feed(body[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+    return stream, [*relayed, stream.close()]
 
 
 def read(*events: bytes, drop_usage: bool = False) -> EventStream:
-    stream, passed = passed_through(b"".join(events), drop_usage=drop_usage)
+    stream, relayed = feed_cut(b"".join(events), drop_usage=drop_usage)
     if not drop_usage:
-        assert b"".join(passed) == b"".join(events)
+        assert b"".join(relayed) == b"".join(events)
     return stream
 
 
@@ -74,7 +74,7 @@ def read(*events: bytes, drop_usage: bool = False) -> EventStream:
 
 @dataclass(frozen=True)
 class Part:
-    """A generated event and what it must tell."""
+    """A generated event and what must be read from it."""
 
     raw: bytes
     kind: str
@@ -82,7 +82,7 @@ class Part:
     usage: Usage | None = None
 
 
-BORDERS = ["\n\n", "\r\n\r\n", "\r\r", "\n\r\n", "\r\n\n", "\n\r", "\r\r\n"]
+BOUNDARIES = ["\n\n", "\r\n\r\n", "\r\r", "\n\r\n", "\r\n\n", "\n\r", "\r\r\n"]
 contents = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from(
     ['"usage"', '"error":{}', "[DONE]", "data: {\n\n", "\r\n\r\n", '"finish_reason":"stop"', "\\", "é" * 20]
 )
@@ -95,8 +95,8 @@ def parts(draw: st.DrawFn) -> Part:
     kind = draw(
         st.sampled_from(["text", "text", "comment", "usage", "finish", "error", "named", "done", "lines", "huge"])
     )
-    border = draw(st.sampled_from(BORDERS))
-    line_end = "\r\n" if border.startswith("\r\n") else border[0]
+    boundary = draw(st.sampled_from(BOUNDARIES))
+    line_end = "\r\n" if boundary.startswith("\r\n") else boundary[0]
     colon = draw(st.sampled_from(["data:", "data: "]))
     usage = Usage(draw(st.integers(0, 9)), draw(st.integers(0, 9)), "upstream")
     counted = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
@@ -107,21 +107,21 @@ def parts(draw: st.DrawFn) -> Part:
         "finish": chunk(finish="stop", **draw(st.sampled_from(beside))),
         "error": {"error": {"message": draw(contents)}, "choices": []},
         "named": {"message": draw(contents)},
-        "huge": text("x" * (LONGEST + draw(st.integers(0, 200)))),
+        "huge": text("x" * (MAX_EVENT_BYTES + draw(st.integers(0, 200)))),
     }.get(kind, text(draw(contents), **draw(st.sampled_from(nothing))))
     raw = json.dumps(body, separators=draw(separators), ensure_ascii=draw(st.booleans()))
     if kind == "comment":
-        return Part(f": {draw(contents_of_comments)}{border}".encode(), kind)
+        return Part(f": {draw(contents_of_comments)}{boundary}".encode(), kind)
     if kind == "done":
-        return Part(f"{colon}[DONE]{border}".encode(), kind)
+        return Part(f"{colon}[DONE]{boundary}".encode(), kind)
     if kind == "lines":
         raw = json.dumps(body, indent=1)
     lines = [*(["event: error"] if kind == "named" else []), *(colon + line for line in raw.split("\n"))]
-    told = usage if b'"usage"' in raw.encode() and kind in ("usage", "finish") else None
-    return Part((line_end.join(lines) + border).encode(), kind, raw.encode(), told)
+    reported = usage if b'"usage"' in raw.encode() and kind in ("usage", "finish") else None
+    return Part((line_end.join(lines) + boundary).encode(), kind, raw.encode(), reported)
 
 
-def test_events_that_change_their_framing_within_one_read_are_not_held_back() -> None:
+def test_events_with_changing_line_ends_within_one_read_are_relayed_at_once() -> None:
     one = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}'
     stream = EventStream(drop_usage=True)
     mixed = one + b"\n\n" + 2 * (one + b"\r\n\r\n") + one + b"\n\n"
@@ -131,23 +131,23 @@ def test_events_that_change_their_framing_within_one_read_are_not_held_back() ->
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(parts(), max_size=12), st.booleans(), st.lists(st.integers(0, 10_000), max_size=40), st.booleans())
-def test_any_stream_cut_anywhere_is_passed_on_whole_and_tells_the_same(
+def test_any_stream_cut_anywhere_is_relayed_whole_and_read_the_same(
     stream_parts: list[Part], drop_usage: bool, cuts: list[int], every_byte: bool
 ) -> None:
     body = b"".join(part.raw for part in stream_parts)
     kept = [part for part in stream_parts if not (drop_usage and part.kind == "usage")]
     expected = b"".join(part.raw for part in kept)
     where = range(len(body)) if every_byte and len(body) < 3000 else [cut % (len(body) + 1) for cut in cuts]
-    stream = EventStream(drop_usage=drop_usage, longest_event=LONGEST)
-    borders = {0} | {len(b"".join(part.raw for part in kept[:count])) for count in range(1, len(kept) + 1)}
-    passed, ends = b"", [*sorted(where), len(body)]
+    stream = EventStream(drop_usage=drop_usage, max_event_bytes=MAX_EVENT_BYTES)
+    boundaries = {0} | {len(b"".join(part.raw for part in kept[:count])) for count in range(1, len(kept) + 1)}
+    relayed, ends = b"", [*sorted(where), len(body)]
     for start, end in zip([0, *ends], ends, strict=False):
-        passed += stream.feed(body[start:end])
-        assert not stream.at_border or len(passed) in borders
-    passed += stream.close()
-    assert passed == expected
+        relayed += stream.feed(body[start:end])
+        assert not stream.at_boundary or len(relayed) in boundaries
+    relayed += stream.close()
+    assert relayed == expected
 
-    uncut, _ = passed_through(body, drop_usage=drop_usage, longest=LONGEST)
+    uncut, _ = feed_cut(body, drop_usage=drop_usage, max_event_bytes=MAX_EVENT_BYTES)
     assert facts(stream) == facts(uncut)
 
     with_data = [part for part in stream_parts if part.kind != "comment"]
@@ -183,27 +183,27 @@ def test_every_single_and_double_cut_of_an_answer_changes_nothing(line_end: byte
     expected = body.replace(
         USAGE_ONLY.replace(b"\n", line_end), b"" if drop_usage else USAGE_ONLY.replace(b"\n", line_end)
     )
-    uncut, passed = passed_through(body, drop_usage=drop_usage)
-    assert b"".join(passed) == expected
-    assert uncut.complete and uncut.usage == TOLD
+    uncut, relayed = feed_cut(body, drop_usage=drop_usage)
+    assert b"".join(relayed) == expected
+    assert uncut.complete and uncut.usage == REPORTED
     for cut in range(len(body) + 1):
         for second in (cut, cut + 2):
-            stream, passed = passed_through(body, cut, min(second, len(body)), drop_usage=drop_usage)
-            assert b"".join(passed) == expected
+            stream, relayed = feed_cut(body, cut, min(second, len(body)), drop_usage=drop_usage)
+            assert b"".join(relayed) == expected
             assert facts(stream) == facts(uncut)
 
 
 # What passes, and when
 
 
-def test_data_that_ends_at_a_border_and_tells_only_text_is_passed_on_as_the_same_object() -> None:
+def test_a_complete_event_with_only_text_is_relayed_as_the_same_object() -> None:
     stream = EventStream(drop_usage=True)
     for data in (event(text("a", usage=None, error=None)), event(text("a")) + event(text("b")), event(text("usage"))):
         assert stream.feed(data) is data
     assert stream.events == 4
 
 
-def test_an_event_waits_for_its_last_byte_and_takes_no_part_of_the_next_along() -> None:
+def test_an_event_is_relayed_with_its_last_byte_and_without_the_start_of_the_next() -> None:
     stream = EventStream(drop_usage=False)
     first, second = event(text("a")), event(text("b"))
     assert stream.feed(first[:-1]) == b""
@@ -211,42 +211,42 @@ def test_an_event_waits_for_its_last_byte_and_takes_no_part_of_the_next_along() 
     assert stream.feed(second[9:]) == second
 
 
-def test_half_of_a_line_end_is_not_taken_for_a_border() -> None:
+def test_half_of_a_line_end_is_not_an_event_boundary() -> None:
     stream = EventStream(drop_usage=False)
     data = event(text("a")).replace(b"\n", b"\r\n")
     assert stream.feed(data[:-1]) == b""
     assert stream.feed(data[-1:]) == data
 
 
-def test_events_framed_differently_in_one_piece_are_told_apart() -> None:
+def test_events_with_different_line_ends_in_one_read_are_separated() -> None:
     stream = read(event(text("a")).replace(b"\n", b"\r"), DONE)
     assert stream.events == 2 and stream.done
 
 
-def test_an_unfinished_event_is_never_passed_on() -> None:
-    stream, passed = passed_through(event(text("a")) + event(text("b"))[:-1])
-    assert b"".join(passed) == event(text("a"))
+def test_an_unfinished_event_is_never_relayed() -> None:
+    stream, relayed = feed_cut(event(text("a")) + event(text("b"))[:-1])
+    assert b"".join(relayed) == event(text("a"))
     assert stream.events == 1
 
 
-def test_an_event_past_the_bound_passes_in_pieces_up_to_its_border() -> None:
-    stream = EventStream(drop_usage=False, longest_event=100)
+def test_an_event_above_the_limit_is_relayed_in_pieces_up_to_its_boundary() -> None:
+    stream = EventStream(drop_usage=False, max_event_bytes=100)
     long = event(text("x" * 300))
     assert stream.feed(long[:200]) == long[:200]
-    assert not stream.at_border
-    assert stream.feed(long[200:-1]) == long[200:-2], "a line end may be half of the border"
+    assert not stream.at_boundary
+    assert stream.feed(long[200:-1]) == long[200:-2], "a line end may be half of the boundary"
     assert stream.feed(long[-1:] + DONE) == long[-2:] + DONE
-    assert stream.at_border and stream.done and stream.events == 2
+    assert stream.at_boundary and stream.done and stream.events == 2
 
 
 def test_a_megabyte_in_small_pieces_costs_time_in_proportion() -> None:
     stream = EventStream(drop_usage=False)
     long = event(text("x" * 500_000))
-    passed = [stream.feed(long[at : at + 5]) for at in range(0, len(long), 5)]
-    assert b"".join(passed) == long
+    relayed = [stream.feed(long[at : at + 5]) for at in range(0, len(long), 5)]
+    assert b"".join(relayed) == long
 
 
-def test_comments_are_passed_on_at_once_and_are_not_a_first_event() -> None:
+def test_comments_are_relayed_at_once_and_are_not_a_first_event() -> None:
     stream = EventStream(drop_usage=False)
     assert stream.feed(b"\xef\xbb\xbf: waiting\n\n: waiting\n\nretry: 5\n\n") != b""
     assert not stream.started and stream.events == 0
@@ -262,7 +262,7 @@ def test_a_byte_order_mark_does_not_hide_the_first_event() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "body",
     [
         pytest.param({"choices": [], "usage": COUNTED}, id="with empty choices"),
         pytest.param(chunk(finish="stop", usage=COUNTED), id="beside the finish"),
@@ -270,17 +270,17 @@ def test_a_byte_order_mark_does_not_hide_the_first_event() -> None:
         pytest.param(text("a", usage=COUNTED), id="beside text"),
     ],
 )
-def test_usage_is_found_wherever_it_stands(told: dict[str, Any]) -> None:
-    spaced = f"data:{json.dumps(told, separators=(' , ', ' : '))}\n\n".encode()
-    lines = "".join(f"data: {line}\n" for line in json.dumps(told, indent=2).splitlines()).encode() + b"\n"
-    for framed in (event(told), spaced, lines):
-        assert read(framed).usage == TOLD
+def test_usage_is_read_from_any_field_and_format(body: dict[str, Any]) -> None:
+    spaced = f"data:{json.dumps(body, separators=(' , ', ' : '))}\n\n".encode()
+    lines = "".join(f"data: {line}\n" for line in json.dumps(body, indent=2).splitlines()).encode() + b"\n"
+    for framed in (event(body), spaced, lines):
+        assert read(framed).usage == REPORTED
 
 
-def test_the_last_usage_counts_and_null_does_not_take_it_back() -> None:
+def test_the_last_usage_counts_and_null_does_not_reset_it() -> None:
     first, last = {"prompt_tokens": 7, "completion_tokens": 1}, COUNTED
     stream = read(event(text("a", usage=first)), event(text("b", usage=last)), event(text("c", usage=None)))
-    assert stream.usage == TOLD
+    assert stream.usage == REPORTED
 
 
 @pytest.mark.parametrize(
@@ -289,20 +289,20 @@ def test_the_last_usage_counts_and_null_does_not_take_it_back() -> None:
      {"prompt_tokens": "1", "completion_tokens": 1}, {"prompt_tokens": True, "completion_tokens": 1},
      {"prompt_tokens": 1}, {"prompt_tokens": 1, "completion_tokens": 1 << 60}],
 )  # fmt: skip
-def test_usage_that_is_not_two_counts_is_not_believed(counts: object) -> None:
+def test_usage_that_is_not_two_counts_is_ignored(counts: object) -> None:
     assert read(event(text("a", usage=counts))).usage is None
 
 
-def test_only_the_usage_chunk_that_was_asked_for_by_the_gateway_is_dropped() -> None:
+def test_only_the_usage_chunk_that_the_gateway_requested_is_dropped() -> None:
     kept = [
         event({"choices": [], "prompt_filter_results": []}),
         event({"choices": [], "usage": None}),
         event(text("a", usage=COUNTED)),
         event({"choices": [], "usage": COUNTED, "error": {"message": "no"}}),
     ]
-    stream, passed = passed_through(b"".join([*kept, USAGE_ONLY, DONE]), drop_usage=True)
-    assert b"".join(passed) == b"".join([*kept, DONE])
-    assert stream.usage == TOLD and stream.events == 5
+    stream, relayed = feed_cut(b"".join([*kept, USAGE_ONLY, DONE]), drop_usage=True)
+    assert b"".join(relayed) == b"".join([*kept, DONE])
+    assert stream.usage == REPORTED and stream.events == 5
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_only_the_usage_chunk_that_was_asked_for_by_the_gateway_is_dropped() -> 
         (event(chunk(error={"code": 400})), None),
     ],
 )
-def test_an_error_is_seen_and_is_first_only_when_no_event_came_before(failing: bytes, data: bytes | None) -> None:
+def test_an_error_is_read_and_is_first_only_if_no_event_came_before(failing: bytes, data: bytes | None) -> None:
     stream = read(b": waiting\n\n", failing)
     assert stream.first_error and stream.error == (data or failing.removeprefix(b"data: ").strip())
     later = read(event(text("a")), failing)
@@ -322,7 +322,7 @@ def test_an_error_is_seen_and_is_first_only_when_no_event_came_before(failing: b
     assert not later.complete
 
 
-def test_words_in_the_text_tell_nothing() -> None:
+def test_field_names_in_the_text_are_ignored() -> None:
     words = [
         '"error":{"message":"no"}',
         '"usage":{"prompt_tokens":1}',
@@ -336,7 +336,7 @@ def test_words_in_the_text_tell_nothing() -> None:
     assert not stream.finished and not stream.done
 
 
-def test_an_event_that_is_not_json_passes_and_tells_nothing() -> None:
+def test_an_event_that_is_not_json_is_relayed_and_not_read() -> None:
     stream = read(event('{"usage":{"prompt_tokens":1,'), event('"usage"'), event("[" * 5000 + '"error"'))
     assert stream.events == 3 and stream.usage is None and stream.error is None
 
@@ -366,7 +366,7 @@ def test_neither_null_nor_an_empty_string_is_a_finish(finish: str | None) -> Non
     ],
 )
 def test_complete_is_done_or_finished_with_an_end_that_cuts_no_event(body: bytes, complete: bool) -> None:
-    assert passed_through(body)[0].complete is complete
+    assert feed_cut(body)[0].complete is complete
 
 
 def test_a_finish_alone_is_not_complete_before_the_end() -> None:
@@ -394,30 +394,30 @@ def test_openai_sends_the_role_first_pads_each_chunk_and_ends_with_usage_alone()
         ),
         DONE,
     ]
-    stream, passed = passed_through(b"".join(body), drop_usage=True)
-    assert b"".join(passed) == b"".join([*body[:3], DONE])
-    assert stream.usage == TOLD and stream.complete
+    stream, relayed = feed_cut(b"".join(body), drop_usage=True)
+    assert b"".join(relayed) == b"".join([*body[:3], DONE])
+    assert stream.usage == REPORTED and stream.complete
 
 
-def test_groq_tells_usage_in_a_field_of_its_own_and_names_its_error_events() -> None:
+def test_groq_reports_usage_in_its_own_field_and_names_its_error_events() -> None:
     first = event(chunk({"role": "assistant", "content": ""}, x_groq={"id": "req_1"}))
     stream = read(first, event(text("Hi")), event(chunk(finish="stop", x_groq={"id": "req_1", "usage": COUNTED})), DONE)
-    assert stream.usage == TOLD and stream.complete
+    assert stream.usage == REPORTED and stream.complete
     failed = read(first, event({"error": {"message": "tool call validation failed", "status_code": 400}}, "error"))
     assert failed.error is not None and not failed.first_error and not failed.complete
 
 
-def test_deepseek_and_huggingface_tell_null_all_along_and_usage_beside_the_finish() -> None:
+def test_deepseek_and_huggingface_send_null_in_each_chunk_and_usage_with_the_finish() -> None:
     body = [event(chunk({"content": None, "reasoning_content": word}, usage=None)) for word in ("so", " it", " is")]
     stream = read(*body, event(chunk({"content": ""}, finish="stop", usage=COUNTED)), DONE, drop_usage=True)
-    assert stream.usage == TOLD and stream.complete and stream.events == 5
+    assert stream.usage == REPORTED and stream.complete and stream.events == 5
 
 
 def test_openrouter_comments_first_then_may_fail_beside_choices() -> None:
     failing = chunk({"content": ""}, error={"code": 400, "message": "limit reached"}, usage=COUNTED)
     stream = read(*[b": PROCESSING\n\n"] * 3, event(text("a")), event(chunk(finish="length")), event(failing), DONE)
     assert stream.error is not None and not stream.first_error
-    assert stream.usage == TOLD and stream.events == 4
+    assert stream.usage == REPORTED and stream.events == 4
 
 
 def test_snowflake_never_finishes_and_zai_leaves_the_finish_out_until_it_has_one() -> None:
@@ -425,13 +425,13 @@ def test_snowflake_never_finishes_and_zai_leaves_the_finish_out_until_it_has_one
     snowflake = read(event(unfinished), USAGE_ONLY, DONE)
     assert snowflake.complete and not snowflake.finished
     zai = read(event(unfinished), event(chunk({"content": ""}, finish="stop", usage=COUNTED)))
-    assert zai.complete and zai.usage == TOLD and not zai.done
+    assert zai.complete and zai.usage == REPORTED and not zai.done
 
 
-# How much output there was, where nobody tells
+# The estimate of output tokens, if no usage is reported
 
 
-def test_nothing_delivered_is_estimated_at_nothing() -> None:
+def test_no_output_is_estimated_as_no_tokens() -> None:
     assert read(b": waiting\n\n", event({"error": {"message": "no"}}), USAGE_ONLY, DONE).output.tokens() == 0
 
 
@@ -449,9 +449,9 @@ def test_many_tokens_in_each_event_are_estimated_from_the_bytes_of_text(twice: b
     assert read(*[event(whole)] * 50).output.tokens() == 50 * len(sentence) // 4
 
 
-def test_one_event_too_long_to_be_looked_into_is_estimated_from_all_its_bytes() -> None:
+def test_one_event_too_long_to_be_parsed_is_estimated_from_all_its_bytes() -> None:
     long = event(text("x" * 1000))
-    stream, _ = passed_through(long, 100, 500, longest=50)
+    stream, _ = feed_cut(long, 100, 500, max_event_bytes=50)
     assert stream.output.tokens() == -(-len(long) // 4)
 
 

@@ -1,4 +1,4 @@
-"""What is checked before anything is spent, and what the upstream is sent of it."""
+"""The checks of a request body, and the body that is sent to the upstream."""
 
 from __future__ import annotations
 
@@ -42,23 +42,23 @@ def sent(raw: bytes, model: str = "m", *, ask_usage: bool = False, rules: BodyRu
     return b"".join(check(raw, rules).upstream(model, ask_usage=ask_usage))
 
 
-# What is understood
+# What is read
 
 
 def test_the_known_fields_are_read() -> None:
     raw = body(max_tokens=50, n=2, stream_options={"include_usage": True}, temperature=0.5)
-    understood = checked(raw)
-    assert (understood.model, understood.stream, understood.max_tokens, understood.n) == ("m", True, 50, 2)
-    assert understood.asked_usage and understood.size == len(raw) and understood.messages == 1
+    parsed = checked(raw)
+    assert (parsed.model, parsed.stream, parsed.max_tokens, parsed.n) == ("m", True, 50, 2)
+    assert parsed.asked_usage and parsed.size == len(raw) and parsed.messages == 1
 
 
 def test_what_is_left_out_or_null_is_not_given() -> None:
     for raw in (body(), body(max_tokens=None, n=None, stream_options=None, temperature=None)):
-        understood = checked(raw)
-        assert (understood.max_tokens, understood.n, understood.asked_usage) == (None, 1, False)
+        parsed = checked(raw)
+        assert (parsed.max_tokens, parsed.n, parsed.asked_usage) == (None, 1, False)
 
 
-def test_either_name_of_the_ceiling_counts_and_both_when_they_agree() -> None:
+def test_max_tokens_may_have_either_name_or_both_if_they_agree() -> None:
     assert checked(body(max_completion_tokens=9)).max_tokens == 9
     assert checked(body(max_completion_tokens=9, max_tokens=9)).max_tokens == 9
 
@@ -66,15 +66,15 @@ def test_either_name_of_the_ceiling_counts_and_both_when_they_agree() -> None:
 def test_the_prompt_is_bounded_by_its_bytes_and_estimated_at_four_bytes_a_token() -> None:
     messages = b'[{"role":"user","content":"\\u4f60\\u597d"}, {"role":"user"}]'
     raw = b'{"model":"m","stream":true,"messages": ' + messages + b' ,"tools":[]}'
-    understood = checked(raw)
-    assert understood.prompt_tokens_bound == len(raw) + 2 * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
-    assert understood.prompt_tokens_estimate == -(-len(messages) // 4)
+    parsed = checked(raw)
+    assert parsed.prompt_tokens_bound == len(raw) + 2 * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
+    assert parsed.prompt_tokens_estimate == -(-len(messages) // 4)
 
 
 # What the upstream is sent
 
 
-def test_every_value_goes_on_byte_for_byte() -> None:
+def test_every_value_is_sent_byte_for_byte() -> None:
     values = [
         b'{ "a" : [ 1.0e+2 , -0.0 , 1E400 ] }',
         b'"\\u00e9\\/\xc3\xa9"',
@@ -86,16 +86,16 @@ def test_every_value_goes_on_byte_for_byte() -> None:
         assert b'"f%d":%s' % (number, value) in sent(raw)
 
 
-def test_nothing_is_added_where_nothing_is_to_be_changed() -> None:
+def test_an_unchanged_body_is_sent_as_it_is() -> None:
     assert sent(b"{" + BASE + b"}") == b"{" + BASE + b"}"
 
 
-def test_the_model_is_named_as_the_channel_names_it() -> None:
+def test_the_model_has_the_channels_name_for_it() -> None:
     assert json.loads(sent(body(), 'other/"model"'))["model"] == 'other/"model"'
 
 
 @pytest.mark.parametrize("options", [..., None, {}, {"include_usage": False}, {"include_usage": None}])
-def test_usage_is_asked_for_where_the_caller_did_not(options: object) -> None:
+def test_usage_is_requested_if_the_caller_did_not_request_it(options: object) -> None:
     raw = body(stream_options=options)
     assert json.loads(sent(raw, ask_usage=True))["stream_options"] == {"include_usage": True}
     assert json.loads(sent(raw)).get("stream_options", ...) == options
@@ -106,15 +106,15 @@ def test_other_stream_options_are_kept_byte_for_byte() -> None:
     assert b'"stream_options":{"x":1.0,"include_usage":true,"y":[ 2 ]}' in sent(raw, ask_usage=True)
 
 
-def test_a_key_given_twice_is_sent_once_as_it_was_checked() -> None:
+def test_a_duplicate_key_is_sent_once_as_it_was_checked() -> None:
     raw = with_field('"mod\\u0065l":"last","max_tokens":5,"max\\u005ftokens":6')
-    understood, upstream = checked(raw), sent(raw, "last")
-    assert (understood.model, understood.max_tokens) == ("last", 6)
+    parsed, upstream = checked(raw), sent(raw, "last")
+    assert (parsed.model, parsed.max_tokens) == ("last", 6)
     assert upstream.count(b"model") == upstream.count(b"max_tokens") == 1
     assert json.loads(upstream)["model"] == "last" and json.loads(upstream)["max_tokens"] == 6
 
 
-def test_usage_asked_for_twice_is_sent_once_as_it_was_checked() -> None:
+def test_a_duplicate_include_usage_is_sent_once_as_it_was_checked() -> None:
     raw = with_field('"stream_options":{"include_usage":false,"include_\\u0075sage":true}')
     assert checked(raw).asked_usage
     assert b'"stream_options":{"include_usage":true}' in sent(raw)
@@ -131,7 +131,7 @@ def test_usage_asked_for_twice_is_sent_once_as_it_was_checked() -> None:
     ),
     st.booleans(),
 )
-def test_whatever_else_a_caller_writes_means_the_same_upstream(fields: dict[str, Any], ascii_only: bool) -> None:
+def test_any_other_field_has_the_same_value_upstream(fields: dict[str, Any], ascii_only: bool) -> None:
     whole = {**fields, **json.loads(body())}
     raw = json.dumps(whole, ensure_ascii=ascii_only).encode()
     assert json.loads(sent(raw, "m2", ask_usage=True)) == {
@@ -141,37 +141,37 @@ def test_whatever_else_a_caller_writes_means_the_same_upstream(fields: dict[str,
     }
 
 
-def test_what_is_large_is_sent_without_a_copy_of_it() -> None:
+def test_a_large_value_is_sent_without_a_copy() -> None:
     small = {f"field {number}": number for number in range(100)}
     raw = body(user="x" * 2_000_000, messages=[{"role": "user", "content": "\u00e9" * 500_000}], metadata=small, n=2)
-    understood = checked(raw)
+    parsed = checked(raw)
     tracemalloc.start()
-    pieces = understood.upstream("other", ask_usage=True)
-    _, most = tracemalloc.get_traced_memory()
+    parts = parsed.upstream("other", ask_usage=True)
+    _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert most < 100_000
-    heard = json.loads(b"".join(pieces))
-    assert heard == {**json.loads(raw), "model": "other", "stream_options": {"include_usage": True}}
-    assert json.loads(b"".join(understood.upstream("m", ask_usage=False))) == json.loads(raw)
+    assert peak < 100_000
+    received = json.loads(b"".join(parts))
+    assert received == {**json.loads(raw), "model": "other", "stream_options": {"include_usage": True}}
+    assert json.loads(b"".join(parsed.upstream("m", ask_usage=False))) == json.loads(raw)
 
 
 # What is refused
 
 
-@pytest.mark.parametrize("given_value", ["false", "null", '"true"', "1", "0", "[true]", "{}", ...])
-def test_stream_must_be_true_and_the_message_shows_the_line_to_add(given_value: Any) -> None:
-    raw = body(stream=... if given_value is ... else json.loads(given_value))
+@pytest.mark.parametrize("stream_value", ["false", "null", '"true"', "1", "0", "[true]", "{}", ...])
+def test_stream_must_be_true_and_the_message_shows_the_line_to_add(stream_value: Any) -> None:
+    raw = body(stream=... if stream_value is ... else json.loads(stream_value))
     error = refused(raw)
     assert (error.code, error.param) == ("stream_required", "stream")
     assert '"stream": true' in error.message
 
 
-def test_an_operator_may_let_whole_answers_through_and_they_are_not_asked_for_stream_options() -> None:
+def test_without_streaming_which_an_operator_may_allow_no_stream_options_are_sent() -> None:
     rules = BodyRules(allow_non_streaming=True)
     for value in (..., None, False):
-        understood = checked(body(stream=value), rules)
-        assert not understood.stream
-        assert b"stream_options" not in b"".join(understood.upstream("m", ask_usage=True))
+        parsed = checked(body(stream=value), rules)
+        assert not parsed.stream
+        assert b"stream_options" not in b"".join(parsed.upstream("m", ask_usage=True))
     assert checked(body(), rules).stream
     assert refused(body(stream="no"), rules).param == "stream"
 
@@ -188,7 +188,7 @@ def test_an_operator_may_let_whole_answers_through_and_they_are_not_asked_for_st
         ("stream_options", [[], True, "include_usage", 1]),
     ],
 )
-def test_a_field_of_the_wrong_kind_is_refused_by_its_name(field: str, values: list[object]) -> None:
+def test_a_field_of_the_wrong_type_is_refused_and_named(field: str, values: list[object]) -> None:
     for value in values:
         error = refused(body(**{field: value}))
         assert (error.code, error.param) == ("invalid_request", field), value
@@ -196,20 +196,20 @@ def test_a_field_of_the_wrong_kind_is_refused_by_its_name(field: str, values: li
 
 
 @pytest.mark.parametrize("number", ["1e18", "1E3", "-0", "9" * 5000, "1" + "0" * 400 + ".5"])
-def test_a_ceiling_is_a_plain_whole_number(number: str) -> None:
+def test_max_tokens_is_a_plain_integer(number: str) -> None:
     assert refused(with_field(f'"max_tokens":{number}')).param == "max_tokens"
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "9" * 400])
-def test_a_temperature_that_no_float_holds_is_refused(number: str) -> None:
+def test_a_temperature_beyond_the_range_of_a_float_is_refused(number: str) -> None:
     assert refused(with_field(f'"temperature":{number}')).param == "temperature"
 
 
-def test_the_largest_values_that_are_allowed_pass() -> None:
+def test_the_largest_allowed_values_are_accepted() -> None:
     assert checked(body(max_tokens=1_000_000, n=16, model="é" * 256, temperature=-2)).n == 16
 
 
-def test_ceilings_that_differ_are_refused() -> None:
+def test_max_tokens_and_max_completion_tokens_that_differ_are_refused() -> None:
     error = refused(body(max_tokens=5, max_completion_tokens=6))
     assert (error.code, error.param) == ("invalid_request", "max_tokens")
 
@@ -219,11 +219,11 @@ def test_include_usage_is_a_boolean() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"[]", b"5", b'"model"', b"null", b"[" * 100_000])
-def test_a_body_that_is_no_object_is_refused(raw: bytes) -> None:
+def test_a_body_that_is_not_an_object_is_refused(raw: bytes) -> None:
     assert refused(raw).code == "invalid_request"
 
 
-# What is JSON and what is not, at any depth of a value that nobody reads
+# Valid and invalid JSON, at any depth of a value that is not decoded
 
 VALID = [
     "[]", "[ ]", " [1 , 2]\t\r\n", "{}", '{"":0}', '{"a":{"a":[{"a":null}]}}', "-0", "-1", "0", "10.5e-3", "1E+2",
@@ -249,14 +249,14 @@ PLACES = [
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_json_passes(place: bytes) -> None:
+def test_valid_json_is_accepted(place: bytes) -> None:
     for text in VALID:
         raw = place % text.encode()
         assert json.loads(sent(raw)) == json.loads(raw), text
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_what_is_not_json_is_refused_wherever_it_stands(place: bytes) -> None:
+def test_invalid_json_is_refused_anywhere(place: bytes) -> None:
     for text in INVALID:
         assert refused(place % text.encode()).code == "invalid_json", text
 
@@ -265,7 +265,7 @@ def test_what_is_not_json_is_refused_wherever_it_stands(place: bytes) -> None:
     "text",
     [b"\xff", b"\x80", b"\xc0\xaf", b"\xc3", b"\xe0\x80\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xf8\x88\x80\x80", b"\xe9"],
 )  # fmt: skip
-def test_what_is_not_utf_8_is_refused_in_values_and_in_keys(text: bytes) -> None:
+def test_invalid_utf_8_is_refused_in_values_and_in_keys(text: bytes) -> None:
     for field in (b'"x":"%s"', b'"x":{"%s":1}', b'"%s":1', b'"x":[{"y":"a%s"}]'):
         error = refused(with_field(field % text))
         assert error.code == "invalid_json" and "UTF-8" in error.message
@@ -277,7 +277,7 @@ def test_other_encodings_and_byte_order_marks_are_refused(encoding: str) -> None
 
 
 @pytest.mark.parametrize("after", [b"x", b"{}", b",", b"\x00", b"]"])
-def test_nothing_but_space_may_follow(after: bytes) -> None:
+def test_only_white_space_may_follow_the_object(after: bytes) -> None:
     assert refused(body() + after).code == "invalid_json"
     assert checked(b" \r\n\t" + body() + b" \r\n").model == "m"
 
@@ -286,7 +286,7 @@ def test_nothing_but_space_may_follow(after: bytes) -> None:
 
 
 @pytest.mark.parametrize(("opened", "closed"), [(b"[", b"]"), (b'{"a":', b"}"), (b'[{"]}":"\\\\\\"]",\n"b":', b"} ]")])
-def test_a_hundred_levels_pass_and_one_more_does_not(opened: bytes, closed: bytes) -> None:
+def test_a_hundred_levels_are_accepted_and_one_more_is_refused(opened: bytes, closed: bytes) -> None:
     levels = opened.count(b"[") + opened.count(b"{")
     for field, within in ((b'"x":%s', 1), (b'"messages":[{"role":"user","y":%s}]', 3)):
         fitting = (RULES.max_depth - within) // levels
@@ -321,12 +321,12 @@ def test_a_depth_bomb_is_refused_at_once(opened: bytes, field: str) -> None:
     ],
     ids=["keys", "strings", "arrays"],
 )
-def test_what_takes_long_to_read_is_refused_early(field: bytes, what: str) -> None:
+def test_a_body_that_takes_long_to_parse_is_refused_early(field: bytes, what: str) -> None:
     error = refused(with_field(field))
     assert error.code == "invalid_request"
     assert what in error.message
 
 
 @pytest.mark.parametrize("text", ['\\"', "[{", "\\\\[{"], ids=["quotes", "brackets", "escapes and brackets"])
-def test_long_texts_about_json_pass(text: str) -> None:
+def test_long_texts_that_contain_json_are_accepted(text: str) -> None:
     checked(body(messages=[{"role": "user", "content": text * 200_000}]))

@@ -1,4 +1,4 @@
-"""The command line as a process of its own, and what the kernel knows of its children."""
+"""Tools to run the command line as a process, and to find its child processes."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ plugins: [{{use: usage-logger}}, {{use: auth}}, {{use: rate-limit}}, {{use: quot
 
 
 def free_port() -> int:
-    """A port of nobody's, now and later: below those that the kernel gives away by itself, and never told twice.
+    """Return a port that is free and stays free: below the kernel's ephemeral ports, and never returned twice.
 
-    Tests of other processes see that it is told by the UDP socket of the same number, which stays open until this one ends.
+    The UDP socket of the same number stays open until this process ends, which reserves it among parallel test processes.
     """
     while True:
         claim = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -51,7 +51,7 @@ def free_port() -> int:
 
 
 def demo_in(folder: Path, *, workers: int = 1, port: int = 0, upstream: int = 0, admin: str = "null") -> Path:
-    """A demo's configuration, on free ports where none are given, its data in `folder`."""
+    """Write a demo configuration, with free ports unless they are given and its data in `folder`."""
     file = folder / "demo.yaml"
     filled = DEMO.format(port=port or free_port(), upstream=upstream or free_port(), workers=workers, admin=admin)
     file.write_text(f"{filled}data: {folder}/data\n")
@@ -59,7 +59,7 @@ def demo_in(folder: Path, *, workers: int = 1, port: int = 0, upstream: int = 0,
 
 
 class Served:
-    """A running `gateway serve` and what it printed until it was ready."""
+    """A running `gateway serve`, and what it printed until it was ready."""
 
     def __init__(self, process: asyncio.subprocess.Process, printed: str) -> None:
         self.process = process
@@ -71,13 +71,13 @@ class Served:
         self.headers = {"Authorization": f"Bearer {self.token}"}
 
     async def stop(self) -> int:
-        """The exit code after SIGTERM, which comes before the time is over that open streams are given."""
+        """Send SIGTERM and return the exit code, which must come before the drain time is over."""
         self.process.send_signal(signal.SIGTERM)
         return await asyncio.wait_for(self.process.wait(), Port().drain - 1)
 
 
 async def gateway(*arguments: str, cwd: Path) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of one command."""
+    """Run a command and return its exit code, standard output and standard error."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gateway", *arguments),
         cwd=cwd,
@@ -91,7 +91,7 @@ async def gateway(*arguments: str, cwd: Path) -> tuple[int, str, str]:
 
 @asynccontextmanager
 async def serving(file: Path) -> AsyncIterator[Served]:
-    """`gateway serve`, ready; killed at the end where it still runs."""
+    """Run `gateway serve` until it is ready, and kill it at the end if it still runs."""
     with (file.parent / "serve.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "gateway", "serve", "--config", str(file)),
@@ -110,13 +110,13 @@ async def serving(file: Path) -> AsyncIterator[Served]:
 
 
 async def all_ready(process: asyncio.subprocess.Process) -> None:
-    """Wait until `gateway serve` says that it serves: one that is killed before could not start, which ends the program."""
+    """Wait until `gateway serve` prints that it serves. A child process that dies earlier ends the program."""
     assert process.stdout is not None
     await asyncio.wait_for(process.stdout.readuntil(b" is served after "), PATIENCE_S)
 
 
 def children(pid: int) -> dict[int, str]:
-    """The processes below `pid` that are no zombies, with their command lines."""
+    """Return the descendants of `pid` that are not zombies, with their command lines."""
     parents, lines = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -131,7 +131,7 @@ def children(pid: int) -> dict[int, str]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs, and is no zombie."""
+    """Return whether a process runs, and is not a zombie."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
@@ -146,7 +146,7 @@ async def gone(pids: set[int]) -> None:
 
 
 def kept_waiting_s(pid: int) -> float:
-    """For how long a process and those below it were ready to run and a busy machine ran others."""
+    """Return for how long a process and its descendants were ready to run and did not get a CPU."""
     waited_ns = 0
     for each in (pid, *children(pid)):
         with suppress(OSError):
@@ -155,7 +155,7 @@ def kept_waiting_s(pid: int) -> float:
 
 
 def worker_of(pid: int) -> int:
-    """The worker of a gateway with one: the child that was started last."""
+    """Return the worker of a gateway that has one: the child that was started last."""
     return max(child for child, line in children(pid).items() if "gateway serve" in line)
 
 

@@ -1,4 +1,4 @@
-"""The account commands say what is so, in words or in JSON, and what is wrong in one line."""
+"""The account commands print accounts in words or in JSON, and errors in one line."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def run(*arguments: str, answer: str = "") -> str:
     return str(result.output)
 
 
-def told(*arguments: str) -> Any:
+def as_json(*arguments: str) -> Any:
     return json.loads(CliRunner().invoke(app, ["account", *arguments, "--json"]).stdout)
 
 
 def refused(*arguments: str) -> str:
-    """What a command raises; the command line prints it on one line and exits with 1."""
+    """Return the error that a command raises; the command line prints it on one line and exits with 1."""
     error = call(*arguments).exception
     assert isinstance(error, AccountError)
     return str(error)
@@ -57,7 +57,7 @@ def misused(*arguments: str) -> str:
 
 
 def test_a_new_account_has_its_first_credit_and_its_group() -> None:
-    assert told("create", "alice", "--group", "trial", "--credit", "5.00") == {
+    assert as_json("create", "alice", "--group", "trial", "--credit", "5.00") == {
         "id": "alice",
         "status": "active",
         "group": "trial",
@@ -68,12 +68,12 @@ def test_a_new_account_has_its_first_credit_and_its_group() -> None:
         "models": [],
         "limits": {"requests_per_minute": None, "tokens_per_minute": None, "concurrent": None},
     }
-    assert told("show", "alice")["balance_micros"] == 5_000_000
+    assert as_json("show", "alice")["balance_micros"] == 5_000_000
     assert "was booked before" in run("credit", "alice", "5.00", "--transaction", "opening-alice")
-    assert told("show", "alice")["balance_micros"] == 5_000_000
+    assert as_json("show", "alice")["balance_micros"] == 5_000_000
 
 
-def test_people_read_amounts_and_words() -> None:
+def test_show_prints_amounts_in_currency_units() -> None:
     run("create", "alice", "--credit", "0.000123")
     lines = [line.split(maxsplit=1) for line in run("show", "alice").splitlines()]
     shown = {name: value.strip() for name, value in lines}
@@ -82,10 +82,10 @@ def test_people_read_amounts_and_words() -> None:
     assert shown["held"] == "0.00 by 0 requests"
 
 
-def test_an_account_is_made_once() -> None:
+def test_an_account_is_created_once() -> None:
     run("create", "alice")
     assert "exists already" in refused("create", "alice", "--credit", "5.00")
-    assert told("show", "alice")["balance_micros"] == 0
+    assert as_json("show", "alice")["balance_micros"] == 0
 
 
 def test_a_bad_id_and_an_unknown_group_are_refused() -> None:
@@ -93,12 +93,12 @@ def test_a_bad_id_and_an_unknown_group_are_refused() -> None:
     for command in (("create", "alice", "--group", "nope"), ("set", "alice", "--group", "nope")):
         result = call(*command)
         assert result.exit_code == 1
-        assert "no group `nope`; known: default, trial" in result.output
+        assert "no group `nope`; it has: default, trial" in result.output
     assert "no account" in refused("show", "alice")
 
 
 @pytest.mark.parametrize("credit", ["five", "0", "-1", "0.0000001", "nan", "1e30"])
-def test_an_amount_that_is_none_is_misuse(credit: str) -> None:
+def test_an_invalid_amount_is_wrong_usage(credit: str) -> None:
     assert "--credit" in misused("create", "alice", f"--credit={credit}")
     assert "no account" in refused("show", "alice")
 
@@ -113,11 +113,11 @@ def test_the_list_shows_every_account_in_order() -> None:
 
 def test_a_credit_is_booked_once_for_its_transaction() -> None:
     run("create", "alice")
-    assert told("credit", "alice", "2.50", "--transaction", "t1")["balance_micros"] == 2_500_000
+    assert as_json("credit", "alice", "2.50", "--transaction", "t1")["balance_micros"] == 2_500_000
     again = run("credit", "alice", "2.50", "--transaction", "t1")
     assert "was booked before" in again
-    assert "booked with another amount" in refused("credit", "alice", "3", "--transaction", "t1")
-    assert told("credit", "alice", "1", "--transaction", "t2")["balance_micros"] == 3_500_000
+    assert "booked before with another amount" in refused("credit", "alice", "3", "--transaction", "t1")
+    assert as_json("credit", "alice", "1", "--transaction", "t2")["balance_micros"] == 3_500_000
     assert "no account `bob`" in refused("credit", "bob", "1", "--transaction", "t3")
     assert "--transaction" in misused("credit", "alice", "1")
     assert "64 letters" in misused("credit", "alice", "1", "--transaction", "a b")
@@ -125,22 +125,22 @@ def test_a_credit_is_booked_once_for_its_transaction() -> None:
 
 def test_an_adjustment_goes_up_and_down_and_needs_a_reason() -> None:
     run("create", "alice", "--credit", "1.00")
-    assert told("adjust", "alice", "-0.25", "--transaction", "f1", "--reason", "twice")["balance_micros"] == 750_000
-    assert told("adjust", "alice", "0.05", "--transaction", "f2", "--reason", "kind")["balance_micros"] == 800_000
+    assert as_json("adjust", "alice", "-0.25", "--transaction", "f1", "--reason", "twice")["balance_micros"] == 750_000
+    assert as_json("adjust", "alice", "0.05", "--transaction", "f2", "--reason", "kind")["balance_micros"] == 800_000
     assert "--reason" in misused("adjust", "alice", "1", "--transaction", "f3")
     assert "--resaon" in misused("adjust", "alice", "-1", "--transaction", "f3", "--reason", "r", "--resaon", "x")
 
 
-def test_set_changes_what_is_given_and_leaves_the_rest() -> None:
+def test_set_changes_only_what_is_given() -> None:
     run("create", "alice", "--credit", "1.00")
     run("set", "alice", "--credit-line", "2", "--models", "a, b-*", "--concurrent", "3")
-    changed = told("set", "alice", "--group", "trial", "--requests-per-minute", "600")
+    changed = as_json("set", "alice", "--group", "trial", "--requests-per-minute", "600")
     assert changed["group"] == "trial"
     assert changed["models"] == ["a", "b-*"]
     assert changed["balance_micros"] == 1_000_000
     assert changed["credit_line_micros"] == 2_000_000
     assert changed["limits"] == {"requests_per_minute": 600, "tokens_per_minute": None, "concurrent": 3}
-    back = told("set", "alice", "--concurrent", "0", "--models", "")
+    back = as_json("set", "alice", "--concurrent", "0", "--models", "")
     assert back["models"] == []
     assert back["limits"] == {"requests_per_minute": 600, "tokens_per_minute": None, "concurrent": None}
     assert "--credit-line" in misused("set", "alice", "--credit-line=-1")
@@ -149,28 +149,28 @@ def test_set_changes_what_is_given_and_leaves_the_rest() -> None:
 
 def test_a_suspended_account_is_resumed() -> None:
     run("create", "alice")
-    assert told("suspend", "alice")["status"] == "suspended"
-    assert told("resume", "alice")["status"] == "active"
+    assert as_json("suspend", "alice")["status"] == "suspended"
+    assert as_json("resume", "alice")["status"] == "active"
     assert "no account" in refused("suspend", "bob")
 
 
-def test_closing_asks_first_and_is_for_good() -> None:
+def test_closing_asks_for_confirmation_and_is_permanent() -> None:
     run("create", "alice", "--credit", "1.50")
     for answer in ("n\n", ""):
         result = call("close", "alice", answer=answer)
         assert result.exit_code == 1
         assert "balance 1.50" in result.output
-    assert told("show", "alice")["status"] == "active"
-    assert told("close", "alice", "--yes")["status"] == "closed"
+    assert as_json("show", "alice")["status"] == "active"
+    assert as_json("close", "alice", "--yes")["status"] == "closed"
     assert "closed for good" in refused("resume", "alice")
     run("create", "bob")
     run("close", "bob", answer="y\n")
-    assert told("show", "bob")["status"] == "closed"
+    assert as_json("show", "bob")["status"] == "closed"
 
 
 COMMANDS = ["create", "list", "show", "credit", "adjust", "set", "suspend", "resume", "close", "archive"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_teaches_by_example(command: str) -> None:
+def test_help_has_an_example(command: str) -> None:
     assert f"gateway account {command}" in " ".join(run(command, "--help").split())

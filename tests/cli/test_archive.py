@@ -1,4 +1,4 @@
-"""`gateway account archive` moves what is old, says what it did, and may be killed and run again."""
+"""`gateway account archive` moves old lines, lists what it moved, and may be interrupted and repeated."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Command:
         self.file, self.folder = file, folder
 
     async def run(self, *arguments: str, code: int = 0) -> str:
-        """What it prints."""
+        """Return what the command prints."""
         command = [*arguments, "--config", str(self.file)]
         result = await asyncio.to_thread(CliRunner().invoke, program(), command)
         assert result.exit_code == code, result.output
@@ -40,14 +40,14 @@ class Command:
         return await self.run("account", "archive", "--before", "90d", "--to", str(self.folder), *arguments, code=code)
 
     async def verified(self, *more: str, code: int = 0) -> Any:
-        """What `gateway verify` tells."""
+        """Return the report of `gateway verify`."""
         return json.loads(await self.run("verify", "--json", *more, code=code))
 
     def texts(self) -> dict[str, int]:
-        """How many different lines each file has, none of them twice."""
-        found = {file.stem: file.read_text().splitlines() for file in self.folder.iterdir()}
-        assert all(len(lines) == len(set(lines)) for lines in found.values())
-        return {name: len(lines) for name, lines in found.items()}
+        """Return how many lines each file has, and assert that none is there twice."""
+        lines_of = {file.stem: file.read_text().splitlines() for file in self.folder.iterdir()}
+        assert all(len(lines) == len(set(lines)) for lines in lines_of.values())
+        return {name: len(lines) for name, lines in lines_of.items()}
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ async def command(tmp_path: Path, store_url: str, client: Client) -> AsyncIterat
     yield Command(file, tmp_path / "archive")
 
 
-async def test_all_accounts_are_archived_and_told(command: Command) -> None:
+async def test_all_accounts_are_archived_and_listed(command: Command) -> None:
     assert (await command.archive("--all")).splitlines() == [
         f"alice: 3 lines moved to {command.folder}/alice.jsonl",
         f"bob: 1 lines moved to {command.folder}/bob.jsonl",
@@ -71,8 +71,8 @@ async def test_all_accounts_are_archived_and_told(command: Command) -> None:
 
 
 async def test_one_account_may_be_named(command: Command) -> None:
-    told = json.loads(await command.archive("bob", "--json"))
-    assert told == {"account": "bob", "file": f"{command.folder}/bob.jsonl", "lines": 1, "error": ""}
+    printed = json.loads(await command.archive("bob", "--json"))
+    assert printed == {"account": "bob", "file": f"{command.folder}/bob.jsonl", "lines": 1, "error": ""}
     assert command.texts() == {"bob": 1}
     assert "there is no account `nobody`" in await command.archive("nobody", code=1)
 
@@ -80,26 +80,26 @@ async def test_one_account_may_be_named(command: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["account", "archive", "--all", "--to", "x", "--before", "1d"], "1450 minutes old"),
-        (["account", "archive", "--all", "--to", "x", "--before", "soon"], "is no time"),
+        (["account", "archive", "--all", "--to", "x", "--before", "1d"], "at least 1450 minutes ago"),
+        (["account", "archive", "--all", "--to", "x", "--before", "soon"], "is not a time"),
         (["account", "archive", "--all", "--before", "90d"], "--to"),
         (["account", "archive", "--before", "90d", "--to", "x"], "give the id of one account, or --all"),
         (["account", "archive", "alice", "--all", "--before", "90d", "--to", "x"], "give the id of one account"),
     ],
     ids=str,
 )
-async def test_misuse_is_told_and_moves_nothing(command: Command, arguments: list[str], words: str) -> None:
+async def test_wrong_usage_is_an_error_and_moves_nothing(command: Command, arguments: list[str], words: str) -> None:
     assert words in " ".join((await command.run(*arguments, code=2)).replace("│", "").split())
     assert (await command.verified())["unread"] == 0
 
 
-async def test_a_damaged_file_does_not_hold_up_the_other_accounts(command: Command) -> None:
+async def test_a_damaged_file_does_not_stop_the_other_accounts(command: Command) -> None:
     command.folder.mkdir()
     (command.folder / "alice.jsonl").write_text("{}\n")
     out = await command.archive("--all", code=1)
     assert "alice.jsonl: what follows byte 0 is not in the ledger" in out
     assert f"bob: 1 lines moved to {command.folder}/bob.jsonl" in out
-    assert "1 ledgers were not archived whole" in out
+    assert "1 ledgers were not archived completely" in out
 
 
 async def test_verify_takes_the_sums_or_reads_the_files(command: Command) -> None:
@@ -118,7 +118,7 @@ async def test_verify_takes_the_sums_or_reads_the_files(command: Command) -> Non
 
 
 @pytest.mark.parametrize("page", [1, 3])
-async def test_killed_before_it_trims_it_goes_on_from_there(command: Command, client: Client, page: int) -> None:
+async def test_killed_before_it_trims_it_continues_from_there(command: Command, client: Client, page: int) -> None:
     past = wallet_of_then(client, OLD_S)
     await asyncio.gather(*(past.settle("alice", new_request_id(OLD_S), 1) for _ in range(2000)))
     arguments = ("account", "archive", "alice", "--before", "90d", "--to", str(command.folder))

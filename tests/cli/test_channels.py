@@ -1,4 +1,4 @@
-"""The channels' commands show what the store knows, and switch channels for all."""
+"""The channels command shows what the store has, and disables and enables channels for all gateways."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from gateway.cli import channels
-from gateway.store.channels import Channels, Report
+from gateway.store.channels import ChannelReport, Channels
 from gateway.store.client.client import Client
 from tests.patience import PATIENCE_S
 
@@ -28,12 +28,12 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str, 
     file.write_text(f"redis: {store_url}\ndata: {tmp_path}\n{two}\nstore: {{timeout: {PATIENCE_S}}}\n")
     monkeypatch.setenv("GATEWAY_CONFIG", str(file))
 
-    async def tell() -> None:
+    async def report() -> None:
         other = Client.connect(store_url, timeout_s=PATIENCE_S)
-        await Channels(other).sync("w", {"one": Report(failed=3, error="upstream_timeout", in_flight=2)})
+        await Channels(other).sync("w", {"one": ChannelReport(failed=3, error="upstream_timeout", in_flight=2)})
         await other.close()
 
-    asyncio.run(tell())
+    asyncio.run(report())
 
 
 def run(*arguments: str) -> Any:
@@ -43,7 +43,7 @@ def run(*arguments: str) -> Any:
     return result
 
 
-def told() -> list[dict[str, Any]]:
+def as_json() -> list[dict[str, Any]]:
     return [json.loads(line) for line in run("--json").stdout.splitlines()]
 
 
@@ -56,7 +56,7 @@ def test_each_channel_is_a_line() -> None:
 
 
 def test_scripts_get_an_object_for_each() -> None:
-    one, two = told()
+    one, two = as_json()
     assert (one["channel"], one["condition"], one["in_flight"], one["last_error"]) == (
         "one",
         "cooling",
@@ -69,13 +69,13 @@ def test_scripts_get_an_object_for_each() -> None:
 
 def test_a_channel_is_switched_off_and_on() -> None:
     run("disable", "one")
-    assert [each["condition"] for each in told()] == ["disabled", "healthy"]
+    assert [each["condition"] for each in as_json()] == ["disabled", "healthy"]
     run("enable", "one")
-    assert [each["condition"] for each in told()] == ["healthy", "healthy"]
+    assert [each["condition"] for each in as_json()] == ["healthy", "healthy"]
 
 
 @pytest.mark.parametrize("command", ["enable", "disable"])
 def test_a_channel_that_is_not_in_the_file_is_refused(command: str) -> None:
     result = CliRunner().invoke(app, ["channels", command, "three"])
     assert result.exit_code == 1
-    assert "there is no channel three; known: one, two" in result.output
+    assert "there is no channel three; the configuration has: one, two" in result.output

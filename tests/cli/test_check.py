@@ -1,4 +1,4 @@
-"""`gateway check` says whether a start would succeed, and why not, in one line."""
+"""`gateway check` says whether a start would succeed, or why not in one line."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_shipped_files_are_good(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert "sk-canary" not in out + err
 
 
-def test_a_log_that_misses_refusals_is_warned_of(tmp_path: Path) -> None:
+def test_a_log_that_misses_refusals_is_a_warning(tmp_path: Path) -> None:
     chain = "plugins: [{use: auth}, {use: usage-logger}, {use: model-routing}]\n"
     out, _ = check(file_of(tmp_path, chain), "--json", code=0)
     assert json.loads(out)["warnings"] == [
@@ -69,7 +69,7 @@ def test_a_log_that_misses_refusals_is_warned_of(tmp_path: Path) -> None:
          "does not start: today is no day for it"),
     ],
 )  # fmt: skip
-def test_what_would_stop_a_start_is_one_line_and_exit_2(tmp_path: Path, text: str, error: str) -> None:
+def test_an_error_that_would_stop_a_start_is_one_line_and_exit_2(tmp_path: Path, text: str, error: str) -> None:
     (tmp_path / "starts.py").write_text(
         "from gateway import Plugin\n\nclass Not(Plugin):\n"
         "    async def start(self, services):\n        raise ValueError('today is no day for it')\n"

@@ -1,4 +1,4 @@
-"""`gateway diff`: what would change, in words, and never a secret."""
+"""`gateway diff` shows what would change, and never a secret."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ plugins: [{use: usage-logger}, {use: auth}, {use: rate-limit}, {use: quota}, {us
 """
 
 
-def told(tmp_path: Path, after: str, *options: str) -> list[str]:
+def diff(tmp_path: Path, after: str, *options: str) -> list[str]:
     (tmp_path / "before.yaml").write_text(BEFORE)
     (tmp_path / "after.yaml").write_text(after)
     arguments = ["diff", str(tmp_path / "after.yaml"), "--config", str(tmp_path / "before.yaml"), *options]
@@ -36,7 +36,7 @@ def told(tmp_path: Path, after: str, *options: str) -> list[str]:
 
 
 def test_the_same_file_changes_nothing(tmp_path: Path) -> None:
-    assert told(tmp_path, BEFORE) == ["nothing would change"]
+    assert diff(tmp_path, BEFORE) == ["nothing would change"]
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def test_the_same_file_changes_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_each_change_is_one_line(tmp_path: Path, old: str, new: str, line: str) -> None:
-    assert told(tmp_path, BEFORE.replace(old, new, 1)) == [line]
+    assert diff(tmp_path, BEFORE.replace(old, new, 1)) == [line]
 
 
 def test_scripts_get_one_object_a_line(tmp_path: Path) -> None:
-    (line,) = told(tmp_path, BEFORE.replace("8080", "8081"), "--json")
+    (line,) = diff(tmp_path, BEFORE.replace("8080", "8081"), "--json")
     assert json.loads(line)["takes"] == "restart"
 
 

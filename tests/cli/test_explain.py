@@ -1,4 +1,4 @@
-"""`gateway explain` says what would become of a request, and changes nothing in the store by looking."""
+"""`gateway explain` shows what would happen to a request, and changes nothing in the store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.config.schema import load
 from gateway.facts import AccountLimits
 from gateway.services import Store
 from gateway.store.accounts import AccountStatus
-from gateway.store.channels import Ask, Report
+from gateway.store.channels import ChannelLimits, ChannelReport
 from gateway.store.client.client import Client
 from tests.store.conftest import new_request_id
 
@@ -48,62 +48,62 @@ RULES = AccountLimits(60, 1000, 2)
 TERMS: dict[str, Any] = {"floor": 0, "lease_ms": 60_000, "fingerprint": "a", "max_holds": 100}
 
 
-class Asked:
+class Command:
     """A gateway's file, its store, and the token of an account with 1000 micros."""
 
     def __init__(self, file: Path, store: Store, token: str) -> None:
         self.file, self.store, self.token = file, store, token
 
-    async def say(self, *more: str, code: int = 0, token: str | None = None, stdin: str = "") -> str:
-        """What the command prints; the store is byte for byte what it was."""
+    async def run(self, *more: str, code: int = 0, token: str | None = None, stdin: str = "") -> str:
+        """Return what the command prints, and assert that the store is unchanged, byte for byte."""
         command = ["explain", "--config", str(self.file), "--model", "m", "--max-tokens", "10", *more]
         environment = {"GATEWAY_TOKEN": self.token if token is None else token}
-        before = await self.kept()
+        before = await self.dump()
         result = await asyncio.to_thread(CliRunner().invoke, program(), command, env=environment, input=stdin)
         assert result.exit_code == code, result.output
-        assert await self.kept() == before
+        assert await self.dump() == before
         assert self.token not in result.output
         return result.output
 
-    async def told(self, *more: str, code: int = 0, token: str | None = None) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads(await self.say(*more, "--json", code=code, token=token))
-        return told
+    async def explain(self, *more: str, code: int = 0, token: str | None = None) -> dict[str, Any]:
+        explanation: dict[str, Any] = json.loads(await self.run(*more, "--json", code=code, token=token))
+        return explanation
 
     async def refusal(self, *more: str, token: str | None = None) -> tuple[str, int, str]:
-        """Who would refuse, and how."""
-        told = await self.told(*more, code=1, token=token)
-        assert told["served"] is False
-        return told["refusal"]["by"], told["refusal"]["status"], told["refusal"]["code"]
+        """Return the plugin that would refuse the request, the status and the code."""
+        explanation = await self.explain(*more, code=1, token=token)
+        assert explanation["served"] is False
+        return explanation["refusal"]["by"], explanation["refusal"]["status"], explanation["refusal"]["code"]
 
-    async def kept(self) -> dict[bytes, bytes]:
+    async def dump(self) -> dict[bytes, bytes]:
         client = self.store.client
         return {key: await client.call("DUMP", key) for key in await client.call("KEYS", "*")}
 
 
 @asynccontextmanager
-async def asking(folder: Path, url: str, more: str = "") -> AsyncIterator[Asked]:
+async def command_in(folder: Path, url: str, more: str = "") -> AsyncIterator[Command]:
     file = folder / "gateway.yaml"
     file.write_text(FILE.format(url=url, folder=folder, more=more))
     async with Store.open(load(file).config, url) as store:
         await store.accounts.create("acme")
         await store.wallet.credit("acme", "opening", 1000)
-        yield Asked(file, store, (await store.tokens.create("acme")).token)
+        yield Command(file, store, (await store.tokens.create("acme")).token)
 
 
 @pytest.fixture
-async def asked(tmp_path: Path, store_url: str, client: Client) -> AsyncIterator[Asked]:
-    async with asking(tmp_path, store_url) as asked:
-        yield asked
+async def command(tmp_path: Path, store_url: str, client: Client) -> AsyncIterator[Command]:
+    async with command_in(tmp_path, store_url) as command:
+        yield command
 
 
-async def test_each_plugin_and_channel_of_a_request_that_would_be_served_is_told(asked: Asked) -> None:
-    lines = (await asked.say()).splitlines()
+async def test_each_plugin_and_channel_of_a_request_that_would_be_served_is_shown(command: Command) -> None:
+    lines = (await command.run()).splitlines()
     assert lines[0] == "passes    usage-logger: a record is opened now, and closed at the end"
     assert lines[1].startswith("passes    auth: token acme-")
     assert lines[1].endswith(" of the active account acme, group default")
     assert lines[2:] == [
         "passes    rate-limit: takes 1 of 60 requests left of 60 a minute, 21 of 1000 tokens left of 1000 a minute, "
-        "a place, of 2 at once",
+        "a slot, of 2 at once",
         "passes    quota: holds 764 micros of 1000 available, and charges 764 at most",
         "passes    model-routing: m is open to the account, its group and this token; not open to the group: channel far",
         "price     input 1000000, output 2000000, ratio 1, hold_micros 764, most_micros 764, available_micros 1000",
@@ -113,79 +113,87 @@ async def test_each_plugin_and_channel_of_a_request_that_would_be_served_is_told
     ]
 
 
-async def test_scripts_get_one_object(asked: Asked) -> None:
-    told = await asked.told()
-    assert told["served"] is True
-    assert told["refusal"] is None
-    assert [each["verdict"] for each in told["plugins"]] == ["passes"] * 5
-    assert told["channels"][1] == {"channel": "two", "model": "m2", "verdict": "spare", "text": ""}
-    assert told["price"] == {
+async def test_scripts_get_one_object(command: Command) -> None:
+    explanation = await command.explain()
+    assert explanation["served"] is True
+    assert explanation["refusal"] is None
+    assert [each["verdict"] for each in explanation["plugins"]] == ["passes"] * 5
+    assert explanation["channels"][1] == {"channel": "two", "model": "m2", "verdict": "spare", "text": ""}
+    assert explanation["price"] == {
         **{"input": 1_000_000, "output": 2_000_000, "ratio": "1"},
         **{"hold_micros": 764, "most_micros": 764, "available_micros": 1000},
     }
 
 
-async def test_the_token_may_come_through_standard_input(asked: Asked) -> None:
-    assert "would be served" in await asked.say("--token", "-", token="", stdin=f"{asked.token}\n")
+async def test_the_token_may_come_through_standard_input(command: Command) -> None:
+    assert "would be served" in await command.run("--token", "-", token="", stdin=f"{command.token}\n")
 
 
-async def test_who_may_not_ask_is_refused_by_auth_and_the_rest_cannot_be_told(asked: Asked) -> None:
-    told = await asked.told(token="", code=1)
-    assert [each["verdict"] for each in told["plugins"]] == ["passes", "refuses", "unknown", "unknown", "unknown"]
-    assert told["plugins"][2]["text"] == "needs Caller, which nothing above it provided"
-    assert await asked.refusal(token="") == ("auth", 401, "token_missing")
-    await asked.store.accounts.change("acme", group="shut")
-    assert await asked.refusal() == ("auth", 403, "group_forbidden")
-    await asked.store.accounts.set_status("acme", AccountStatus.SUSPENDED)
-    assert await asked.refusal() == ("auth", 403, "account_inactive")
+async def test_a_caller_that_is_refused_by_auth_leaves_the_plugins_below_unknown(command: Command) -> None:
+    explanation = await command.explain(token="", code=1)
+    assert [each["verdict"] for each in explanation["plugins"]] == [
+        "passes",
+        "refuses",
+        "unknown",
+        "unknown",
+        "unknown",
+    ]
+    assert explanation["plugins"][2]["text"] == "needs Caller, which nothing above it provided"
+    assert await command.refusal(token="") == ("auth", 401, "token_missing")
+    await command.store.accounts.change("acme", group="shut")
+    assert await command.refusal() == ("auth", 403, "group_forbidden")
+    await command.store.accounts.set_status("acme", AccountStatus.SUSPENDED)
+    assert await command.refusal() == ("auth", 403, "account_inactive")
 
 
-async def test_a_token_for_certain_addresses_is_explained_for_one(asked: Asked) -> None:
-    token = (await asked.store.tokens.create("acme", addresses=["192.0.2.0/24"])).token
-    assert (await asked.told("--address", "192.0.2.7", token=token))["served"] is True
-    assert await asked.refusal(token=token) == ("auth", 403, "token_restricted")
+async def test_a_token_for_certain_addresses_is_explained_for_one(command: Command) -> None:
+    token = (await command.store.tokens.create("acme", addresses=["192.0.2.0/24"])).token
+    assert (await command.explain("--address", "192.0.2.7", token=token))["served"] is True
+    assert await command.refusal(token=token) == ("auth", 403, "token_restricted")
 
 
-async def test_a_model_that_does_not_exist_is_refused_by_routing(asked: Asked) -> None:
-    assert await asked.refusal("--model", "gpt-77") == ("model-routing", 404, "model_not_found")
+async def test_a_model_that_does_not_exist_is_refused_by_routing(command: Command) -> None:
+    assert await command.refusal("--model", "gpt-77") == ("model-routing", 404, "model_not_found")
 
 
-async def test_what_is_left_of_the_limits_and_of_the_money_is_told(asked: Asked) -> None:
-    await asked.store.limits.take("acme", "r1", scope="rate-limit", rules=RULES, tokens=100, lease_ms=60_000)
-    assert re.search("21 of 9[0-9]{2} tokens left of 1000 a minute", await asked.say())
-    assert await asked.refusal("--max-tokens", "2000") == ("rate-limit", 429, "rate_limited")
-    await asked.store.limits.take("acme", "r2", scope="rate-limit", rules=RULES, tokens=1, lease_ms=60_000)
-    told = await asked.told(code=1)
-    assert told["refusal"]["code"] == "too_many_concurrent"
-    assert told["plugins"][3]["verdict"] == "passes", "what is below a refusal is told, too"
+async def test_what_is_left_of_the_limits_is_shown(command: Command) -> None:
+    await command.store.limits.take("acme", "r1", scope="rate-limit", rules=RULES, tokens=100, lease_ms=60_000)
+    assert re.search("21 of 9[0-9]{2} tokens left of 1000 a minute", await command.run())
+    assert await command.refusal("--max-tokens", "2000") == ("rate-limit", 429, "rate_limited")
+    await command.store.limits.take("acme", "r2", scope="rate-limit", rules=RULES, tokens=1, lease_ms=60_000)
+    explanation = await command.explain(code=1)
+    assert explanation["refusal"]["code"] == "too_many_concurrent"
+    assert explanation["plugins"][3]["verdict"] == "passes", "what is below a refusal is explanation, too"
 
 
-async def test_money_that_does_not_suffice_or_is_held_is_told(asked: Asked) -> None:
-    assert await asked.refusal("--max-tokens", "300") == ("quota", 402, "insufficient_balance")
-    held = await asked.store.wallet.hold("acme", new_request_id(), amount=500, **TERMS)
+async def test_a_balance_that_is_too_low_or_held_is_shown(command: Command) -> None:
+    assert await command.refusal("--max-tokens", "300") == ("quota", 402, "insufficient_balance")
+    held = await command.store.wallet.hold("acme", new_request_id(), amount=500, **TERMS)
     assert held.held == 500
-    told = await asked.told(code=1)
-    assert told["price"]["available_micros"] == 500
-    assert told["refusal"]["code"] == "insufficient_balance"
+    explanation = await command.explain(code=1)
+    assert explanation["price"]["available_micros"] == 500
+    assert explanation["refusal"]["code"] == "insufficient_balance"
 
 
-async def test_why_a_channel_is_left_out_is_told(asked: Asked) -> None:
-    channels = asked.store.channels
-    await channels.sync("w", {"one": Report(failed=3, cool_ms=60_000, error="upstream_timeout")})
-    told = await asked.told()
-    assert [(turn["channel"], turn["verdict"]) for turn in told["channels"]] == [("one", "left out"), ("two", "first")]
-    assert told["channels"][0]["text"] == "cooling for 60 s after upstream_timeout"
-    await channels.admit("r", [Ask("two", 1, 0, 60_000, 1000)])
-    full = await asked.told(code=1)
+async def test_the_reason_for_leaving_out_a_channel_is_shown(command: Command) -> None:
+    channels = command.store.channels
+    await channels.sync("w", {"one": ChannelReport(failed=3, cool_ms=60_000, error="upstream_timeout")})
+    explanation = await command.explain()
+    assert [(turn["channel"], turn["verdict"]) for turn in explanation["channels"]] == [
+        ("one", "left out"),
+        ("two", "first"),
+    ]
+    assert explanation["channels"][0]["text"] == "cooling for 60 s after upstream_timeout"
+    await channels.admit("r", [ChannelLimits("two", 1, 0, 60_000, 1000)])
+    full = await command.explain(code=1)
     assert full["channels"][1]["text"].startswith("full: ")
     assert full["refusal"]["code"] == "model_unavailable"
     await channels.set_enabled("two", enabled=False)
-    assert (await asked.told(code=1))["channels"][1]["text"] == "switched off by an operator"
+    assert (await command.explain(code=1))["channels"][1]["text"] == "switched off by an operator"
 
 
 PLUGINS = '''
 from gateway import Caller, Plugin, Route
-from gateway.store.tokens import Known
 
 class Silent(Plugin):
     """Does not explain itself."""
@@ -206,30 +214,32 @@ class Looks(Plugin):
 '''
 
 
-async def test_a_plugin_that_cannot_tell_is_said_not_to(tmp_path: Path, store_url: str, client: Client) -> None:
+async def test_a_plugin_that_does_not_explain_itself_is_shown_as_unknown(
+    tmp_path: Path, store_url: str, client: Client
+) -> None:
     (tmp_path / "odd.py").write_text(PLUGINS)
     more = "  - use: odd:Silent\n  - use: odd:Looks\n  - use: odd:Broken\n    on_error: ignore\n"
-    async with asking(tmp_path, store_url, more) as asked:
-        told = await asked.told()
-        assert [(each["verdict"], each["text"]) for each in told["plugins"][3:6]] == [
+    async with command_in(tmp_path, store_url, more) as command:
+        explanation = await command.explain()
+        assert [(each["verdict"], each["text"]) for each in explanation["plugins"][3:6]] == [
             ("unknown", "does not explain itself: it has no `explain`"),
             ("passes", "has no part in the decision"),
             ("passes", "fails with KeyError, which is ignored"),
         ]
-        asked.file.write_text(asked.file.read_text().replace("    on_error: ignore\n", ""))
-        assert await asked.refusal() == ("odd:Broken", 500, "internal_error")
+        command.file.write_text(command.file.read_text().replace("    on_error: ignore\n", ""))
+        assert await command.refusal() == ("odd:Broken", 500, "internal_error")
 
 
-async def test_a_chain_whose_routing_does_not_tell_is_neither_served_nor_refused(
+async def test_a_chain_whose_routing_does_not_explain_itself_is_neither_served_nor_refused(
     tmp_path: Path, store_url: str, client: Client
 ) -> None:
     (tmp_path / "own.py").write_text(PLUGINS.replace('"""Does', 'provides = (Route,)\n    """Does'))
-    async with asking(tmp_path, store_url) as asked:
-        asked.file.write_text(asked.file.read_text().replace("model-routing", "own:Silent"))
-        assert (await asked.told(code=1))["served"] is None
-        assert "cannot be told" in await asked.say(code=1)
+    async with command_in(tmp_path, store_url) as command:
+        command.file.write_text(command.file.read_text().replace("model-routing", "own:Silent"))
+        assert (await command.explain(code=1))["served"] is None
+        assert "It is not known whether" in await command.run(code=1)
 
 
-async def test_a_store_that_is_away_is_said_to_be(asked: Asked) -> None:
-    asked.file.write_text(re.sub("redis: .*\nstore: .*", "redis: redis://127.0.0.1:1", asked.file.read_text()))
-    assert "\ngateway: the store is not reached" in await asked.say(code=1)
+async def test_an_unreachable_store_is_an_error(command: Command) -> None:
+    command.file.write_text(re.sub("redis: .*\nstore: .*", "redis: redis://127.0.0.1:1", command.file.read_text()))
+    assert "\ngateway: the store is not reached" in await command.run(code=1)

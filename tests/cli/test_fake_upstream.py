@@ -1,4 +1,4 @@
-"""`gateway fake-upstream` rehearses faults from the command line."""
+"""`gateway fake-upstream` runs an upstream from the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Following goes over the admin port while there is one, goes on in the files when it breaks, and loses nothing between."""
+"""The usage log is followed over the admin port, and in the files when that breaks, without a gap."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import cast
 
 import pytest
 from aiohttp import web
+from pytest_aiohttp import AiohttpRawServer
 
 from gateway.admin.app import Admin, serving, token_of
 from gateway.cli import follow
 from gateway.config.schema import Config
-from gateway.metrics.registry import Exporter
+from gateway.metrics.exporter import Exporter
 from gateway.usage.database import UsageDatabase
 from gateway.usage.record import Record
 from tests.cli.processes import free_port
@@ -28,17 +29,17 @@ def config(tmp_path: Path) -> Config:
 
 
 async def first_of(ended: AsyncIterator[Record], rows: UsageDatabase) -> list[Record]:
-    """Write until one is told, so that it is sure that the follower follows; all that were written since."""
-    told = asyncio.ensure_future(anext(ended))
+    """Write records until the first one is received, and return those that were written after it."""
+    first = asyncio.ensure_future(anext(ended))
     written: list[Record] = []
-    while not told.done():
+    while not first.done():
         written.append(end(arrival()))
         rows.write(written[-1:])
-        await asyncio.wait([told], timeout=0.05)
-    return written[written.index(await told) + 1 :]
+        await asyncio.wait([first], timeout=0.05)
+    return written[written.index(await first) + 1 :]
 
 
-async def test_a_gateway_that_breaks_off_is_followed_on_in_its_files(config: Config) -> None:
+async def test_a_broken_connection_is_continued_in_the_files(config: Config) -> None:
     rows = UsageDatabase(config.data_path / "usage")
     async with AsyncExitStack() as running, aclosing(follow.ended(config)) as ended:
         served = serving(Admin(rows.folder, token_of(config), Exporter({})), cast(str, config.admin))
@@ -56,7 +57,7 @@ async def test_a_gateway_that_breaks_off_is_followed_on_in_its_files(config: Con
     rows.close()
 
 
-async def test_the_port_is_asked_first(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_admin_port_is_tried_first(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = UsageDatabase(config.data_path / "usage")
     monkeypatch.setattr(follow, "POLL_S", 3600)
     served = serving(Admin(rows.folder, token_of(config), Exporter({})), cast(str, config.admin))
@@ -66,21 +67,20 @@ async def test_the_port_is_asked_first(config: Config, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("status", [200, 401, 503])
-async def test_another_program_at_the_port_is_left_alone(config: Config, status: int) -> None:
-    asked = []
+async def test_another_program_at_the_port_is_ignored(
+    config: Config, aiohttp_raw_server: AiohttpRawServer, status: int
+) -> None:
+    paths = []
 
     async def answer(request: web.BaseRequest) -> web.Response:
-        asked.append(request.path)
+        paths.append(request.path)
         return web.Response(status=status, text="data: {}\n\n")
 
-    runner = web.ServerRunner(web.Server(answer))
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", int(cast(str, config.admin).rpartition(":")[2])).start()
+    await aiohttp_raw_server(answer, port=int(cast(str, config.admin).rpartition(":")[2]))
     rows = UsageDatabase(config.data_path / "usage")
     async with aclosing(follow.ended(config)) as ended, asyncio.timeout(PATIENCE_S):
         await first_of(ended, rows)
-    assert asked == ["/usage/live"]
-    await runner.cleanup()
+    assert paths == ["/usage/live"]
     rows.close()
 
 

@@ -1,4 +1,4 @@
-"""`gateway plugin`: a package to begin with, and the contract tests as a command."""
+"""`gateway plugin` writes a new package, and runs the contract tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_good_plugin_passes_line_by_line() -> None:
 
 def test_a_broken_promise_is_exit_1_and_scripts_get_one_object_a_line() -> None:
     out, _ = run("check", "tests.faulty:Misspelt", code=1)
-    assert "FAIL  hooks: `on_requests` is no hook" in out
+    assert "FAIL  hooks: `on_requests` is not a hook" in out
     out, _ = run("check", "tests.faulty:Misspelt", "--json", code=1)
     assert [finding["check"] for finding in map(json.loads, out.splitlines()) if not finding["passed"]] == ["hooks"]
 
@@ -40,7 +40,7 @@ def test_a_header_goes_with_every_request() -> None:
     assert "sesame" not in out
 
 
-async def test_a_plugin_beside_the_terminal_is_found(tmp_path: Path) -> None:
+async def test_a_plugin_in_the_working_directory_is_found(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text('from gateway import Plugin\n\n\nclass Mine(Plugin):\n    """Mine."""\n')
     code, out, err = await gateway("plugin", "check", "mine:Mine", cwd=tmp_path)
     assert (code, err) == (0, "")
@@ -67,10 +67,10 @@ def test_a_mistake_is_one_line_with_a_cure(arguments: list[str], code: int, erro
 
 def test_a_new_package_is_written_once(tmp_path: Path) -> None:
     out, _ = run("new", "night-rates", "--into", str(tmp_path))
-    assert out.startswith(f"{tmp_path}/night-rates is ready; its README.md says how to go on:\n")
+    assert out.startswith(f"{tmp_path}/night-rates is ready; its README.md says how to continue:\n")
     assert (tmp_path / "night-rates" / "pyproject.toml").exists()
     _, err = run("new", "night-rates", "--into", str(tmp_path), code=1)
-    assert err == f"gateway: {tmp_path}/night-rates exists already: take another name, or another --into\n"
+    assert err == f"gateway: {tmp_path}/night-rates already exists: choose another name, or another --into\n"
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:

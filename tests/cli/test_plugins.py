@@ -1,4 +1,4 @@
-"""`gateway plugins` tells an operator what may be written under `with:`."""
+"""`gateway plugins` lists the plugins with their settings."""
 
 from __future__ import annotations
 

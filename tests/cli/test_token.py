@@ -1,4 +1,4 @@
-"""The token commands show a token once, and only its id ever after."""
+"""The token commands show a token once, and afterwards only its id."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str, 
 
 @pytest.fixture
 def tried(tmp_path: Path, store_url: str) -> Any:
-    """Try a token as a caller would: the id it is known by, or the code of its refusal."""
+    """Return the id of a token that authenticates, or else the code of the refusal."""
 
     async def attempt(text: str) -> str:
         client = Client.connect(store_url, timeout_s=PATIENCE_S)
@@ -60,19 +60,19 @@ def run(*arguments: str, answer: str = "") -> Any:
     return result
 
 
-def told(*arguments: str) -> Any:
+def as_json(*arguments: str) -> Any:
     return json.loads(run(*arguments, "--json").stdout)
 
 
 def refused(*arguments: str) -> str:
-    """What a command raises; the command line prints it on one line and exits with 1."""
+    """Return the error that a command raises; the command line prints it on one line and exits with 1."""
     error = call(*arguments).exception
     assert isinstance(error, TokenError)
     return str(error)
 
 
 def test_a_new_token_works_and_is_shown_once(tried: Any) -> None:
-    created = told("create", "alice", "--name", "laptop")
+    created = as_json("create", "alice", "--name", "laptop")
     assert tried(created["token"]) == created["id"]
     assert created["id"].startswith("alice-")
     for output in (run("list", "alice").output, run("list", "alice", "--json").output):
@@ -85,9 +85,9 @@ def test_people_get_the_token_on_a_line_of_its_own(tried: Any) -> None:
     assert tried(last).startswith("alice-")
 
 
-def test_what_a_token_may_is_kept_and_listed() -> None:
+def test_the_restrictions_of_a_token_are_stored_and_listed() -> None:
     began = int(time.time())
-    created = told(
+    created = as_json(
         *("create", "alice", "--name", "ci", "--expires", "30d"),
         *("--models", "a, b-*", "--addresses", "10.1.2.3/8,::1"),
     )
@@ -103,11 +103,11 @@ def test_what_a_token_may_is_kept_and_listed() -> None:
 @pytest.mark.parametrize(("text", "seconds"), [("45s", 45), ("90m", 5400), ("12h", 43200), ("2d", 172800)])
 def test_the_time_to_expiry_is_written_short(text: str, seconds: int) -> None:
     began = int(time.time())
-    assert began <= told("create", "alice", "--expires", text)["expires_at"] - seconds <= time.time() + 1
+    assert began <= as_json("create", "alice", "--expires", text)["expires_at"] - seconds <= time.time() + 1
 
 
 @pytest.mark.parametrize("text", ["0d", "30", "d", "-1d", "1w", "1.5h", "soon"])
-def test_a_time_that_is_none_is_misuse(text: str) -> None:
+def test_an_invalid_time_is_wrong_usage(text: str) -> None:
     result = call("create", "alice", f"--expires={text}")
     assert result.exit_code == 2
     assert "30d, 12h" in " ".join(result.output.split())
@@ -115,27 +115,27 @@ def test_a_time_that_is_none_is_misuse(text: str) -> None:
 
 
 def test_a_token_is_disabled_and_enabled(tried: Any) -> None:
-    created = told("create", "alice")
-    assert told("disable", created["id"])["status"] == "disabled"
+    created = as_json("create", "alice")
+    assert as_json("disable", created["id"])["status"] == "disabled"
     assert tried(created["token"]) == "token_disabled"
-    assert told("enable", created["id"])["status"] == "active"
+    assert as_json("enable", created["id"])["status"] == "active"
     assert tried(created["token"]) == created["id"]
 
 
 def test_deleting_asks_first(tried: Any) -> None:
-    created = told("create", "alice", "--name", "laptop")
+    created = as_json("create", "alice", "--name", "laptop")
     for answer in ("n\n", ""):
         result = call("delete", created["id"], answer=answer)
         assert result.exit_code == 1
         assert "laptop" in result.output
     assert tried(created["token"]) == created["id"]
-    assert told("delete", created["id"], "--yes") == {"id": created["id"], "deleted": True}
+    assert as_json("delete", created["id"], "--yes") == {"id": created["id"], "deleted": True}
     assert tried(created["token"]) == "token_invalid"
     assert "no token" in refused("delete", created["id"], "--yes")
 
 
-def test_what_is_wrong_is_said_without_repeating_a_token() -> None:
-    created = told("create", "alice")
+def test_errors_do_not_repeat_a_token() -> None:
+    created = as_json("create", "alice")
     for command in ("disable", "enable", "delete"):
         assert created["token"][-28:] not in refused(command, created["token"])
         assert "no token" in refused(command, "alice-00000000")
@@ -143,11 +143,11 @@ def test_what_is_wrong_is_said_without_repeating_a_token() -> None:
     assert "no address or network" in refused("create", "alice", "--addresses", "10.0.0.0/33")
 
 
-def test_an_account_without_tokens_is_told_how_to_make_one() -> None:
+def test_an_empty_list_says_how_to_create_a_token() -> None:
     assert "gateway token create alice" in run("list", "alice").output
     assert run("list", "alice", "--json").output == ""
 
 
 @pytest.mark.parametrize("command", ["create", "list", "disable", "enable", "delete"])
-def test_help_teaches_by_example(command: str) -> None:
+def test_help_has_an_example(command: str) -> None:
     assert f"gateway token {command}" in " ".join(run(command, "--help").output.split())

@@ -1,4 +1,4 @@
-"""A request's story, for each way in which it can end."""
+"""`gateway trace` has a sentence for each way in which a request can end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.cli.trace import story
+from gateway.cli.trace import in_words
 from gateway.exchange import Outcome
 from gateway.usage.database import UsageDatabase
 from gateway.usage.record import AttemptRecord
@@ -82,11 +82,11 @@ STORIES: list[tuple[dict[str, Any], str]] = [
             "events": 1,
             "attempts": [AttemptRecord("openai", 200, "upstream_truncated")],
         },
-        "sent to channel openai, first byte after 312 ms, broken off by the upstream after 1 event, charged 123 micros",
+        "sent to channel openai, first byte after 312 ms, ended early by the upstream after 1 event, charged 123 micros",
     ),
     (
         {"outcome": Outcome.UPSTREAM_STALLED, "longest_gap_ms": 60_000},
-        "sent to channel openai, first byte after 312 ms, cut after 43 events because the upstream fell silent "
+        "sent to channel openai, first byte after 312 ms, cut after 43 events because the upstream sent nothing more "
         "(longest gap 60000 ms), charged 123 micros",
     ),
     (
@@ -100,15 +100,15 @@ STORIES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"outcome": Outcome.GATEWAY_CRASHED, **NOTHING_SENT},
-        "arrived, never ended: the gateway's process died with it, and its hold ended by its lease",
+        "arrived, never ended: the gateway's process died, and the hold ended with its lease",
     ),
     (
         {"outcome": Outcome.GATEWAY_CRASHED, **NOTHING_SENT, "charge_micros": 7},
-        "arrived, never ended: the gateway's process died with it, and its hold ended by its lease, charged 7 micros",
+        "arrived, never ended: the gateway's process died, and the hold ended with its lease, charged 7 micros",
     ),
     (
         {"outcome": Outcome.INTERNAL_ERROR, **NOTHING_SENT, "status": 500},
-        "arrived, failed by a fault of the gateway (500), charged nothing",
+        "arrived, failed because of an internal error of the gateway (500), charged nothing",
     ),
     ({**NOTHING_SENT, "model": ""}, "arrived, answered 200, charged nothing"),
 ]
@@ -116,28 +116,28 @@ STORIES: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("changes", "words"), STORIES)
 def test_an_end_reads_as_a_sentence(changes: dict[str, Any], words: str) -> None:
-    assert story(end(arrival(), **changes)) == words
+    assert in_words(end(arrival(), **changes)) == words
 
 
-def test_every_outcome_has_a_story() -> None:
+def test_every_outcome_has_a_sentence() -> None:
     assert {changes.get("outcome", Outcome.COMPLETED) for changes, _ in STORIES} == set(Outcome)
 
 
 def test_a_request_without_an_end_is_under_way() -> None:
-    assert story(arrival()) == "arrived, still under way"
+    assert in_words(arrival()) == "arrived, still under way"
 
 
-def test_trace_names_the_request_and_tells_its_story(rows: UsageDatabase) -> None:
+def test_trace_names_the_request_and_what_happened_to_it(rows: UsageDatabase) -> None:
     record = end(arrival())
     rows.write([record])
     heading, verdict = run("trace", record.id).splitlines()
     assert heading == f"{record.id}  {record.arrived_at}  chat.completions  account demo, model gpt-4o-mini"
-    assert verdict == story(record)
-    told = msgspec.json.decode(run("trace", record.id, "--json"))
-    assert told == {"id": record.id, "verdict": story(record), "record": msgspec.to_builtins(record)}
+    assert verdict == in_words(record)
+    printed = msgspec.json.decode(run("trace", record.id, "--json"))
+    assert printed == {"id": record.id, "verdict": in_words(record), "record": msgspec.to_builtins(record)}
 
 
-def test_a_request_that_never_arrived_is_said_not_to_have(rows: UsageDatabase, tmp_path: Path) -> None:
+def test_a_request_that_never_arrived_is_reported(rows: UsageDatabase, tmp_path: Path) -> None:
     for missing in (arrival().id, "chatcmpl-123"):
         assert "never arrived" in run("trace", missing, code=1)
         assert msgspec.json.decode(run("trace", missing, "--json", code=1))["record"] is None

@@ -1,4 +1,4 @@
-"""The commands tell what the files have, to people and to scripts, and what is only on its way there too."""
+"""The usage commands read the files, and for single requests also the store."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def test_list_shows_the_newest_first_with_whole_ids(rows: UsageDatabase) -> None
     assert second.split()[1:3] == [old.id, "demo"]
 
 
-def test_list_says_so_where_there_is_nothing(rows: UsageDatabase) -> None:
-    assert "No such request" in run("usage", "list")
+def test_an_empty_list_is_a_sentence(rows: UsageDatabase) -> None:
+    assert "There are no such requests" in run("usage", "list")
     assert run("usage", "list", "--json") == ""
 
 
-def test_list_chooses_by_account_time_outcome_and_number(rows: UsageDatabase) -> None:
+def test_list_filters_by_account_time_and_outcome_and_limits_the_number(rows: UsageDatabase) -> None:
     old, new, cut = end(days_ago(2)), end(days_ago(0.5)), end(days_ago(0.25), outcome=Outcome.CALLER_GONE)
     other = end(days_ago(0.1), account="other")
     rows.write([old, new, cut, other])
@@ -78,7 +78,7 @@ def test_list_chooses_by_account_time_outcome_and_number(rows: UsageDatabase) ->
     assert records(run(*mine, "--limit", "1")) == [cut]
 
 
-def test_a_time_that_cannot_be_read_is_a_misuse_that_shows_how_to_write_it(rows: UsageDatabase) -> None:
+def test_an_invalid_time_is_wrong_usage_with_an_example(rows: UsageDatabase) -> None:
     for text in ("5x", "yesterday", "2026-13-01", "-1h", ""):
         assert "30m, 12h, 7d" in " ".join(run("usage", "list", "--since", text, code=2).split())
 
@@ -101,12 +101,12 @@ async def test_show_finds_what_is_still_in_the_stream(rows: UsageDatabase, clien
     assert records(shown) == [opened]
 
 
-def test_show_of_what_never_arrived_is_refused(rows: UsageDatabase) -> None:
+def test_show_refuses_an_unknown_request(rows: UsageDatabase) -> None:
     missing = arrival().id
     assert missing in run("usage", "show", missing, code=1)
 
 
-def test_summary_adds_up_by_what_was_asked(rows: UsageDatabase) -> None:
+def test_summary_groups_by_the_given_names(rows: UsageDatabase) -> None:
     one, other, free = end(arrival()), end(arrival()), end(arrival(), model="", charge_micros=0)
     rows.write([one, other, free])
     day = one.arrived_at[:10]
@@ -133,15 +133,15 @@ def test_summary_adds_up_by_what_was_asked(rows: UsageDatabase) -> None:
     assert [line.split() for line in lines] == [[day, "demo-k3f9x2ab", "3", "3", "33", "123", "0.000246"]]
 
 
-def test_summary_of_a_time_has_its_first_and_last_day(rows: UsageDatabase) -> None:
-    asked = [days_ago(days) for days in (3, 2, 1, 0)]
-    rows.write(map(end, asked))
-    first, last = asked[1].arrived_at[:10], asked[2].arrived_at[:10]
-    told = run("usage", "summary", "--from", first, "--to", last, "--json").splitlines()
-    assert [msgspec.json.decode(line)["day"] for line in told] == [first, last]
+def test_summary_includes_its_first_and_last_day(rows: UsageDatabase) -> None:
+    arrivals = [days_ago(days) for days in (3, 2, 1, 0)]
+    rows.write(map(end, arrivals))
+    first, last = arrivals[1].arrived_at[:10], arrivals[2].arrived_at[:10]
+    printed = run("usage", "summary", "--from", first, "--to", last, "--json").splitlines()
+    assert [msgspec.json.decode(line)["day"] for line in printed] == [first, last]
 
 
-def test_summary_refuses_what_is_not_kept(rows: UsageDatabase) -> None:
+def test_summary_refuses_an_unknown_name(rows: UsageDatabase) -> None:
     assert "nope" in run("usage", "summary", "--by", "day,nope", code=2)
 
 

@@ -1,4 +1,4 @@
-"""`gateway verify` finds what does not agree, names it, and calls nothing wrong that is merely late."""
+"""`gateway verify` reports what does not agree, and nothing that is merely late."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from tests.records import arrival, end, id_at
 from tests.store.conftest import wallet_of_then
 
 CHARGE = 27
-"""What the tokens and the price of an ordinary record come to."""
+"""The charge of an ordinary record, by its tokens and its price."""
 
 
 class Books:
-    """An account of a configuration on a store of its own, and what is written about it."""
+    """A configuration with a store of its own, an account and its usage log."""
 
     def __init__(self, file: Path, config: Config, store: Store) -> None:
         self.file, self.config, self.store = file, config, store
         self.rows = UsageDatabase(config.data_path / "usage")
 
     async def request(self, age_s: float = 60, **changes: Any) -> Record:
-        """A request that was held, charged and logged, some time ago; its record as `changes` say."""
+        """Hold, charge and log a request that arrived `age_s` ago. `changes` are fields of its record."""
         arrived = arrival(id_at(round((time.time() - age_s) * 1000)))
         terms: dict[str, Any] = {"floor": 0, "lease_ms": 60_000, "fingerprint": "a", "max_holds": 100}
         await self.store.wallet.hold("acme", arrived.id, amount=1000, **terms)
@@ -53,17 +53,17 @@ class Books:
         return report
 
     async def say(self, *more: str, code: int = 0) -> str:
-        """What the command prints."""
+        """Return what the command prints."""
         command = ["verify", "--config", str(self.file), *more]
         result = await asyncio.to_thread(CliRunner().invoke, program(), command)
         assert result.exit_code == code, result.output
         return result.output
 
     async def wrong(self) -> str:
-        """What is wrong, of which there is one thing."""
-        (finding,) = (await self.verify(code=1))["wrong"]
-        assert finding["account"] == "acme"
-        return str(finding["what"])
+        """Return the text of the only problem."""
+        (problem,) = (await self.verify(code=1))["wrong"]
+        assert problem["account"] == "acme"
+        return str(problem["what"])
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ async def books(tmp_path: Path) -> AsyncIterator[Books]:
     store.stop()
 
 
-async def test_books_in_order_are_right(books: Books) -> None:
+async def test_books_that_agree_are_right(books: Books) -> None:
     for _ in range(3):
         await books.request()
     await books.store.accounts.create("empty")
@@ -102,12 +102,12 @@ async def test_people_get_a_sentence(books: Books) -> None:
     )
 
 
-async def test_a_charge_that_the_log_tells_otherwise_is_named(books: Books) -> None:
+async def test_a_charge_that_differs_from_the_log_is_reported(books: Books) -> None:
     record = await books.request(charge_micros=CHARGE + 1, price={})
     assert await books.wrong() == f"request {record.id} was charged 27 micros in the ledger and 28 in the usage log"
 
 
-async def test_a_charge_that_its_own_price_does_not_come_to_is_named(books: Books) -> None:
+async def test_a_charge_that_differs_from_its_own_price_is_reported(books: Books) -> None:
     record = await books.request(completion_tokens=43)
     assert await books.wrong() == f"request {record.id} was charged 27 micros, its price and tokens come to 28"
 
@@ -118,13 +118,13 @@ async def test_a_capped_charge_is_computed_as_capped(books: Books) -> None:
     assert (await books.verify())["agreed"] == 1
 
 
-async def test_a_charge_that_never_reached_the_ledger_is_named(books: Books) -> None:
+async def test_a_charge_that_never_reached_the_ledger_is_reported(books: Books) -> None:
     arrived = arrival()
     books.rows.write([arrived, end(arrived, account="acme", charge_micros=CHARGE)])
     assert await books.wrong() == f"request {arrived.id} was charged 27 micros in the usage log and never in the ledger"
 
 
-async def test_unless_the_journal_has_it(books: Books) -> None:
+async def test_a_charge_in_the_journal_is_not_reported(books: Books) -> None:
     arrived = arrival()
     books.rows.write([arrived, end(arrived, account="acme", charge_micros=CHARGE)])
     books.store.journal.append(Settlement("acme", arrived.id, CHARGE))
@@ -143,7 +143,7 @@ async def test_a_cost_that_came_too_late_is_listed_and_not_wrong(books: Books) -
     assert report["stale"] == [{"account": "acme", "what": f"request {old.id} cost 27 micros"}]
 
 
-async def test_a_charge_without_a_record_is_named_once_the_record_cannot_be_late(
+async def test_a_charge_without_a_record_is_reported_once_the_record_cannot_be_late(
     books: Books, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await books.request()
@@ -155,22 +155,20 @@ async def test_a_charge_without_a_record_is_named_once_the_record_cannot_be_late
     assert await books.wrong() == f"request {lost.id} was charged 27 micros and is not in the usage log"
 
 
-async def test_what_waits_for_the_sink_is_said_and_not_wrong(books: Books) -> None:
+async def test_records_that_are_not_in_the_files_yet_are_a_note(books: Books) -> None:
     await books.request()
     await books.store.usage.end(end(arrival(), account="acme"))
     (note,) = (await books.verify())["notes"]
     assert note.startswith("1 entries of the usage log are not in its files yet")
 
 
-async def test_another_machines_log_is_said(books: Books) -> None:
+async def test_the_log_of_another_machine_is_a_note(books: Books) -> None:
     await books.store.client.call("XADD", "gw:usage:0123", "*", "record", "{}")
     (note,) = (await books.verify())["notes"]
-    assert note.startswith("other machines keep usage logs of their own")
+    assert note.startswith("other machines have usage logs of their own")
 
 
-async def test_a_charge_whose_line_was_archived_is_compared_where_the_archive_is_read(
-    books: Books, tmp_path: Path
-) -> None:
+async def test_an_archived_charge_is_compared_if_the_archive_is_read(books: Books, tmp_path: Path) -> None:
     old, young, lost = arrival(id_at(round((time.time() - 100 * 86_400) * 1000))), arrival(), arrival()
     await books.store.accounts.create("elder")
     await wallet_of_then(books.store.client, 100 * 86_400).settle("elder", old.id, CHARGE)
@@ -185,8 +183,8 @@ async def test_a_charge_whose_line_was_archived_is_compared_where_the_archive_is
     report = await books.verify("--archive", str(archive.folder))
     assert (report["agreed"], report["unknown"], report["unread"]) == (2, 0, 0)
     books.rows.write([lost, end(lost, account="elder", charge_micros=CHARGE)])
-    (finding,) = (await books.verify(code=1))["wrong"]
-    assert finding["what"] == f"request {lost.id} was charged 27 micros in the usage log and never in the ledger"
+    (problem,) = (await books.verify(code=1))["wrong"]
+    assert problem["what"] == f"request {lost.id} was charged 27 micros in the usage log and never in the ledger"
 
 
 async def test_a_request_that_crashed_is_not_compared(books: Books) -> None:
@@ -194,7 +192,7 @@ async def test_a_request_that_crashed_is_not_compared(books: Books) -> None:
     assert (await books.verify())["unknown"] == 1
 
 
-async def test_a_hold_past_its_lease_is_ended_and_told(books: Books) -> None:
+async def test_a_hold_past_its_lease_is_ended_and_reported(books: Books) -> None:
     request_id = arrival().id
     terms: dict[str, Any] = {"floor": 5, "lease_ms": 1, "fingerprint": "a", "max_holds": 100}
     await books.store.wallet.hold("acme", request_id, amount=10, **terms)
@@ -202,7 +200,7 @@ async def test_a_hold_past_its_lease_is_ended_and_told(books: Books) -> None:
     assert report["expired"] == [{"account": "acme", "what": f"request {request_id} was charged 5 micros"}]
 
 
-async def test_one_account_may_be_asked_for(books: Books) -> None:
+async def test_one_account_may_be_checked(books: Books) -> None:
     await books.store.accounts.create("other")
     assert (await books.verify("other"))["accounts"] == 1
     assert "there is no account `nobody`" in await books.say("nobody", code=1)

@@ -1,4 +1,4 @@
-"""A setting of the wrong kind is explained in words that an operator knows."""
+"""A setting of the wrong type is an error in plain description."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from gateway.config.decode import convert, in_words
+from gateway.config.decode import convert, describe_type
 from gateway.config.document import Document
 from gateway.errors import Misconfigured
 
@@ -67,21 +67,21 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("value", "error"), WRONG, ids=[repr(value) for value, _ in WRONG])
-def test_what_does_not_fit_is_named_with_its_place_and_a_cure(value: object, error: str) -> None:
+def test_a_wrong_value_is_an_error_with_its_place_and_a_remedy(value: object, error: str) -> None:
     with pytest.raises(Misconfigured) as refused:
         convert(Document(Path("f")), ("here",), value, Outer)
     assert str(refused.value) == f"f:1: {error}"
     assert refused.value.__cause__ is None, "the error of the library is not shown"
 
 
-def test_what_fits_is_converted() -> None:
+def test_a_valid_value_is_converted() -> None:
     given = {"must": 1, "price": 0.15, "items": ["a", {"deep": 2}], "inner": {"way": "out"}, "names": {"a": 1}}
     expected = Outer(must=1, price=Decimal("0.15"), items=["a", Inner(deep=2)], inner=Inner(way="out"), names={"a": 1})
     assert convert(Document(Path("f")), (), given, Outer) == expected
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("type_", "description"),
     [
         (int, "a whole number"),
         (float, "a number"),
@@ -99,5 +99,5 @@ def test_what_fits_is_converted() -> None:
         (Path, "Path"),
     ],
 )
-def test_a_type_is_said_in_words(kind: object, words: str) -> None:
-    assert in_words(kind) == words
+def test_a_type_is_described_in_words(type_: object, description: str) -> None:
+    assert describe_type(type_) == description

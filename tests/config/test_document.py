@@ -1,4 +1,4 @@
-"""A file is read in one way or not at all; what is refused is named by file and line."""
+"""An ambiguous file is refused, with file and line."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ REFUSED = {
 }
 
 
-def data_of(tmp_path: Path, text: str | bytes, **environment: str) -> object:
+def data_in(tmp_path: Path, text: str | bytes, **environment: str) -> object:
     file = tmp_path / "file.yaml"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     return read(file, environment)[0]
 
 
 @pytest.mark.parametrize(("text", "error"), REFUSED.items(), ids=[repr(text[:24]) for text in REFUSED])
-def test_what_can_be_read_in_two_ways_is_refused(tmp_path: Path, text: str, error: str) -> None:
+def test_an_ambiguous_value_is_refused(tmp_path: Path, text: str, error: str) -> None:
     with pytest.raises(Misconfigured) as refused:
-        data_of(tmp_path, text)
+        data_in(tmp_path, text)
     assert str(refused.value) == f"{tmp_path}/file.yaml:{error}"
 
 
@@ -75,9 +75,9 @@ def test_what_can_be_read_in_two_ways_is_refused(tmp_path: Path, text: str, erro
         (b"#" * (10 * 1024 * 1024), ": larger than 1 MiB; a configuration is a few kilobytes"),
     ],
 )
-def test_what_is_no_text_file_is_refused(tmp_path: Path, raw: bytes, error: str) -> None:
+def test_a_file_that_is_not_utf_8_text_or_too_large_is_refused(tmp_path: Path, raw: bytes, error: str) -> None:
     with pytest.raises(Misconfigured) as refused:
-        data_of(tmp_path, raw)
+        data_in(tmp_path, raw)
     assert str(refused.value) == f"{tmp_path}/file.yaml{error}"
 
 
@@ -88,14 +88,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         assert str(refused.value) == f"{path}: {reason}; name a readable file with --config"
 
 
-def test_a_device_without_end_is_read_no_further_than_a_file_may_be_long() -> None:
+def test_an_endless_device_is_read_up_to_the_maximum_size_of_a_file() -> None:
     with pytest.raises(Misconfigured, match="larger than 1 MiB"):
         read(Path("/dev/zero"), {})
 
 
-def test_plain_values_keep_their_kind(tmp_path: Path) -> None:
+def test_plain_values_keep_their_type(tmp_path: Path) -> None:
     text = "{a: 1, b: -2, c: 0.15, d: .5, e: 1.0, f: true, g: False, h: null, i: ~, j: [x], k: {}, l: '', m: 1e5}"
-    assert data_of(tmp_path, text) == {
+    assert data_in(tmp_path, text) == {
         **{"a": 1, "b": -2, "c": 0.15, "d": 0.5, "e": 1.0, "f": True, "g": False, "h": None, "i": None},
         **{"j": ["x"], "k": {}, "l": "", "m": "1e5"},
     }
@@ -104,26 +104,26 @@ def test_plain_values_keep_their_kind(tmp_path: Path) -> None:
 def test_what_is_in_quotes_or_looks_like_a_date_is_text(tmp_path: Path) -> None:
     text = "a: 'yes'\nb: \"0x10\"\nc: 2026-11-21\nd: 2026-11-21T10:00:00Z\ne: 1.2.3\nf: =\ng: 127.0.0.1:8080"
     values = ["yes", "0x10", "2026-11-21", "2026-11-21T10:00:00Z", "1.2.3", "=", "127.0.0.1:8080"]
-    assert data_of(tmp_path, text) == dict(zip("abcdefg", values, strict=True))
+    assert data_in(tmp_path, text) == dict(zip("abcdefg", values, strict=True))
 
 
 def test_every_key_is_text_whatever_it_looks_like(tmp_path: Path) -> None:
     text = "yes: 1\n2026-11-21: 2\n1.5: 3\n0x10: 4\n'null': 5"
-    assert data_of(tmp_path, text) == {"yes": 1, "2026-11-21": 2, "1.5": 3, "0x10": 4, "null": 5}
+    assert data_in(tmp_path, text) == {"yes": 1, "2026-11-21": 2, "1.5": 3, "0x10": 4, "null": 5}
 
 
-def test_a_byte_order_mark_and_windows_line_ends_are_read_over(tmp_path: Path) -> None:
-    assert data_of(tmp_path, b"\xef\xbb\xbfa: 1\r\nb: 2\r\n") == {"a": 1, "b": 2}
+def test_a_byte_order_mark_and_windows_line_ends_are_accepted(tmp_path: Path) -> None:
+    assert data_in(tmp_path, b"\xef\xbb\xbfa: 1\r\nb: 2\r\n") == {"a": 1, "b": 2}
 
 
-def test_an_empty_file_is_nothing(tmp_path: Path) -> None:
+def test_an_empty_file_is_none(tmp_path: Path) -> None:
     for text in ("", "# only a comment\n", "---\n"):
-        assert data_of(tmp_path, text) is None
+        assert data_in(tmp_path, text) is None
 
 
 def test_variables_are_text_and_never_read_as_yaml(tmp_path: Path) -> None:
     text = "a: ${A}\nb: x-${A}-${B}\n${A}: c\nd: $A"
-    values = data_of(tmp_path, text, A="yes: [1]\n- &x", B="${A}")
+    values = data_in(tmp_path, text, A="yes: [1]\n- &x", B="${A}")
     assert values == {"a": "yes: [1]\n- &x", "b": "x-yes: [1]\n- &x-${A}", "${A}": "c", "d": "$A"}
 
 
@@ -142,7 +142,7 @@ def test_an_error_is_one_line_of_bounded_length(tmp_path: Path) -> None:
     assert len(error) < len(str(tmp_path)) + 1100
 
 
-def test_an_error_of_a_place_that_is_not_in_the_file_has_the_line_above_it(tmp_path: Path) -> None:
+def test_an_error_for_a_missing_key_has_the_line_of_its_section(tmp_path: Path) -> None:
     file = tmp_path / "file.yaml"
     file.write_text("a: 1\nb:\n  - c: 2\n")
     document = read(file, {})[1]

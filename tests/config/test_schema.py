@@ -1,4 +1,4 @@
-"""Every wrong setting is one line that names file, line, key and cure; what is right has the documented defaults."""
+"""Every wrong setting is an error of one line with file, line, key and remedy; every setting has its documented default."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def refusal(tmp_path: Path, text: str, **environment: str) -> str:
 
 
 @pytest.mark.parametrize(("text", "error"), WRONG.items(), ids=[repr(text[-40:]) for text in WRONG])
-def test_a_wrong_setting_is_one_line_with_a_cure(tmp_path: Path, text: str, error: str) -> None:
+def test_a_wrong_setting_is_one_line_with_a_remedy(tmp_path: Path, text: str, error: str) -> None:
     assert refusal(tmp_path, text) == error
 
 
@@ -215,13 +215,13 @@ SECRET = "sk-canary-0123456789"
         "plugins: [{use: quota, name: '${SECRET}'}]",
     ],
 )
-def test_what_came_from_the_environment_is_in_no_error(tmp_path: Path, text: str) -> None:
+def test_no_error_shows_the_value_of_an_environment_variable(tmp_path: Path, text: str) -> None:
     with pytest.raises(Misconfigured) as refused:
         loading.build(loaded(tmp_path, text, SECRET=SECRET))
     assert SECRET not in "".join(traceback.format_exception(refused.value))
 
 
-def test_what_may_hold_a_credential_is_in_no_repr(tmp_path: Path) -> None:
+def test_no_repr_shows_a_credential(tmp_path: Path) -> None:
     text = (
         "redis: redis://:${SECRET}@h\nchannels: {a: {base_url: 'http://h', api_key: '${SECRET}'}}\n"
         "plugins: [{use: auth, with: {x: '${SECRET}'}}]"
@@ -232,16 +232,16 @@ def test_what_may_hold_a_credential_is_in_no_repr(tmp_path: Path) -> None:
     Console(file=pretty).print(whole.config)
     for shown in (repr(whole), str(whole.config), f"{whole.config.channels}", pretty.getvalue()):
         assert SECRET not in shown
-        assert "base_url='http://h'" in shown, "what is no secret is worth reading"
+        assert "base_url='http://h'" in shown, "other settings are shown"
 
 
-def test_an_address_is_taken_apart() -> None:
+def test_an_address_is_split_into_host_and_port() -> None:
     assert host_port("127.0.0.1:8080") == ("127.0.0.1", 8080)
     assert host_port("[::1]:0") == ("::1", 0)
     assert host_port("gateway.internal:443") == ("gateway.internal", 443)
 
 
-def test_a_short_name_of_a_channel_is_its_long_form(tmp_path: Path) -> None:
+def test_the_name_of_a_channel_is_short_for_its_long_form(tmp_path: Path) -> None:
     text = f"{CHANNEL}models: {{m: {{free: true, channels: [up, {{use: up, model: x, priority: 2}}]}}}}"
     assert loaded(tmp_path, text).config.models["m"].servings == (
         Serving("up"),
@@ -260,7 +260,7 @@ def test_the_demo_is_accepted() -> None:
     assert [step.name for step in chain.steps] == ["usage-logger", "auth", "rate-limit", "quota", "model-routing"]
 
 
-def test_the_file_is_the_given_one_or_the_named_or_the_one_here_or_the_demo(
+def test_the_file_is_found_by_option_then_variable_then_folder_then_the_demo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -318,10 +318,10 @@ def test_the_reference_names_every_setting() -> None:
     assert set(document["plugins"][0]) | {"with"} == {"use", "with", "name", "enabled", "on_error"}
     plugins = {step.name: set(step.plugin.__struct_fields__) for step in loading.build(reference()).steps}
     assert {entry["use"]: set(entry.get("with", ())) for entry in document["plugins"]} == plugins
-    assert set(Section.__subclasses__()) == {*PLACES, Serving, PluginEntry}, "a section is not looked at here"
+    assert set(Section.__subclasses__()) == {*PLACES, Serving, PluginEntry}, "a section is missing in PLACES"
 
 
-def test_every_setting_is_obeyed_somewhere() -> None:
+def test_every_setting_is_read_somewhere() -> None:
     package = Path(str(files("gateway")))
     code = "\n".join(path.read_text() for path in package.rglob("*.py"))
     kinds: list[type[Section]] = [*PLACES, Serving, PluginEntry]

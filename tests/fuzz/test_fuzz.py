@@ -1,4 +1,4 @@
-"""Every parser of ours against what nobody would send: it answers or it refuses, and what it answers is true.
+"""Every parser against random and hostile inputs: it accepts or refuses, in time, and what it accepts is read correctly.
 
 A few seconds in the usual run. `FUZZ_SECONDS=600 pytest tests/fuzz` gives each parser ten minutes of new inputs.
 """
@@ -26,36 +26,36 @@ from tests.fuzz import seeds
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "0"))
 EXAMPLES = 300
-SLOWEST_S = 0.5
+MAX_S = 0.5
 RULES = BodyRules(allow_non_streaming=True)
 SECRET = "kanarienvogel-4711"
 REFERENCE = b"${KEY}"
-SEAL = TokenCodec(b"pepper" * 6)
+CODEC = TokenCodec(b"pepper" * 6)
 
 Edit = tuple[int, int, bytes]
 
 
-def spoilt(of: list[bytes], pieces: list[bytes]) -> st.SearchStrategy[bytes]:
-    """A seed, cut and stuffed at a few places."""
+def mutated(inputs: list[bytes], pieces: list[bytes]) -> st.SearchStrategy[bytes]:
+    """Return a strategy for seeds with a few random edits, and for random sequences of `pieces`."""
     edit = st.tuples(st.integers(0, 400), st.integers(0, 12), st.sampled_from(pieces) | st.binary(max_size=4))
     edits = st.lists(edit, max_size=6)
-    made_up = st.lists(st.sampled_from(pieces), max_size=20).map(b"".join)
-    return st.builds(_edited, st.sampled_from(of), edits) | made_up
+    random_sequences = st.lists(st.sampled_from(pieces), max_size=20).map(b"".join)
+    return st.builds(_edited, st.sampled_from(inputs), edits) | random_sequences
 
 
 def _edited(seed: bytes, edits: list[Edit]) -> bytes:
-    for at, cut, stuff in edits:
-        place = at % (len(seed) + 1)
-        seed = seed[:place] + stuff + seed[place + cut :]
+    for offset, removed, inserted in edits:
+        start = offset % (len(seed) + 1)
+        seed = seed[:start] + inserted + seed[start + removed :]
     return seed
 
 
 def fuzz(target: Callable[..., None], *inputs: st.SearchStrategy[object]) -> None:
-    """Try a target on many inputs; each within its time."""
+    """Run a target on many inputs, each within `MAX_S`."""
 
     def timed(given_inputs: tuple[object, ...]) -> None:
-        if seconds_of(target, given_inputs) > SLOWEST_S:  # once more: it may have met the garbage collector
-            assert seconds_of(target, given_inputs) < SLOWEST_S
+        if seconds_of(target, given_inputs) > MAX_S:  # once more: the garbage collector may have run
+            assert seconds_of(target, given_inputs) < MAX_S
 
     run = settings(
         max_examples=2_000 if SECONDS else EXAMPLES,
@@ -87,17 +87,17 @@ def body_is_checked_or_refused(raw: bytes) -> None:
         assert refused.status == 400
         assert refused.message.isprintable()
         return
-    said = json.loads(raw, parse_constant=no_constant)
+    original = json.loads(raw, parse_constant=no_constant)
     assert (body.model, body.stream, body.messages) == (
-        said["model"],
-        said.get("stream") is True,
-        len(said["messages"]),
+        original["model"],
+        original.get("stream") is True,
+        len(original["messages"]),
     )
     sent = b"".join(body.upstream("other", ask_usage=True))
-    heard = json.loads(sent)
-    assert len(heard) == len(set(heard))
-    assert heard["model"] == "other"
-    assert {**heard, "model": 0, "stream_options": 0} == {**said, "model": 0, "stream_options": 0}
+    received = json.loads(sent)
+    assert len(received) == len(set(received))
+    assert received["model"] == "other"
+    assert {**received, "model": 0, "stream_options": 0} == {**original, "model": 0, "stream_options": 0}
     again = check(sent, RULES)
     assert (again.max_tokens, again.n, again.stream) == (body.max_tokens, body.n, body.stream)
     assert top_level_keys(sent) == len(body.top) + (again.asked_usage and "stream_options" not in body.top)
@@ -110,25 +110,25 @@ def top_level_keys(raw: bytes) -> int:
 
 
 def stream_means_the_same_however_it_is_cut(data: bytes, cuts: list[int], *, drop_usage: bool) -> None:
-    whole, once = told(data, [], drop_usage=drop_usage)
-    parts, twice = told(data, cuts, drop_usage=drop_usage)
+    whole, whole_facts = relay(data, [], drop_usage=drop_usage)
+    parts, parts_facts = relay(data, cuts, drop_usage=drop_usage)
     assert whole == parts
-    assert once == twice
+    assert whole_facts == parts_facts
     assert len(whole) <= len(data)
     if not drop_usage:
         assert data.startswith(whole)
 
 
-def told(data: bytes, cuts: list[int], *, drop_usage: bool) -> tuple[bytes, tuple[object, ...]]:
+def relay(data: bytes, cuts: list[int], *, drop_usage: bool) -> tuple[bytes, tuple[object, ...]]:
     stream = EventStream(drop_usage=drop_usage)
     ends = sorted({cut % (len(data) + 1) for cut in cuts} | {len(data)})
-    passed, start = b"", 0
+    relayed, start = b"", 0
     for end in ends:
-        passed += stream.feed(data[start:end])
+        relayed += stream.feed(data[start:end])
         start = end
-    passed += stream.close()
+    relayed += stream.close()
     estimate = stream.output.tokens()
-    return passed, (stream.events, stream.usage, stream.finished, stream.done, stream.error, stream.complete, estimate)
+    return relayed, (stream.events, stream.usage, stream.finished, stream.done, stream.error, stream.complete, estimate)
 
 
 def document_is_read_or_refused_in_one_line(path: Path, raw: bytes) -> None:
@@ -142,7 +142,7 @@ def document_is_read_or_refused_in_one_line(path: Path, raw: bytes) -> None:
         assert text.startswith(str(path))
         assert SECRET not in text
     else:
-        elsewhere = REFERENCE in raw.replace(b'api_key: "%b"' % REFERENCE, b"")  # in a setting that is no credential
+        elsewhere = REFERENCE in raw.replace(b'api_key: "%b"' % REFERENCE, b"")  # in a setting that is not a credential
         assert elsewhere or SECRET not in repr(loaded)
 
 
@@ -153,15 +153,15 @@ def only_a_whole_token_passes(raw: bytes) -> None:
     except Refused as refused:
         assert refused.status == 401
         return
-    assert SEAL.read(credential) is None
-    good = SEAL.make("tester")[1]
-    assert SEAL.read(good) is not None
+    assert CODEC.read(credential) is None
+    good = CODEC.make("tester")[1]
+    assert CODEC.read(good) is not None
     for wrong in (good + credential, credential + good, good[:-1] + credential[:1], good.replace("t", credential, 1)):
-        assert wrong == good or SEAL.read(wrong) is None or not credential
+        assert wrong == good or CODEC.read(wrong) is None or not credential
 
 
 def test_body() -> None:
-    fuzz(body_is_checked_or_refused, spoilt(seeds.BODY, seeds.BODY_PIECES))
+    fuzz(body_is_checked_or_refused, mutated(seeds.BODY, seeds.BODY_PIECES))
 
 
 @pytest.mark.parametrize("drop_usage", [False, True])
@@ -169,13 +169,13 @@ def test_sse(drop_usage: bool) -> None:
     def target(data: bytes, cuts: list[int]) -> None:
         stream_means_the_same_however_it_is_cut(data, cuts, drop_usage=drop_usage)
 
-    fuzz(target, spoilt(seeds.SSE, seeds.SSE_PIECES), st.lists(st.integers(0, 400), max_size=6))
+    fuzz(target, mutated(seeds.SSE, seeds.SSE_PIECES), st.lists(st.integers(0, 400), max_size=6))
 
 
 def test_document(tmp_path: Path) -> None:
     file = tmp_path / "gateway.yaml"
-    fuzz(lambda raw: document_is_read_or_refused_in_one_line(file, raw), spoilt(seeds.DOCUMENT, seeds.DOCUMENT_PIECES))
+    fuzz(lambda raw: document_is_read_or_refused_in_one_line(file, raw), mutated(seeds.DOCUMENT, seeds.DOCUMENT_PIECES))
 
 
 def test_token() -> None:
-    fuzz(only_a_whole_token_passes, spoilt(seeds.TOKEN, seeds.TOKEN_PIECES))
+    fuzz(only_a_whole_token_passes, mutated(seeds.TOKEN, seeds.TOKEN_PIECES))

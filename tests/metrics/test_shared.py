@@ -1,4 +1,4 @@
-"""Numbers are shared with who was forked, outlive their writer, and are never more than there is room for."""
+"""Numbers are shared with child processes, outlive the process that wrote them, and stay within their memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway.metrics.shared import Histogram, SharedNumbers
 
 
 def forked(work: object) -> None:
-    """Do `work` in a child process, to its end."""
+    """Run `work` in a child process and wait for it."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -20,7 +20,7 @@ def forked(work: object) -> None:
     os.waitpid(pid, 0)
 
 
-def test_what_a_child_counted_is_read_by_its_parent_and_counted_on_by_its_successor() -> None:
+def test_a_parent_reads_what_a_child_counted_and_the_next_child_continues() -> None:
     shared = SharedNumbers()
 
     def count() -> None:
@@ -33,7 +33,7 @@ def test_what_a_child_counted_is_read_by_its_parent_and_counted_on_by_its_succes
     assert dict(shared) == {("requests", "a"): [2.0], ("waits",): [0.0, 0.0, 1.0]}
 
 
-def test_a_key_has_one_place() -> None:
+def test_a_key_has_the_same_numbers_each_time() -> None:
     shared = SharedNumbers()
     shared.at(("a",))[0] = 1
     shared.at(("ä", "\n", '"'))[0] = 2
@@ -41,18 +41,18 @@ def test_a_key_has_one_place() -> None:
     assert list(shared) == [(("a",), [2.0]), (("ä", "\n", '"'), [2.0])]
 
 
-def test_where_no_room_is_left_what_is_new_is_not_told_and_that_is_said_once() -> None:
+def test_series_beyond_the_memory_are_not_shared_and_that_is_logged_once() -> None:
     shared = SharedNumbers(size=4096)
     with capture_logs() as lines:
         for number in range(1000):
             shared.at((f"series {number}",))[0] += number
-    told = dict(shared)
-    assert 50 < len(told) < 1000
-    assert all(numbers == [float(key[0].split()[1])] for key, numbers in told.items())
+    stored = dict(shared)
+    assert 50 < len(stored) < 1000
+    assert all(numbers == [float(key[0].split()[1])] for key, numbers in stored.items())
     assert [line["event"] for line in lines] == ["metrics_full"]
 
 
-def test_a_value_is_counted_in_the_range_that_ends_with_it() -> None:
+def test_a_value_equal_to_a_bound_is_counted_in_its_range() -> None:
     shared = SharedNumbers()
     histogram = Histogram(shared.at(("h",), 4), (0.1, 1.0))
     for value in (0.05, 0.1, 0.2, 5.0):

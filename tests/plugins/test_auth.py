@@ -1,4 +1,4 @@
-"""Who has a right token comes in; everybody else is told what is wrong, at no cost to the store."""
+"""Callers with a valid token are accepted; the others learn what is wrong, at little cost to the store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.store.client.client import Client
 from gateway.store.token_format import TokenCodec
 from gateway.store.tokens import TokenStatus, pepper_of
 from gateway.testing import PATIENT, FixedClock, exchange, services, started
-from plugins.auth import MOST_ADDRESSES, Auth, WrongTokens
+from plugins.auth import MAX_ADDRESSES, Auth, WrongTokens
 
 SETTINGS = Config(groups={"default": Group(), "shut": Group(enabled=False)}, store=PATIENT)
 
@@ -51,7 +51,7 @@ async def code(auth: Auth, asked: Exchange) -> tuple[int, str]:
     return refused.status, refused.code
 
 
-async def test_a_right_token_tells_who_asks(given: Services, auth: Auth) -> None:
+async def test_a_valid_token_identifies_the_caller(given: Services, auth: Auth) -> None:
     created = await given.store.tokens.create("alice", models=["a"], addresses=["192.0.2.0/24", "2001:db8::/32"])
     await given.store.accounts.change("alice", models=["a", "b"], limits=AccountLimits(concurrent=3))
     for peer in ("192.0.2.7", "::ffff:192.0.2.7", "2001:db8::1"):
@@ -68,7 +68,7 @@ async def test_a_right_token_tells_who_asks(given: Services, auth: Auth) -> None
         assert (asked.account, asked.token_id, asked.group) == ("alice", created.id, "default")
 
 
-async def test_nothing_is_narrowed_where_nobody_narrowed_it(given: Services, auth: Auth) -> None:
+async def test_an_account_and_a_token_without_restrictions_have_none(given: Services, auth: Auth) -> None:
     asked = with_token((await given.store.tokens.create("alice")).token)
     await auth.on_request(asked)
     assert asked[Caller].account_models is None
@@ -93,7 +93,7 @@ async def test_headers_may_be_a_plain_mapping(given: Services, auth: Auth) -> No
 @pytest.mark.parametrize(
     "headers", [{}, {"Authorization": ""}, {"Authorization": "Bearer"}, {"Authorization": "bearer  "}]
 )
-async def test_no_token_is_told_how_to_send_one(auth: Auth, headers: dict[str, str]) -> None:
+async def test_a_request_without_a_token_learns_how_to_send_one(auth: Auth, headers: dict[str, str]) -> None:
     refused = await refusal(auth, exchange(headers=headers))
     assert (refused.status, refused.code) == (401, "token_missing")
     assert "Authorization: Bearer" in refused.message
@@ -124,7 +124,7 @@ async def test_unknown_wrong_and_malformed_tokens_get_one_answer(given: Services
     assert all(each.account == each.token_id == "" for each in asked)
 
 
-async def test_expired_disabled_and_deleted_tokens_are_told_apart_and_the_record_names_them(
+async def test_expired_disabled_and_deleted_tokens_have_their_own_errors_and_are_recorded(
     given: Services, auth: Auth
 ) -> None:
     tokens = given.store.tokens
@@ -149,7 +149,7 @@ async def test_an_account_that_is_not_active_is_refused(given: Services, auth: A
 
 
 @pytest.mark.parametrize("group", ["shut", "unknown"])
-async def test_a_group_that_is_shut_out_or_unknown_is_refused(given: Services, auth: Auth, group: str) -> None:
+async def test_a_group_that_is_disabled_or_unknown_is_refused(given: Services, auth: Auth, group: str) -> None:
     created = await given.store.tokens.create("alice")
     await given.store.accounts.change("alice", group=group)
     assert await code(auth, with_token(created.token)) == (403, "group_forbidden")
@@ -169,7 +169,7 @@ async def test_the_body_is_not_read(given: Services, auth: Auth) -> None:
     assert asked.model == ""
 
 
-async def test_a_store_that_is_away_is_no_refusal(tmp_path: Path) -> None:
+async def test_an_unreachable_store_is_not_a_refusal_of_the_token(tmp_path: Path) -> None:
     async with services(tmp_path, f"unix://{tmp_path}/nothing", SETTINGS) as given:
         auth = await started(Auth(), given)
         with pytest.raises(StoreAway):
@@ -177,7 +177,7 @@ async def test_a_store_that_is_away_is_no_refusal(tmp_path: Path) -> None:
         assert await code(auth, with_token("made-up")) == (401, "token_invalid")
 
 
-async def test_use_is_noted_at_the_end(given: Services, auth: Auth) -> None:
+async def test_the_use_of_a_token_is_recorded_at_the_end(given: Services, auth: Auth) -> None:
     created = await given.store.tokens.create("alice")
     asked = with_token(created.token)
     await auth.on_request(asked)
@@ -186,7 +186,7 @@ async def test_use_is_noted_at_the_end(given: Services, auth: Auth) -> None:
     assert (await given.store.tokens.get(created.id)).last_used is not None
 
 
-async def test_the_end_of_a_refused_request_notes_nothing(auth: Auth) -> None:
+async def test_the_end_of_a_refused_request_records_no_use(auth: Auth) -> None:
     asked = with_token("wrong")
     await refusal(auth, asked)
     await auth.on_end(asked)
@@ -199,7 +199,7 @@ async def test_a_flood_of_made_up_tokens_costs_no_call_of_the_store(client: Clie
     assert (await client.call("INFO", "stats"))["total_commands_processed"] == before + 1
 
 
-async def test_too_many_wrong_tokens_are_slowed_down_and_a_right_one_is_not(given: Services) -> None:
+async def test_too_many_wrong_tokens_are_limited_and_a_valid_one_is_not(given: Services) -> None:
     auth = await started(Auth(wrong_tokens_per_minute=3), given)
     for _ in range(3):
         assert await code(auth, with_token("wrong")) == (401, "token_invalid")
@@ -221,7 +221,7 @@ async def test_missing_tokens_are_not_counted_as_wrong(given: Services) -> None:
         assert await code(auth, exchange()) == (401, "token_missing")
 
 
-def test_one_who_changes_the_address_within_a_network_of_his_own_counts_as_one() -> None:
+def test_addresses_of_one_ipv6_network_count_as_one() -> None:
     wrong = WrongTokens(1, FixedClock())
     wrong.count("2001:db8::1")
     with pytest.raises(Refused):
@@ -229,16 +229,16 @@ def test_one_who_changes_the_address_within_a_network_of_his_own_counts_as_one()
     wrong.count("2001:db8:0:1::1")
 
 
-def test_what_is_remembered_of_addresses_is_bounded() -> None:
+def test_the_number_of_addresses_in_memory_is_bounded() -> None:
     wrong = WrongTokens(1, FixedClock())
     wrong.count("192.0.2.7")
-    for number in range(MOST_ADDRESSES):
+    for number in range(MAX_ADDRESSES):
         wrong.count(f"2001:db8:{number % 65536:x}:{number // 65536:x}::1")
     wrong.count("192.0.2.7")
     with pytest.raises(Refused):
         wrong.count("192.0.2.7")
 
 
-def test_a_setting_that_would_refuse_everybody_is_refused() -> None:
+def test_a_setting_that_would_refuse_every_request_is_refused() -> None:
     with pytest.raises(ValueError, match="wrong_tokens_per_minute"):
         Auth(wrong_tokens_per_minute=0)

@@ -1,4 +1,4 @@
-"""Who serves: the choice follows priorities and weights, and an account's preference where it is asked for."""
+"""The choice of channels follows priorities and weights, and with `sticky` an account's own order."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_a_group_is_served_by_its_channels_only(store_url: str, client: Cl
         await plugin.stop()
 
 
-async def test_a_token_may_be_narrower(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_token_may_be_restricted_to_models(store_url: str, client: Client, tmp_path: Path) -> None:
     async with services(tmp_path, store_url, SETTINGS) as given:
         plugin = await started(ModelRouting(), given)
         request = exchange({"model": "m"})
@@ -97,7 +97,7 @@ async def test_a_token_may_be_narrower(store_url: str, client: Client, tmp_path:
         await plugin.stop()
 
 
-async def test_what_is_no_chat_completion_is_not_routed(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_only_chat_completions_are_routed(store_url: str, client: Client, tmp_path: Path) -> None:
     async with services(tmp_path, store_url, SETTINGS) as given:
         plugin = await started(ModelRouting(), given)
         request = exchange(method="GET", path="/v1/models")

@@ -1,4 +1,4 @@
-"""What a request holds, what it is charged, and who is refused, on a real store."""
+"""What a request holds, what it is charged, and which requests are refused, with a real store."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SETTINGS = Config(
     store=PATIENT,
 )
 HASTY = msgspec.structs.replace(SETTINGS, store=StoreSettings(timeout=0.5))
-"""For a store that does not answer."""
+"""A short timeout, for a store that does not respond."""
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ async def account(given: Services) -> Account:
 
 
 async def ended(plugin: Quota, given: Services, asked: Exchange, *usages: Usage) -> int:
-    """What the account was charged after these attempts, and that nothing is held any more."""
+    """Return what the account is charged after these attempts; nothing is held any more."""
     asked.attempts.extend(Attempt("one", "m", usage=usage) for usage in usages)
     await plugin.on_end(asked)
     left = await account(given)
@@ -179,7 +179,7 @@ class TestTheCharge:
         assert (await account(given)).balance_micros == TOP_UP - 23
 
 
-class TestWhoIsRefused:
+class TestRefusals:
     async def test_a_balance_that_does_not_cover_the_most(self, given: Services) -> None:
         plugin = await started(Quota(), given)
         await given.store.wallet.adjust("acme", "down", -TOP_UP + 10, "test")
@@ -230,7 +230,7 @@ class TestACrash:
         assert (await started(Quota(lease_margin=5), given)).lease_ms == 35_000
 
 
-async def test_a_hold_whose_reply_was_lost_is_given_back(tmp_path: Path) -> None:
+async def test_a_hold_whose_reply_was_lost_is_released(tmp_path: Path) -> None:
     store = EmbeddedStore.start(tmp_path / "store")
     try:
         async with services(tmp_path, store.url, HASTY) as given:

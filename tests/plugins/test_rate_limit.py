@@ -1,4 +1,4 @@
-"""What an account takes is bounded, and what it took is given back however the request ends."""
+"""The limits hold, and what a request took is given back however it ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SETTINGS = Config(
     store=PATIENT,
 )
 HASTY = msgspec.structs.replace(SETTINGS, store=StoreSettings(timeout=0.5))
-"""For a store that does not answer."""
+"""A short timeout, for a store that does not respond."""
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ async def refusal(plugin: RateLimit, asked: Exchange) -> Refused:
     return refused.value
 
 
-async def test_what_is_left_is_told(given: Services) -> None:
+async def test_what_is_left_is_in_the_headers(given: Services) -> None:
     plugin = await started(RateLimit(requests_per_minute=60, tokens_per_minute=1000), given)
     asked = asking(max_tokens=100, n=2, messages=[{"role": "user", "content": "x" * 368}])
     await plugin.on_request(asked)
@@ -68,7 +68,7 @@ async def test_what_is_left_is_told(given: Services) -> None:
     await plugin.stop()
 
 
-async def test_too_many_requests_a_minute_are_told_when_to_come_back(given: Services) -> None:
+async def test_too_many_requests_a_minute_are_refused_with_a_time_to_retry_after(given: Services) -> None:
     plugin = await started(RateLimit(requests_per_minute=2, concurrent=None), given)
     for _ in range(2):
         await plugin.on_request(asking())
@@ -106,7 +106,7 @@ async def test_a_slot_is_leased_for_the_longest_request_and_a_minute(given: Serv
     await plugin.stop()
 
 
-async def test_the_tokens_that_were_used_take_the_place_of_the_estimate(given: Services) -> None:
+async def test_the_true_count_of_tokens_replaces_the_estimate(given: Services) -> None:
     plugin = await started(RateLimit(tokens_per_minute=1000), given)
     asked = asking(max_tokens=800)
     await plugin.on_request(asked)
@@ -122,7 +122,7 @@ async def test_the_tokens_that_were_used_take_the_place_of_the_estimate(given: S
     await plugin.stop()
 
 
-async def test_a_request_that_came_to_nothing_costs_no_tokens(given: Services) -> None:
+async def test_a_request_without_usage_counts_no_tokens(given: Services) -> None:
     plugin = await started(RateLimit(tokens_per_minute=1000), given)
     for _ in range(5):
         asked = asking(max_tokens=900)
@@ -131,7 +131,7 @@ async def test_a_request_that_came_to_nothing_costs_no_tokens(given: Services) -
     await plugin.stop()
 
 
-async def test_a_request_larger_than_a_minutes_tokens_is_not_told_to_retry(given: Services) -> None:
+async def test_a_request_larger_than_a_minutes_tokens_should_not_be_retried(given: Services) -> None:
     plugin = await started(RateLimit(tokens_per_minute=100), given)
     refused = await refusal(plugin, asking(max_tokens=100))
     assert (refused.status, refused.code) == (429, "rate_limited")
@@ -183,7 +183,7 @@ async def test_no_limits_at_all_let_everything_through(given: Services) -> None:
     await plugin.stop()
 
 
-async def test_two_in_one_chain_count_apart_and_tell_the_tighter(given: Services) -> None:
+async def test_two_in_one_chain_count_separately_and_the_headers_show_the_tighter(given: Services) -> None:
     plugins = [
         await started(RateLimit(requests_per_minute=rate), given.named(name))
         for name, rate in (("wide", 50), ("tight", 5), ("wider", 500))
@@ -206,7 +206,7 @@ def test_a_limit_out_of_range_is_refused(setting: dict[str, int]) -> None:
 
 @pytest.fixture
 def frozen(tmp_path: Path) -> Iterator[EmbeddedStore]:
-    """A server of the test's own, to be stopped and continued."""
+    """A server of the test's own, which it can stop and continue."""
     store = EmbeddedStore.start(tmp_path / "own")
     yield store
     os.kill(store.pid, signal.SIGCONT)
@@ -220,9 +220,7 @@ async def slots(store: EmbeddedStore) -> int:
     return held
 
 
-async def test_what_was_taken_while_the_store_did_not_answer_is_given_back(
-    frozen: EmbeddedStore, tmp_path: Path
-) -> None:
+async def test_a_slot_taken_while_the_store_did_not_respond_is_released(frozen: EmbeddedStore, tmp_path: Path) -> None:
     async with services(tmp_path / "data", frozen.url, HASTY) as given:
         plugin = await started(RateLimit(concurrent=1), given)
         warm = asking()
@@ -239,10 +237,10 @@ async def test_what_was_taken_while_the_store_did_not_answer_is_given_back(
         await plugin.stop()
 
 
-async def test_what_could_not_be_given_back_is_given_back_as_soon_as_the_store_is_there(
+async def test_a_failed_release_is_retried_when_the_store_is_back(
     frozen: EmbeddedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rate_limit, "REPEAT_AFTER_S", 0.01)
+    monkeypatch.setattr(rate_limit, "RETRY_AFTER_S", 0.01)
     async with services(tmp_path / "data", frozen.url, HASTY) as given:
         plugin = await started(RateLimit(concurrent=1), given)
         asked = asking()
@@ -256,7 +254,7 @@ async def test_what_could_not_be_given_back_is_given_back_as_soon_as_the_store_i
         await plugin.stop()
 
 
-async def test_what_is_owed_is_paid_at_the_stop(frozen: EmbeddedStore, tmp_path: Path) -> None:
+async def test_pending_releases_are_retried_at_the_stop(frozen: EmbeddedStore, tmp_path: Path) -> None:
     async with services(tmp_path / "data", frozen.url, HASTY) as given:
         plugin = await started(RateLimit(concurrent=1), given)
         asked = asking()
@@ -268,7 +266,7 @@ async def test_what_is_owed_is_paid_at_the_stop(frozen: EmbeddedStore, tmp_path:
         assert await slots(frozen) == 0
 
 
-async def test_a_debt_that_can_never_be_paid_does_not_keep_the_others_from_being(
+async def test_a_release_that_can_never_succeed_does_not_block_the_others(
     frozen: EmbeddedStore, tmp_path: Path
 ) -> None:
     async with services(tmp_path / "data", frozen.url, HASTY) as given:

@@ -1,4 +1,4 @@
-"""Every exchange leaves one arrival and one end, and nothing in them that a caller made up."""
+"""Every exchange leaves one open and one closed record, without names that a caller made up."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def log_of(given: Services) -> list[Record]:
 
 
 async def run(given: Services, of: Exchange) -> Record:
-    """The end of an exchange whose only plugin is the logger."""
+    """Return the closed record of an exchange whose only plugin is the logger."""
     logger = await started(UsageLogger(), given)
     await logger.on_request(of)
     await of.settle_pending()
@@ -47,7 +47,7 @@ async def run(given: Services, of: Exchange) -> Record:
     return closed
 
 
-async def test_the_arrival_is_kept_before_an_upstream_may_be_called(given: Services) -> None:
+async def test_the_arrival_is_recorded_before_an_upstream_may_be_called(given: Services) -> None:
     logger, of = await started(UsageLogger(), given), exchange(method="GET", path="/v1/models")
     await logger.on_request(of)
     await of.settle_pending()
@@ -56,7 +56,7 @@ async def test_the_arrival_is_kept_before_an_upstream_may_be_called(given: Servi
     assert abs(arrival_ms(of.id) - time.time() * 1000) < 60_000
 
 
-async def test_the_end_has_all_that_was_learned(given: Services) -> None:
+async def test_the_closed_record_has_all_that_is_known(given: Services) -> None:
     of = exchange()
     await of.body()
     of.account, of.token_id, of.group, of.channel = "tester", "tester-abcdefgh", "default", "c"
@@ -95,7 +95,7 @@ async def test_the_end_has_all_that_was_learned(given: Services) -> None:
     )
 
 
-async def test_a_refusal_is_kept_with_its_code_and_the_plugin_that_refused(given: Services) -> None:
+async def test_a_refusal_is_recorded_with_its_code_and_the_plugin_that_refused(given: Services) -> None:
     of = exchange()
     of.error, of.refused_by, of.status = Refused(401, "token_expired", "..."), "auth", 401
     of.outcome = Outcome.REFUSED
@@ -105,7 +105,7 @@ async def test_a_refusal_is_kept_with_its_code_and_the_plugin_that_refused(given
     )  # fmt: skip
 
 
-async def test_nothing_that_the_caller_made_up_is_kept(given: Services) -> None:
+async def test_nothing_that_the_caller_made_up_is_recorded(given: Services) -> None:
     canary = "sk-canary-0123456789"
     of = exchange({"model": canary}, path=f"/v1/{canary}", method=canary, headers={"x-key": canary}, peer=canary)
     await of.body()
@@ -114,7 +114,7 @@ async def test_nothing_that_the_caller_made_up_is_kept(given: Services) -> None:
     assert b"canary" not in repr(entries).encode()
 
 
-async def test_what_an_upstream_made_up_is_kept_in_bounds(given: Services) -> None:
+async def test_names_from_an_upstream_are_recorded_up_to_a_maximum_length(given: Services) -> None:
     of = exchange()
     of.attempts = [Attempt("c", "m", 200, upstream_request_id="x" * 10_000)]
     of.error = Refused(400, "y" * 10_000, "...")
@@ -122,7 +122,7 @@ async def test_what_an_upstream_made_up_is_kept_in_bounds(given: Services) -> No
     assert (len(closed.upstream_request_id), len(closed.error_code)) == (128, 128)
 
 
-async def test_while_the_store_is_away_the_request_is_refused_and_the_spool_has_both(tmp_path: Path) -> None:
+async def test_without_the_store_the_request_is_refused_and_the_spool_has_both_records(tmp_path: Path) -> None:
     store = EmbeddedStore.start(tmp_path / "store")
     store.stop()
     async with services(tmp_path, store.url, SETTINGS) as given:
@@ -136,7 +136,7 @@ async def test_while_the_store_is_away_the_request_is_refused_and_the_spool_has_
         assert [(record.id, record.outcome) for record in spooled] == [(of.id, None), (of.id, Outcome.REFUSED)]
 
 
-async def test_an_arrival_that_nobody_waited_for_is_not_left_behind(given: Services) -> None:
+async def test_an_arrival_that_was_not_awaited_is_not_left_behind(given: Services) -> None:
     logger, of = await started(UsageLogger(), given), exchange()
     await logger.on_request(of)
     of.outcome = Outcome.REFUSED

@@ -15,18 +15,18 @@ SETTINGS = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
 
 
 class Cluster:
-    """Three masters. `url` is where a gateway finds them."""
+    """Three masters. `url` is the store's URL for a gateway."""
 
     def __init__(self, nodes: list[Node]) -> None:
         self.nodes = nodes
         self.url = f"cluster://{','.join(f'127.0.0.1:{node.port}' for node in nodes)}"
 
     def owner(self, slot: int) -> Node:
-        """Who serves a slot with keys in it."""
+        """Return the node that serves a slot, which must have keys."""
         return next(node for node in self.nodes if node.call("CLUSTER", "COUNTKEYSINSLOT", slot))
 
     def kill(self, node: Node, *, away_s: float) -> None:
-        """Kill a node, and start it again on what it left; until the cluster is whole."""
+        """Kill a node and start it again with its data; wait until the cluster is complete."""
         node.process.kill()
         node.process.wait()
         time.sleep(away_s)
@@ -40,7 +40,7 @@ class Cluster:
             time.sleep(pause_s)
 
     def migrate_at_once(self, key: str) -> None:
-        """Move the slot of a key to another node as the servers do it by themselves, where they can."""
+        """Move the slot of a key to another node by the servers' own command, CLUSTER MIGRATESLOTS."""
         slot = self.nodes[0].call("CLUSTER", "KEYSLOT", key)
         source = self.owner(slot)
         target = self.nodes[self.nodes.index(source) - 1]
@@ -49,13 +49,13 @@ class Cluster:
 
     @contextmanager
     def half_moved(self, key: str) -> Iterator[None]:
-        """Half of the keys in the slot of `key` are on another node meanwhile; in the end all are, and it serves them."""
+        """Keep half of the keys in the slot of `key` on another node; at the end, move all there."""
         slot = self.nodes[0].call("CLUSTER", "KEYSLOT", key)
         source = self.owner(slot)
         target = self.nodes[self.nodes.index(source) - 1]
 
-        def move(most: int) -> int:
-            if keys := source.call("CLUSTER", "GETKEYSINSLOT", slot, most):
+        def move(limit: int) -> int:
+            if keys := source.call("CLUSTER", "GETKEYSINSLOT", slot, limit):
                 source.call("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
             return len(keys)
 
@@ -71,7 +71,7 @@ class Cluster:
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[Cluster]:
-    """The cluster, once every node knows that all is well."""
+    """Start a cluster and wait until every node reports that it is complete."""
     with ExitStack() as ends:
         nodes = [Node(folder, ends, *SETTINGS) for _ in range(3)]
         for number, node in enumerate(nodes):
@@ -85,6 +85,6 @@ def cluster(folder: Path) -> Iterator[Cluster]:
 
 
 def knows_all(node: Node) -> bool:
-    """Whether it sees the cluster whole."""
-    told = node.call("CLUSTER INFO")
-    return (told["cluster_state"], told["cluster_known_nodes"]) == ("ok", "3")
+    """Return whether the node reports a complete cluster."""
+    info = node.call("CLUSTER INFO")
+    return (info["cluster_state"], info["cluster_known_nodes"]) == ("ok", "3")

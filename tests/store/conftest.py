@@ -1,4 +1,4 @@
-"""An account to try the wallet on, and requests of any age."""
+"""Fixtures for the wallet: an account, and request ids of any age."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _serial = count(1)
 
 
 def request_id_at(moment_ms: int, serial: int | None = None) -> str:
-    """A request id that was made at this moment, and never before unless a serial number is given."""
+    """Return a request id with this time, unique unless a serial number is given."""
     serial = next(_serial) if serial is None else serial
     return f"{moment_ms >> 16:08x}-{moment_ms & 0xFFFF:04x}-7000-8000-{serial:012x}"
 
 
 def new_request_id(age_s: float = 0) -> str:
-    """A request id of this age."""
+    """Return a request id of this age."""
     return request_id_at(int((time.time() - age_s) * 1000))
 
 
 async def open_account(client: Client, balance: int = 0, **fields: str | int) -> None:
-    """An account as it is created, then credited."""
+    """Create an account and credit it."""
     start: dict[str, str | int] = {"status": "active", "balance": 0, "held": 0, "holds": 0, "credit_line": 0}
     for name, value in (start | fields).items():
         await client.call("HSET", KEY + "account", name, value)
@@ -45,20 +45,20 @@ async def balance_and_held(client: Client) -> tuple[int, int]:
 
 
 async def take(wallet: Wallet, request_id: str, amount: int = 10, **terms: int | str) -> HoldReply:
-    """A hold on ordinary terms, but for those given."""
+    """Take a hold with default terms, except those given."""
     usual = {"floor": 0, "lease_ms": 60_000, "fingerprint": "f00d", "max_holds": 100}
     return await wallet.hold(ACCOUNT, request_id, amount=amount, **(usual | terms))  # type: ignore[arg-type]
 
 
 async def overdue(client: Client, request_id: str) -> None:
-    """Put the end of a hold's lease into the past."""
+    """Move the end of a hold's lease to the past."""
     version, amount, _, floor, fingerprint = (await client.call("HGET", KEY + "holds", request_id)).split()
     await client.call("HSET", KEY + "holds", request_id, b" ".join((version, amount, b"1", floor, fingerprint)))
     await client.call("ZADD", KEY + "leases", 1, request_id)
 
 
 def wallet_of_then(client: Client, age_s: float) -> Wallet:
-    """A wallet that writes lines of this age, and takes requests of any."""
+    """Return a wallet that writes ledger lines of this age, and accepts requests of any age."""
     wallet, then_ms = Wallet(client, keep_s=10 * age_s), int((time.time() - age_s) * 1000)
     for name in ("hold", "settle", "credit", "sweep"):
         text = wallet.scripts[name].text
@@ -69,7 +69,7 @@ def wallet_of_then(client: Client, age_s: float) -> Wallet:
 
 @pytest.fixture
 async def wallet(client: Client) -> Wallet:
-    """The wallet of an account with 100 micros."""
+    """Return the wallet of an account with 100 micros."""
     await open_account(client, 100)
     return Wallet(client)
 
@@ -79,7 +79,7 @@ StartStore = Callable[[], EmbeddedStore]
 
 @pytest.fixture
 def own_store(tmp_path: Path, request: pytest.FixtureRequest) -> StartStore:
-    """Starts a server of the test's own, again after it was ended."""
+    """Return a function that starts the test's own server, also again after it has ended."""
 
     def start() -> EmbeddedStore:
         store = EmbeddedStore.start(tmp_path)

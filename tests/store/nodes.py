@@ -19,7 +19,7 @@ SETTINGS: Final = ("--appendonly", "yes", "--save", "", "--bind", "127.0.0.1")
 
 
 class Node:
-    """One server, on ports that nobody else took first; it ends with `ends`. `file` is more of its configuration."""
+    """One server on free ports, which ends with `ends`. `file` is added to its configuration."""
 
     def __init__(self, folder: Path, ends: ExitStack, *settings: str, file: str = "") -> None:
         self._ends = ends
@@ -35,7 +35,7 @@ class Node:
                 break
 
     def start(self) -> bool:
-        """Start it, also again after its end; whether it answers."""
+        """Start the server, also again after it has ended; return whether it responds."""
         self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
         self._ends.callback(self.process.wait)
         self._ends.callback(self.process.kill)
@@ -43,20 +43,20 @@ class Node:
         return self.process.poll() is None
 
     def call(self, *command: str | int) -> Any:
-        """The reply to a command."""
+        """Return the reply to a command."""
         return self._client.execute_command(*command)
 
     def answers(self) -> bool:
-        """Whether it has started."""
+        """Return whether it responds."""
         try:
             return bool(self.call("PING"))
         except RedisError:
             return False
 
 
-def until(holds: Callable[[], bool]) -> None:
-    """Wait until it holds, a minute at most: a Sentinel that was kept from running does nothing for half of one."""
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until the condition holds, for a minute at most: after a delay, a Sentinel pauses for half a minute."""
     deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline, "the servers do not come to it"
+    while not condition():
+        assert time.monotonic() < deadline, "the servers did not reach the condition"
         time.sleep(0.02)

@@ -21,11 +21,11 @@ sentinel failover-timeout mymaster 1000
 """
 
 How = Literal["killed", "frozen", "ordered"]
-"""Why the primary is replaced. One that is `ordered` to go answers for seconds yet, as if it still were the primary."""
+"""Why the primary is replaced. After an `ordered` failover the old one still responds as a primary for seconds."""
 
 
 class Watched:
-    """`url` is where a gateway finds whoever is the primary."""
+    """A primary, its replica and their Sentinel. `url` is the store's URL for a gateway."""
 
     def __init__(self, nodes: tuple[Node, Node], sentinel: Node) -> None:
         self._nodes = nodes
@@ -33,12 +33,12 @@ class Watched:
         self.url = f"sentinel://127.0.0.1:{sentinel.port}/mymaster"
 
     def primary(self) -> Node:
-        """The primary, as Sentinel tells it."""
+        """Return the primary that Sentinel reports."""
         port = int(self._sentinel.call("SENTINEL", "MASTER", "mymaster")["port"])
         return next(node for node in self._nodes if node.port == port)
 
     def fail_over(self, how: How) -> None:
-        """Until the replica has taken over."""
+        """Cause a failover and wait until the replica is the primary."""
         old = self.primary()
         new = self._other(old)
         if how == "killed":
@@ -48,7 +48,7 @@ class Watched:
 
         def over() -> bool:
             if how == "ordered" and self.primary() is old:
-                with suppress(ResponseError):  # it is under way; one that took too long was given up
+                with suppress(ResponseError):  # a failover is in progress; one that timed out was aborted
                     self._sentinel.call("SENTINEL", "FAILOVER", "mymaster")
             return self.primary() is new and new.call("ROLE")[0] == "master"
 
@@ -56,7 +56,7 @@ class Watched:
         old.process.send_signal(signal.SIGCONT)
 
     def mend(self) -> None:
-        """Until the one that was replaced is there again, as a replica."""
+        """Start the replaced server as a replica and wait until it is ready."""
         old = self._other(self.primary())
         if old.process.poll() is not None:
             old.start()
@@ -67,9 +67,9 @@ class Watched:
         until(self.ready)
 
     def ready(self) -> bool:
-        """Whether Sentinel knows of a replica that can take over."""
-        (told,) = self._sentinel.call("SENTINEL", "REPLICAS", "mymaster")
-        return (told["flags"], told["master-link-status"]) == ("slave", "ok")
+        """Return whether Sentinel reports a replica that can take over."""
+        (replica,) = self._sentinel.call("SENTINEL", "REPLICAS", "mymaster")
+        return (replica["flags"], replica["master-link-status"]) == ("slave", "ok")
 
     def _other(self, node: Node) -> Node:
         return next(other for other in self._nodes if other is not node)
@@ -77,14 +77,16 @@ class Watched:
 
 @contextmanager
 def watched(folder: Path) -> Iterator[Watched]:
-    """All three, once each knows of the others."""
+    """Start all three and wait until each knows the others."""
     with ExitStack() as ends:
         primary = Node(folder, ends, *SETTINGS)
         replica = Node(folder, ends, *SETTINGS)
         replica.call("REPLICAOF", "127.0.0.1", primary.port)
         until(lambda: replica.call("ROLE")[3] == "connected")
         sentinel = Node(folder, ends, "--sentinel", file=WATCH.format(port=primary.port))
-        sentinel.call("SENTINEL", "DEBUG", "INFO-PERIOD", 100, "PUBLISH-PERIOD", 500)  # looks ten times as often
+        sentinel.call(
+            "SENTINEL", "DEBUG", "INFO-PERIOD", 100, "PUBLISH-PERIOD", 500
+        )  # ten times as often as by default
         until(lambda: len(sentinel.call("SENTINEL", "REPLICAS", "mymaster")) == 1)
         servers = Watched((primary, replica), sentinel)
         until(servers.ready)

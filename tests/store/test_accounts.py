@@ -1,4 +1,4 @@
-"""Accounts are created once, changed field by field, and closed for good."""
+"""Accounts are created once, changed field by field, and stay closed once closed."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def accounts(client: Client) -> Accounts:
     return Accounts(client)
 
 
-async def test_a_new_account_is_active_and_has_no_money(accounts: Accounts) -> None:
+async def test_a_new_account_is_active_with_a_balance_of_zero(accounts: Accounts) -> None:
     created = await accounts.create("alice", group="trial", credit_line=5)
     assert created == Account("alice", AccountStatus.ACTIVE, "trial", 0, 0, 0, 5, (), AccountLimits())
     assert await accounts.get("alice") == created
 
 
-async def test_an_id_is_taken_once_however_many_ask_at_once(accounts: Accounts) -> None:
+async def test_an_id_is_created_once_by_concurrent_calls(accounts: Accounts) -> None:
     results = await asyncio.gather(*(accounts.create("alice", f"group{n}") for n in range(20)), return_exceptions=True)
     made = [result for result in results if isinstance(result, Account)]
     assert len(made) == 1
@@ -40,7 +40,7 @@ async def test_a_bad_id_is_refused(accounts: Accounts, bad: str) -> None:
     assert [account async for account in accounts.all()] == []
 
 
-async def test_an_account_that_nobody_made_is_none(accounts: Accounts) -> None:
+async def test_an_unknown_account_is_none(accounts: Accounts) -> None:
     assert await accounts.get("nobody") is None
 
 
@@ -54,7 +54,7 @@ async def test_a_change_sets_what_is_given_and_leaves_the_rest(accounts: Account
     assert (await accounts.change("alice", credit_line=0)).credit_line_micros == 0
 
 
-async def test_a_change_leaves_the_money_alone(accounts: Accounts, client: Client) -> None:
+async def test_a_change_leaves_the_balance_alone(accounts: Accounts, client: Client) -> None:
     await accounts.create("alice")
     await Wallet(client).credit("alice", "t1", 500)
     await accounts.change("alice", group="trial", credit_line=9)
@@ -63,7 +63,7 @@ async def test_a_change_leaves_the_money_alone(accounts: Accounts, client: Clien
 
 
 @pytest.mark.parametrize("credit_line", [-1, 2**53])
-async def test_a_credit_line_that_cannot_be_kept_exactly_is_refused(accounts: Accounts, credit_line: int) -> None:
+async def test_a_credit_line_that_cannot_be_stored_exactly_is_refused(accounts: Accounts, credit_line: int) -> None:
     await accounts.create("alice")
     with pytest.raises(AccountError, match="credit line"):
         await accounts.change("alice", credit_line=credit_line)
@@ -81,7 +81,7 @@ async def test_a_suspended_account_is_resumed_and_a_closed_one_is_not(accounts: 
         await accounts.create("alice")
 
 
-async def test_what_is_asked_of_an_unknown_account_makes_none(accounts: Accounts) -> None:
+async def test_no_operation_on_an_unknown_account_creates_it(accounts: Accounts) -> None:
     for attempt in (
         accounts.change("nobody", group="trial"),
         accounts.change("nobody"),
@@ -92,16 +92,16 @@ async def test_what_is_asked_of_an_unknown_account_makes_none(accounts: Accounts
     assert await accounts.get("nobody") is None
 
 
-async def test_all_accounts_are_told_each_once_and_nothing_else_is(accounts: Accounts, client: Client) -> None:
+async def test_all_accounts_are_listed_once_each_and_nothing_else(accounts: Accounts, client: Client) -> None:
     names = [f"account{n}" for n in range(603)]
     for start in range(0, len(names), 100):
         await asyncio.gather(*map(accounts.create, names[start : start + 100]))
     await client.call("HSET", "gw:{alice}:tokens", "a", "b")
-    told = [account.id async for account in accounts.all()]
-    assert sorted(told) == sorted(names)
+    listed = [account.id async for account in accounts.all()]
+    assert sorted(listed) == sorted(names)
 
 
-async def test_a_store_that_is_away_is_said_to_be(tmp_path: Path) -> None:
+async def test_a_store_that_is_away_raises_store_away(tmp_path: Path) -> None:
     away = Client.connect(f"unix://{tmp_path}/nothing")
     with pytest.raises(StoreAway):
         [account async for account in Accounts(away).all()]

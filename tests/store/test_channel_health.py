@@ -1,4 +1,4 @@
-"""One worker's knowledge of the channels: what it asks the store, and what it tells it."""
+"""The circuit breaker of one worker: when it asks the store, and what it reports to it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.errors import Refused, StoreAway
 from gateway.facts import Candidate
 from gateway.store import channel_health as module
 from gateway.store.channel_health import ChannelHealth
-from gateway.store.channels import Channels, Condition, Cooling
+from gateway.store.channels import Channels, Condition, CooldownRules
 from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
 from tests.patience import PATIENCE_S
@@ -26,7 +26,7 @@ A, B, C = (Candidate(name, channel, "m") for name, channel in CHANNELS.items())
 
 @asynccontextmanager
 async def worker(client: Client, channels: Mapping[str, Channel] = CHANNELS) -> AsyncIterator[ChannelHealth]:
-    health = ChannelHealth(Channels(client, Cooling(first_ms=100)), channels)
+    health = ChannelHealth(Channels(client, CooldownRules(first_ms=100)), channels)
     await health.start()
     yield health
     await health.stop()
@@ -43,7 +43,7 @@ async def until(true: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def refusal(health: ChannelHealth, request_id: str) -> Refused | None:
-    """Why the channel is not called, if it is not."""
+    """Return the refusal if channel `a` may not be called."""
     try:
         assert await health.admit([A], request_id) is A
     except Refused as refused:
@@ -56,26 +56,26 @@ async def test_a_healthy_channel_without_limits_costs_no_round_trip_and_a_limite
         before = await commands(client)
         for number in range(100):
             assert await health.admit([A, B], f"r{number}") is A
-        assert await commands(client) - before <= 2 + 20, "only the background asked"
+        assert await commands(client) - before <= 2 + 20, "only the background task sends commands"
         assert await health.admit([B, A], "s") is B
         assert await client.call("ZCARD", "gw:{channels}:b:slots") == 1
 
 
-async def test_a_slot_is_given_back_at_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "EVERY_S", 3600)
+async def test_a_slot_is_released_at_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SYNC_INTERVAL_S", 3600)
     async with worker(client) as health:
         assert [await health.admit([B, A], f"r{n}") for n in range(3)] == [B, B, A]
         health.left(B, "r0")
 
-        async def given_back() -> bool:
+        async def released() -> bool:
             return bool(await client.call("ZCARD", "gw:{channels}:b:slots") == 1)
 
-        await until(given_back)
+        await until(released)
         assert await health.admit([B, A], "r4") is B
 
 
-async def test_what_one_worker_sees_the_others_know_when_they_look_which_is_within_a_second(client: Client) -> None:
-    assert module.EVERY_S < 1
+async def test_the_failures_of_one_worker_are_known_to_the_others_within_a_second(client: Client) -> None:
+    assert module.SYNC_INTERVAL_S < 1
     async with worker(client) as one, worker(client) as two:
         assert await one.admit([A], "r") is A
         one.failed(A, "r", "upstream_rate_limited", 100)
@@ -93,7 +93,7 @@ async def test_what_one_worker_sees_the_others_know_when_they_look_which_is_with
 
 
 @pytest.mark.parametrize(("outcome", "streak"), [("ok", None), ("failed", b"2"), ("", b"1")])
-async def test_a_probe_is_told_of(client: Client, outcome: str, streak: bytes | None) -> None:
+async def test_the_outcome_of_a_probe_is_reported(client: Client, outcome: str, streak: bytes | None) -> None:
     async with worker(client) as health:
         for number in range(3):
             await health.admit([A], f"r{number}")
@@ -116,15 +116,15 @@ async def test_a_probe_is_told_of(client: Client, outcome: str, streak: bytes | 
             health.failed(A, "probe", "upstream_error", None)
         health.left(A, "probe")
 
-        async def told() -> bool:
+        async def reported() -> bool:
             return list(await client.call("HMGET", "gw:{channels}:a:state", "probe", "streak")) == [None, streak]
 
-        await until(told)
+        await until(reported)
         if outcome != "failed":
             assert await health.admit([A], "next") is A
 
 
-async def test_without_the_store_only_what_has_no_limits_goes_on_and_nothing_is_forgotten(tmp_path: Path) -> None:
+async def test_without_the_store_only_unlimited_channels_are_called_and_reports_are_kept(tmp_path: Path) -> None:
     store = await asyncio.to_thread(EmbeddedStore.start, tmp_path)
     client = Client.connect(store.url, timeout_s=1)
     async with worker(client) as health:
@@ -148,7 +148,7 @@ async def test_without_the_store_only_what_has_no_limits_goes_on_and_nothing_is_
     await asyncio.to_thread(store.stop)
 
 
-async def test_the_last_of_it_is_told_at_the_stop(client: Client) -> None:
+async def test_the_last_reports_are_sent_at_the_stop(client: Client) -> None:
     async with worker(client) as health:
         await health.admit([B], "r")
         await health.sync()

@@ -1,4 +1,4 @@
-"""Channels cool, are probed, have limits, and everybody who shares the store knows it."""
+"""Channels cool down, are probed and have limits, for all workers that share the store."""
 
 from __future__ import annotations
 
@@ -9,206 +9,208 @@ from typing import Any
 import pytest
 
 from gateway.store import channels as module
-from gateway.store.channels import Admitted, Ask, Channels, Condition, Cooling, Report
+from gateway.store.channels import Admission, ChannelLimits, ChannelReport, Channels, Condition, CooldownRules
 from gateway.store.client.client import Client, Script
 
 LEASE = 10_000
 
 Pass = Callable[[int], Awaitable[object]]
-"""Lets so many ms pass."""
+"""Advances the store's clock by so many ms."""
 
 
 @pytest.fixture
 async def later(client: Client, monkeypatch: pytest.MonkeyPatch) -> Pass:
-    """The script as it is, but the store's clock is a key, and moves only when told."""
+    """The real script with a clock that is a key of the store, and moves only when the test advances it."""
     real, submit = module._SCRIPT, client.submit
     assert real.text.count("redis.call('TIME')") == 1
     monkeypatch.setattr(
         module, "_SCRIPT", Script("channels", real.text.replace("'TIME'", "'HMGET', 'clock', 's', 'us'"))
     )
 
-    def asked(*command: Any) -> asyncio.Future[Any]:
+    def submit_with_test_clock(*command: Any) -> asyncio.Future[Any]:
         return submit(*(("HMGET", "clock", "s", "us") if command == ("TIME",) else command))
 
-    monkeypatch.setattr(client, "submit", asked)
+    monkeypatch.setattr(client, "submit", submit_with_test_clock)
     await client.call("HSET", "clock", "s", 1_800_000_000, "us", 0)
     return lambda ms: client.call("HINCRBY", "clock", "us", ms * 1000)
 
 
 @pytest.fixture
 async def channels(client: Client, later: Pass) -> Channels:
-    return Channels(client, Cooling(first_ms=60, longest_ms=200, window_ms=10_000, fewest=3))
+    return Channels(client, CooldownRules(first_ms=60, max_ms=200, window_ms=10_000, min_failures=3))
 
 
-def ask(channel: str = "a", *, concurrent: int = 0, per_minute: int = 0, lease_ms: int = LEASE) -> Ask:
-    return Ask(channel, concurrent, per_minute, lease_ms, 100)
+def limits(channel: str = "a", *, concurrent: int = 0, per_minute: int = 0, lease_ms: int = LEASE) -> ChannelLimits:
+    return ChannelLimits(channel, concurrent, per_minute, lease_ms, 100)
 
 
-async def told(channels: Channels, **seen: object) -> Condition:
-    """The condition of the channel after a worker told this of it."""
-    return (await channels.sync("w", {"a": Report(**seen)}))["a"].condition  # type: ignore[arg-type]
+async def reported(channels: Channels, **report: object) -> Condition:
+    """Return the condition of the channel after a worker has sent this report."""
+    return (await channels.sync("w", {"a": ChannelReport(**report)}))["a"].condition  # type: ignore[arg-type]
 
 
 async def cool_ms(channels: Channels) -> int:
-    return (await channels.sync("w", {"a": Report()}))["a"].cool_ms
+    return (await channels.sync("w", {"a": ChannelReport()}))["a"].cool_ms
 
 
-async def test_a_channel_that_nobody_told_of_is_healthy(channels: Channels) -> None:
-    assert await told(channels) is Condition.HEALTHY
-    assert await channels.admit("r", [ask()]) == Admitted(0, probe=False, wait_ms=0)
+async def test_a_channel_without_reports_is_healthy(channels: Channels) -> None:
+    assert await reported(channels) is Condition.HEALTHY
+    assert await channels.admit("r", [limits()]) == Admission(0, probe=False, wait_ms=0)
 
 
 async def test_it_cools_after_enough_failures_that_are_half_of_all(channels: Channels) -> None:
-    assert await told(channels, failed=2) is Condition.HEALTHY
-    assert await told(channels, ok=4) is Condition.HEALTHY
-    assert await told(channels, failed=1) is Condition.HEALTHY
-    assert await told(channels, failed=1, error="upstream_timeout") is Condition.COOLING
+    assert await reported(channels, failed=2) is Condition.HEALTHY
+    assert await reported(channels, ok=4) is Condition.HEALTHY
+    assert await reported(channels, failed=1) is Condition.HEALTHY
+    assert await reported(channels, failed=1, error="upstream_timeout") is Condition.COOLING
     assert await cool_ms(channels) == 60
-    answer = await channels.admit("r", [ask(), ask("b")])
+    answer = await channels.admit("r", [limits(), limits("b")])
     assert (answer.index, answer.probe) == (1, False)
-    assert (await channels.admit("r", [ask()])).index is None
+    assert (await channels.admit("r", [limits()])).index is None
 
 
-async def test_what_served_well_until_now_cools_at_the_first_report_of_nothing_but_failures(channels: Channels) -> None:
-    assert await told(channels, ok=1000) is Condition.HEALTHY
-    assert await told(channels, failed=2) is Condition.HEALTHY
-    assert await told(channels, ok=1, failed=3) is Condition.HEALTHY
-    assert await told(channels, failed=3) is Condition.COOLING
+async def test_a_channel_that_worked_until_now_cools_at_the_first_report_of_nothing_but_failures(
+    channels: Channels,
+) -> None:
+    assert await reported(channels, ok=1000) is Condition.HEALTHY
+    assert await reported(channels, failed=2) is Condition.HEALTHY
+    assert await reported(channels, ok=1, failed=3) is Condition.HEALTHY
+    assert await reported(channels, failed=3) is Condition.COOLING
 
 
-async def test_a_look_answers_as_an_admit_would_and_takes_no_place(channels: Channels, later: Pass) -> None:
-    limited = ask(concurrent=1, per_minute=1)
-    assert await told(channels, failed=3) is Condition.COOLING
+async def test_look_returns_what_admit_would_and_takes_no_slot(channels: Channels, later: Pass) -> None:
+    limited = limits(concurrent=1, per_minute=1)
+    assert await reported(channels, failed=3) is Condition.COOLING
     assert (await channels.look([limited])).index is None
     await later(60)
-    assert await channels.look([limited]) == await channels.look([limited]) == Admitted(0, probe=True, wait_ms=0)
-    assert await channels.admit("r", [limited]) == Admitted(0, probe=True, wait_ms=0)
+    assert await channels.look([limited]) == await channels.look([limited]) == Admission(0, probe=True, wait_ms=0)
+    assert await channels.admit("r", [limited]) == Admission(0, probe=True, wait_ms=0)
     assert (await channels.look([limited])).index is None
 
 
 async def test_few_failures_do_not_cool_it(channels: Channels) -> None:
     for _ in range(10):
-        assert await told(channels, ok=10, failed=9) is Condition.HEALTHY
+        assert await reported(channels, ok=10, failed=9) is Condition.HEALTHY
 
 
-async def test_what_is_long_ago_does_not_count(client: Client, later: Pass) -> None:
-    channels = Channels(client, Cooling(window_ms=40, fewest=3))
-    assert await told(channels, failed=2) is Condition.HEALTHY
+async def test_old_failures_do_not_count(client: Client, later: Pass) -> None:
+    channels = Channels(client, CooldownRules(window_ms=40, min_failures=3))
+    assert await reported(channels, failed=2) is Condition.HEALTHY
     await later(80)
-    assert await told(channels, failed=2) is Condition.HEALTHY
+    assert await reported(channels, failed=2) is Condition.HEALTHY
 
 
-async def test_what_the_upstream_asks_for_is_kept_up_to_the_limit(channels: Channels) -> None:
-    assert await told(channels, failed=1, cool_ms=150) is Condition.COOLING
+async def test_a_cool_down_that_the_upstream_asks_for_is_kept_up_to_the_maximum(channels: Channels) -> None:
+    assert await reported(channels, failed=1, cool_ms=150) is Condition.COOLING
     assert await cool_ms(channels) == 150
-    await told(channels, failed=1, cool_ms=100)
+    await reported(channels, failed=1, cool_ms=100)
     assert await cool_ms(channels) == 150, "it is not made shorter"
-    await told(channels, failed=1, cool_ms=3_600_000)
+    await reported(channels, failed=1, cool_ms=3_600_000)
     assert await cool_ms(channels) == 200
 
 
 async def test_one_call_probes_it_when_it_has_cooled(channels: Channels, later: Pass) -> None:
-    await told(channels, failed=3)
+    await reported(channels, failed=3)
     await later(60)
-    assert await told(channels) is Condition.PROBING
-    answers = await asyncio.gather(*(channels.admit(f"r{n}", [ask()]) for n in range(20)))
+    assert await reported(channels) is Condition.PROBING
+    answers = await asyncio.gather(*(channels.admit(f"r{n}", [limits()]) for n in range(20)))
     assert sorted(answer.index is not None for answer in answers) == [False] * 19 + [True]
     assert [answer.probe for answer in answers if answer.index is not None] == [True]
 
 
-async def test_a_probe_that_fails_cools_it_for_longer_and_one_that_serves_heals_it(
+async def test_a_failed_probe_cools_it_for_longer_and_a_successful_one_makes_it_healthy(
     channels: Channels, later: Pass
 ) -> None:
-    await told(channels, failed=3)
+    await reported(channels, failed=3)
     for before, after in ((60, 120), (120, 200), (200, 200)):
         await later(before)
-        assert (await channels.admit("r", [ask()])).probe
-        assert await told(channels, failed=1, probe="failed") is Condition.COOLING
+        assert (await channels.admit("r", [limits()])).probe
+        assert await reported(channels, failed=1, probe="failed") is Condition.COOLING
         assert await cool_ms(channels) == after
     await later(200)
-    assert (await channels.admit("r", [ask()])).probe
-    assert await told(channels, ok=1, probe="ok") is Condition.HEALTHY
-    assert not (await channels.admit("r", [ask()])).probe
-    await told(channels, failed=3)
+    assert (await channels.admit("r", [limits()])).probe
+    assert await reported(channels, ok=1, probe="ok") is Condition.HEALTHY
+    assert not (await channels.admit("r", [limits()])).probe
+    await reported(channels, failed=3)
     assert await cool_ms(channels) == 60, "the next cool-down is a first one again"
 
 
-async def test_calls_that_were_under_way_neither_heal_it_nor_make_it_worse(channels: Channels, later: Pass) -> None:
-    await told(channels, failed=3)
-    assert await told(channels, ok=50) is Condition.COOLING
+async def test_calls_in_flight_neither_end_nor_extend_a_cool_down(channels: Channels, later: Pass) -> None:
+    await reported(channels, failed=3)
+    assert await reported(channels, ok=50) is Condition.COOLING
     await later(20)
-    await told(channels, failed=50)
+    await reported(channels, failed=50)
     assert await cool_ms(channels) == 40
     await later(60)
-    assert await told(channels, failed=50) is Condition.PROBING
+    assert await reported(channels, failed=50) is Condition.PROBING
 
 
 @pytest.mark.parametrize("lost", [True, False])
 async def test_a_probe_without_an_outcome_lets_the_next_one_go(channels: Channels, later: Pass, lost: bool) -> None:
-    await told(channels, failed=3)
+    await reported(channels, failed=3)
     await later(60)
-    assert (await channels.admit("r", [ask()])).probe
+    assert (await channels.admit("r", [limits()])).probe
     if lost:
-        assert (await channels.admit("s", [ask()])).index is None
+        assert (await channels.admit("s", [limits()])).index is None
         await later(100)
     else:
-        await told(channels, probe="void")
-    assert (await channels.admit("t", [ask()])).probe
+        await reported(channels, probe="void")
+    assert (await channels.admit("t", [limits()])).probe
 
 
 async def test_no_more_at_once_than_its_limit_and_slots_come_back(channels: Channels) -> None:
-    answers = await asyncio.gather(*(channels.admit(f"r{n}", [ask(concurrent=5)]) for n in range(50)))
-    inside = [f"r{n}" for n, answer in enumerate(answers) if answer.index == 0]
-    assert len(inside) == 5
-    await told(channels, left=[*inside[:2], "somebody else"])
-    answers = await asyncio.gather(*(channels.admit(f"s{n}", [ask(concurrent=5), ask("b")]) for n in range(50)))
+    answers = await asyncio.gather(*(channels.admit(f"r{n}", [limits(concurrent=5)]) for n in range(50)))
+    admitted = [f"r{n}" for n, answer in enumerate(answers) if answer.index == 0]
+    assert len(admitted) == 5
+    await reported(channels, left=[*admitted[:2], "another"])
+    answers = await asyncio.gather(*(channels.admit(f"s{n}", [limits(concurrent=5), limits("b")]) for n in range(50)))
     assert [answer.index for answer in answers].count(0) == 2
     assert [answer.index for answer in answers].count(1) == 48
 
 
 async def test_the_slot_of_a_dead_process_comes_back_by_its_lease(channels: Channels, later: Pass) -> None:
-    assert (await channels.admit("r", [ask(concurrent=1)])).index == 0
+    assert (await channels.admit("r", [limits(concurrent=1)])).index == 0
     await later(LEASE - 1)
-    refused = await channels.admit("s", [ask(concurrent=1)])
+    refused = await channels.admit("s", [limits(concurrent=1)])
     assert (refused.index, refused.wait_ms) == (None, 1000)
     await later(1)
-    assert (await channels.admit("s", [ask(concurrent=1)])).index == 0
+    assert (await channels.admit("s", [limits(concurrent=1)])).index == 0
 
 
 async def test_no_more_a_minute_than_its_limit(channels: Channels, later: Pass) -> None:
-    answers = [await channels.admit(f"r{n}", [ask(per_minute=3)]) for n in range(5)]
+    answers = [await channels.admit(f"r{n}", [limits(per_minute=3)]) for n in range(5)]
     assert [answer.index for answer in answers] == [0, 0, 0, None, None]
     assert answers[-1].wait_ms == 60_000
     await later(60_000)
-    assert (await channels.admit("s", [ask(per_minute=3)])).index == 0
+    assert (await channels.admit("s", [limits(per_minute=3)])).index == 0
 
 
 async def test_what_is_not_admitted_takes_nothing(channels: Channels, client: Client) -> None:
-    await channels.admit("r", [ask(concurrent=1)])
-    await channels.admit("s", [ask(concurrent=1, per_minute=5), ask("b", concurrent=2, per_minute=5)])
+    await channels.admit("r", [limits(concurrent=1)])
+    await channels.admit("s", [limits(concurrent=1, per_minute=5), limits("b", concurrent=2, per_minute=5)])
     assert await client.call("ZCARD", "gw:{channels}:a:calls") == 0
     assert await client.call("ZCARD", "gw:{channels}:b:slots") == 1
 
 
 async def test_a_disabled_channel_gets_nothing_until_it_is_enabled(channels: Channels) -> None:
-    await told(channels, failed=3)
+    await reported(channels, failed=3)
     await channels.set_enabled("a", False)
-    assert await told(channels) is Condition.DISABLED
-    assert (await channels.admit("r", [ask()])).index is None
+    assert await reported(channels) is Condition.DISABLED
+    assert (await channels.admit("r", [limits()])).index is None
     await channels.set_enabled("a", True)
-    assert await told(channels) is Condition.HEALTHY
-    assert await channels.admit("r", [ask()]) == Admitted(0, probe=False, wait_ms=0)
+    assert await reported(channels) is Condition.HEALTHY
+    assert await channels.admit("r", [limits()]) == Admission(0, probe=False, wait_ms=0)
 
 
-async def test_what_is_shown_is_of_all_workers(channels: Channels, later: Pass) -> None:
-    await channels.sync("one", {"a": Report(ok=2, took_ms=200, in_flight=3), "b": Report()})
-    await channels.sync("two", {"a": Report(ok=1, took_ms=50, in_flight=4, failed=1, error="upstream_timeout")})
+async def test_a_snapshot_counts_all_workers(channels: Channels, later: Pass) -> None:
+    await channels.sync("one", {"a": ChannelReport(ok=2, took_ms=200, in_flight=3), "b": ChannelReport()})
+    await channels.sync("two", {"a": ChannelReport(ok=1, took_ms=50, in_flight=4, failed=1, error="upstream_timeout")})
     a, b = await channels.show(["a", "b"])
     assert (a.channel, a.condition, a.in_flight, a.latency_ms) == ("a", Condition.HEALTHY, 7, 90)
     assert a.last_error == "upstream_timeout"
     assert a.last_error_at_ms is not None
     assert (b.condition, b.in_flight, b.latency_ms, b.last_error) == (Condition.HEALTHY, 0, None, "")
-    await told(channels, failed=10)
+    await reported(channels, failed=10)
     assert (await channels.show(["a"]))[0].condition is Condition.COOLING
     await later(60)
     assert (await channels.show(["a"]))[0].condition is Condition.PROBING

@@ -1,4 +1,4 @@
-"""Limits are decided in one step, exactly, all or nothing; a slot is never lost and never taken twice."""
+"""Limits are decided atomically, exactly, all or nothing; a slot is never lost and never taken twice."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MINUTE_US = 60_000_000
 SLOTS = "gw:{alice}:limits:rate-limit:slots"
 
 
-class Asking:
-    """One account that asks under one scope."""
+class ScopedLimits:
+    """The limits of one account in one scope."""
 
     def __init__(self, client: Client, scope: str = "rate-limit") -> None:
         self.limits = RateLimiter(client)
@@ -40,8 +40,8 @@ class Asking:
 
 
 @pytest.fixture
-def asking(client: Client) -> Asking:
-    return Asking(client)
+def scoped(client: Client) -> ScopedLimits:
+    return ScopedLimits(client)
 
 
 class VirtualSchedule:
@@ -74,13 +74,13 @@ class Model:
         self.taken: dict[str, int | None] = {}
 
     def take(self, now: int, request_id: str, tokens: int) -> list[object]:
-        who, wait_ms = self._decide(now, request_id, tokens)
-        if not who and request_id not in self.taken:
+        kind, wait_ms = self._decide(now, request_id, tokens)
+        if not kind and request_id not in self.taken:
             self.requests.add(now, 1)
             self.tokens.add(now, tokens)
             self.slots[request_id] = now // 1000 + self.lease_ms
             self.taken[request_id] = tokens
-        return [who, wait_ms, self.requests.level(now), self.tokens.level(now)]
+        return [kind, wait_ms, self.requests.level(now), self.tokens.level(now)]
 
     def give_back(self, now: int, request_id: str, tokens: int) -> None:
         self.slots.pop(request_id, None)
@@ -100,12 +100,12 @@ class Model:
 
 
 def at_a_given_time() -> Script:
-    """The script as it is, but told the time by its last argument."""
+    """Return the real script with the time as its last argument."""
     real = limits._LIMITS
-    asks = "local time = redis.call('TIME')\nlocal now = time[1] * 1000000 + time[2]\n"
-    assert real.text.count(asks) == 1
+    clock = "local time = redis.call('TIME')\nlocal now = time[1] * 1000000 + time[2]\n"
+    assert real.text.count(clock) == 1
     assert real.text.count("'TIME'") == 1
-    return Script("limits", real.text.replace(asks, "local now = tonumber(ARGV[#ARGV])\n"))
+    return Script("limits", real.text.replace(clock, "local now = tonumber(ARGV[#ARGV])\n"))
 
 
 steps = st.tuples(
@@ -134,156 +134,156 @@ async def test_every_decision_is_that_of_gcra_by_its_definition(
     prefix = f"gw:{{model{next(serial)}}}:limits:"
     model = Model(requests, tokens, concurrent, lease_ms)
     now = 1_800_000_000_000_000
-    for what, later, number, wanted in story:
-        now += later
+    for operation, elapsed, number, wanted in story:
+        now += elapsed
         request_id = f"r{number}"
         units = wanted % (tokens + 1)
         keys = [f"{prefix}requests", f"{prefix}tokens", f"{prefix}slots", f"{prefix}{request_id}"]
-        if what == "take":
-            told = await client.run(
+        if operation == "take":
+            reply = await client.run(
                 script, keys, ["take", request_id, units, lease_ms, requests, tokens, concurrent, now]
             )
-            assert told == model.take(now, request_id, units)
+            assert reply == model.take(now, request_id, units)
         else:
             await client.run(script, keys, ["give_back", request_id, units, now])
             model.give_back(now, request_id, units)
 
 
-async def test_the_time_is_the_stores_and_the_wait_is_what_was_told(asking: Asking) -> None:
+async def test_after_the_wait_that_was_returned_a_request_is_allowed(scoped: ScopedLimits) -> None:
     rules = AccountLimits(tokens_per_minute=600_000)
-    assert isinstance(await asking.take("first", rules, 600_000), Taken)
+    assert isinstance(await scoped.take("first", rules, 600_000), Taken)
     asked = count()
-    while not isinstance(limited := await asking.take(f"r{next(asked)}", rules, 200), Limited):
-        pass  # on a busy machine there are as many again already
+    while not isinstance(limited := await scoped.take(f"r{next(asked)}", rules, 200), Limited):
+        pass  # on a busy machine as many may be available again already
     assert limited.kind == "tokens"
     assert limited.retry_after_ms is not None
     assert 1 <= limited.retry_after_ms <= 20
     await asyncio.sleep(limited.retry_after_ms / 1000)
-    assert isinstance(await asking.take("last", rules, 200), Taken)
+    assert isinstance(await scoped.take("last", rules, 200), Taken)
 
 
-async def test_of_a_hundred_at_once_exactly_as_many_as_there_are_slots_go_on(asking: Asking) -> None:
+async def test_of_a_hundred_concurrent_requests_as_many_as_slots_are_allowed(scoped: ScopedLimits) -> None:
     rules = AccountLimits(concurrent=8)
-    answers = await asyncio.gather(*(asking.take(f"r{n}", rules) for n in range(100)))
+    answers = await asyncio.gather(*(scoped.take(f"r{n}", rules) for n in range(100)))
     taken = [n for n, answer in enumerate(answers) if isinstance(answer, Taken)]
     assert len(taken) == 8
     assert {answer.kind for answer in answers if isinstance(answer, Limited)} == {"concurrent"}
-    await asyncio.gather(*(asking.give_back(f"r{n}") for n in taken[:3]))
-    answers = await asyncio.gather(*(asking.take(f"s{n}", rules) for n in range(100)))
+    await asyncio.gather(*(scoped.give_back(f"r{n}") for n in taken[:3]))
+    answers = await asyncio.gather(*(scoped.take(f"s{n}", rules) for n in range(100)))
     assert sum(isinstance(answer, Taken) for answer in answers) == 3
 
 
-async def test_of_a_hundred_at_once_exactly_as_many_as_a_minute_allows_go_on(asking: Asking) -> None:
-    answers = await asyncio.gather(*(asking.take(f"r{n}", AccountLimits(requests_per_minute=7)) for n in range(100)))
+async def test_of_a_hundred_concurrent_requests_as_many_as_the_rate_are_allowed(scoped: ScopedLimits) -> None:
+    answers = await asyncio.gather(*(scoped.take(f"r{n}", AccountLimits(requests_per_minute=7)) for n in range(100)))
     assert sum(isinstance(answer, Taken) for answer in answers) == 7
 
 
-async def test_a_refused_request_takes_from_no_limit(asking: Asking) -> None:
+async def test_a_refused_request_takes_from_no_limit(scoped: ScopedLimits) -> None:
     rules = AccountLimits(requests_per_minute=5, tokens_per_minute=1000, concurrent=1)
-    assert isinstance(await asking.take("holds", rules, 10), Taken)
+    assert isinstance(await scoped.take("holds", rules, 10), Taken)
     for n in range(20):
-        refused = await asking.take(f"r{n}", rules, 10)
+        refused = await scoped.take(f"r{n}", rules, 10)
         assert isinstance(refused, Limited)
         assert refused.kind == "concurrent"
         assert refused.retry_after_ms == 1000
         assert refused.requests is not None
         assert refused.requests.remaining == 4
-    await asking.give_back("holds", 10)
-    refused = await asking.take("large", rules, 1000)
+    await scoped.give_back("holds", 10)
+    refused = await scoped.take("large", rules, 1000)
     assert isinstance(refused, Limited)
     assert refused.kind == "tokens"
     for n in range(4):
-        assert isinstance(await asking.take(f"s{n}", rules), Taken)
-        await asking.give_back(f"s{n}")
-    refused = await asking.take("one too many", rules)
+        assert isinstance(await scoped.take(f"s{n}", rules), Taken)
+        await scoped.give_back(f"s{n}")
+    refused = await scoped.take("one too many", rules)
     assert isinstance(refused, Limited)
     assert refused.kind == "requests"
 
 
-async def test_what_is_left_and_when_all_is_there_again_is_told(asking: Asking) -> None:
-    taken = await asking.take("r", AccountLimits(requests_per_minute=60, tokens_per_minute=1000), 30)
+async def test_what_remains_and_when_it_resets_is_returned(scoped: ScopedLimits) -> None:
+    taken = await scoped.take("r", AccountLimits(requests_per_minute=60, tokens_per_minute=1000), 30)
     assert taken == Taken(Rate(60, 59, 1000), Rate(1000, 970, 1800))
-    assert await asking.take("s", AccountLimits(concurrent=5)) == Taken(None, None)
+    assert await scoped.take("s", AccountLimits(concurrent=5)) == Taken(None, None)
 
 
-async def test_tokens_above_a_whole_minutes_budget_are_not_told_to_wait(asking: Asking) -> None:
+async def test_more_tokens_than_a_minutes_limit_have_no_retry_time(scoped: ScopedLimits) -> None:
     rules = AccountLimits(requests_per_minute=1, tokens_per_minute=100)
-    assert await asking.take("large", rules, 101) == Limited("tokens", None)
-    assert isinstance(await asking.take("fits", rules, 100), Taken)
+    assert await scoped.take("large", rules, 101) == Limited("tokens", None)
+    assert isinstance(await scoped.take("fits", rules, 100), Taken)
 
 
-async def test_the_same_request_takes_once_however_often_it_asks(asking: Asking) -> None:
+async def test_a_repeated_request_takes_once(scoped: ScopedLimits) -> None:
     rules = AccountLimits(requests_per_minute=2, tokens_per_minute=10, concurrent=1)
-    answers = await asyncio.gather(*(asking.take("same", rules, 10) for _ in range(10)))
+    answers = await asyncio.gather(*(scoped.take("same", rules, 10) for _ in range(10)))
     assert all(isinstance(answer, Taken) for answer in answers)
-    await asking.give_back("same", 0)
-    answer = await asking.take("another", rules, 10)
+    await scoped.give_back("same", 0)
+    answer = await scoped.take("another", rules, 10)
     assert isinstance(answer, Taken)
     assert answer.requests is not None
     assert answer.requests.remaining == 0
 
 
-async def test_a_slot_is_given_back_once(asking: Asking, client: Client) -> None:
+async def test_a_slot_is_given_back_once(scoped: ScopedLimits, client: Client) -> None:
     rules = AccountLimits(tokens_per_minute=100, concurrent=2)
-    await asking.take("a", rules, 50)
-    await asking.take("b", rules, 50)
+    await scoped.take("a", rules, 50)
+    await scoped.take("b", rules, 50)
     for _ in range(5):
-        await asking.give_back("a", 20)
+        await scoped.give_back("a", 20)
     assert await client.call("ZRANGE", SLOTS, 0, -1) == [b"b"]
-    assert isinstance(await asking.take("c", rules, 31), Limited)
-    assert isinstance(await asking.take("c", rules, 30), Taken)
+    assert isinstance(await scoped.take("c", rules, 31), Limited)
+    assert isinstance(await scoped.take("c", rules, 30), Taken)
 
 
-async def test_a_take_that_arrives_after_it_was_given_back_holds_nothing(asking: Asking, client: Client) -> None:
+async def test_a_take_that_arrives_after_its_give_back_takes_nothing(scoped: ScopedLimits, client: Client) -> None:
     rules = AccountLimits(requests_per_minute=1, tokens_per_minute=100, concurrent=1)
-    await asking.give_back("late")
-    await asking.take("late", rules, 100)
-    assert isinstance(await asking.take("next", rules, 100), Taken)
+    await scoped.give_back("late")
+    await scoped.take("late", rules, 100)
+    assert isinstance(await scoped.take("next", rules, 100), Taken)
     assert await client.call("ZRANGE", SLOTS, 0, -1) == [b"next"]
 
 
-async def test_more_tokens_than_estimated_are_waited_for(asking: Asking) -> None:
+async def test_more_tokens_than_estimated_are_waited_for(scoped: ScopedLimits) -> None:
     rules = AccountLimits(tokens_per_minute=60_000)
-    await asking.take("a", rules, 0)
-    await asking.give_back("a", 120_000)
-    limited = await asking.take("b", rules, 0)
+    await scoped.take("a", rules, 0)
+    await scoped.give_back("a", 120_000)
+    limited = await scoped.take("b", rules, 0)
     assert isinstance(limited, Limited)
     assert limited.retry_after_ms is not None
     assert 30_000 < limited.retry_after_ms <= 60_000
 
 
-async def test_a_slot_whose_lease_is_over_is_free(asking: Asking, client: Client) -> None:
+async def test_a_slot_whose_lease_has_expired_is_free(scoped: ScopedLimits, client: Client) -> None:
     rules = AccountLimits(concurrent=1)
-    await asking.take("dead", rules)
-    assert isinstance(await asking.take("next", rules), Limited)
+    await scoped.take("dead", rules)
+    assert isinstance(await scoped.take("next", rules), Limited)
     await client.call("ZADD", SLOTS, int(time.time() * 1000) - 1, "dead")
-    assert isinstance(await asking.take("next", rules), Taken)
-    await asking.give_back("dead")
-    assert isinstance(await asking.take("third", rules), Limited)
+    assert isinstance(await scoped.take("next", rules), Taken)
+    await scoped.give_back("dead")
+    assert isinstance(await scoped.take("third", rules), Limited)
 
 
-async def slots_are_kept_for_their_lease(asking: Asking, client: Client) -> None:
+async def slots_are_kept_for_their_lease(scoped: ScopedLimits, client: Client) -> None:
     rules, lease_ms = AccountLimits(concurrent=2), 60_000
 
     async def take(request_id: str) -> int:
-        assert isinstance(await asking.take(request_id, rules, lease_ms=lease_ms), Taken)
+        assert isinstance(await scoped.take(request_id, rules, lease_ms=lease_ms), Taken)
         expiry_ms: int = await client.call("PTTL", SLOTS)
         return expiry_ms
 
     assert lease_ms + 20_000 < await take("a") <= lease_ms + 30_000
     await client.call("PEXPIRE", SLOTS, lease_ms + 10_000)
     assert await take("b") <= lease_ms + 10_000, "renewed before it had to be"
-    await asking.give_back("b")
+    await scoped.give_back("b")
     await client.call("PEXPIRE", SLOTS, lease_ms - 1)
     assert await take("c") > lease_ms, "gone before its lease"
-    assert isinstance(await asking.take("d", rules), Limited)
+    assert isinstance(await scoped.take("d", rules), Limited)
     await client.call("ZADD", SLOTS, int(time.time() * 1000) - 1, "c")
     await take("d")
     assert await client.call("ZRANGE", SLOTS, 0, -1) == [b"a", b"d"]
 
 
-async def test_slots_are_kept_for_their_lease(asking: Asking, client: Client) -> None:
-    await slots_are_kept_for_their_lease(asking, client)
+async def test_slots_are_kept_for_their_lease(scoped: ScopedLimits, client: Client) -> None:
+    await slots_are_kept_for_their_lease(scoped, client)
 
 
 @pytest.mark.parametrize(
@@ -300,26 +300,26 @@ async def test_slots_are_kept_for_their_lease(asking: Asking, client: Client) ->
     ],
 )
 async def test_a_fault_in_the_leases_of_slots_is_caught(
-    asking: Asking, client: Client, monkeypatch: pytest.MonkeyPatch, text: str, fault: str
+    scoped: ScopedLimits, client: Client, monkeypatch: pytest.MonkeyPatch, text: str, fault: str
 ) -> None:
     real = limits._LIMITS.text
     assert real.count(text) == 1
     monkeypatch.setattr("gateway.store.limits._LIMITS", Script("limits", real.replace(text, fault)))
     with pytest.raises(AssertionError):
-        await slots_are_kept_for_their_lease(asking, client)
+        await slots_are_kept_for_their_lease(scoped, client)
 
 
-async def test_two_scopes_do_not_mix(asking: Asking, client: Client) -> None:
+async def test_scopes_have_separate_limits(scoped: ScopedLimits, client: Client) -> None:
     rules = AccountLimits(requests_per_minute=1, tokens_per_minute=10, concurrent=1)
-    other = Asking(client, "other")
-    assert isinstance(await asking.take("r", rules, 10), Taken)
+    other = ScopedLimits(client, "other")
+    assert isinstance(await scoped.take("r", rules, 10), Taken)
     assert isinstance(await other.take("r", rules, 10), Taken)
     await other.give_back("r", 10)
-    assert isinstance(await asking.take("s", AccountLimits(concurrent=1)), Limited)
+    assert isinstance(await scoped.take("s", AccountLimits(concurrent=1)), Limited)
     assert isinstance(await other.take("s", AccountLimits(concurrent=1)), Taken)
 
 
-async def test_another_accounts_limits_are_its_own(client: Client) -> None:
+async def test_accounts_have_separate_limits(client: Client) -> None:
     limits = RateLimiter(client)
     for account in ("alice", "bob"):
         taken = await limits.take(
@@ -328,34 +328,34 @@ async def test_another_accounts_limits_are_its_own(client: Client) -> None:
         assert isinstance(taken, Taken)
 
 
-async def test_a_lower_limit_counts_what_was_taken_under_the_higher(asking: Asking) -> None:
+async def test_a_lower_limit_counts_what_was_taken_under_the_higher(scoped: ScopedLimits) -> None:
     for n in range(10):
-        await asking.take(f"r{n}", AccountLimits(requests_per_minute=100))
-    assert isinstance(await asking.take("s", AccountLimits(requests_per_minute=10)), Limited)
-    assert isinstance(await asking.take("s", AccountLimits(requests_per_minute=100)), Taken)
+        await scoped.take(f"r{n}", AccountLimits(requests_per_minute=100))
+    assert isinstance(await scoped.take("s", AccountLimits(requests_per_minute=10)), Limited)
+    assert isinstance(await scoped.take("s", AccountLimits(requests_per_minute=100)), Taken)
 
 
-async def test_callers_that_give_up_take_nothing_that_is_not_given_back(asking: Asking, client: Client) -> None:
+async def test_cancelled_calls_take_nothing_that_is_not_given_back(scoped: ScopedLimits, client: Client) -> None:
     rules = AccountLimits(concurrent=100)
 
     async def left(request_id: str, steps: int) -> None:
-        task = asyncio.create_task(asking.take(request_id, rules))
+        task = asyncio.create_task(scoped.take(request_id, rules))
         for _ in range(steps):
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
-        await asking.give_back(request_id)
+        await scoped.give_back(request_id)
 
     await asyncio.gather(*(left(f"r{n}", n % 20) for n in range(100)))
     assert await client.call("ZCARD", SLOTS) == 0
-    answers = await asyncio.gather(*(asking.take(f"s{n}", rules) for n in range(101)))
+    answers = await asyncio.gather(*(scoped.take(f"s{n}", rules) for n in range(101)))
     assert sum(isinstance(answer, Taken) for answer in answers) == 100
 
 
-async def test_everything_that_is_kept_goes_by_itself(asking: Asking, client: Client) -> None:
+async def test_every_key_expires(scoped: ScopedLimits, client: Client) -> None:
     rules = AccountLimits(requests_per_minute=1, tokens_per_minute=10, concurrent=2)
-    await asking.take("a", rules, 5, lease_ms=70_000)
-    await asking.give_back("never taken")
+    await scoped.take("a", rules, 5, lease_ms=70_000)
+    await scoped.give_back("never taken")
     keys = await client.call("KEYS", "*")
     assert len(keys) == 5
     for key in keys:
@@ -369,7 +369,7 @@ def test_rules_out_of_range_are_refused(number: int) -> None:
             AccountLimits(**{name: number})
 
 
-async def test_the_script_is_sent_again_to_a_store_that_forgot_it(asking: Asking, client: Client) -> None:
-    assert isinstance(await asking.take("a", AccountLimits(concurrent=1)), Taken)
+async def test_the_script_is_sent_again_after_a_flush_of_the_script_cache(scoped: ScopedLimits, client: Client) -> None:
+    assert isinstance(await scoped.take("a", AccountLimits(concurrent=1)), Taken)
     await client.call("SCRIPT", "FLUSH")
-    assert isinstance(await asking.take("b", AccountLimits(concurrent=1)), Limited)
+    assert isinstance(await scoped.take("b", AccountLimits(concurrent=1)), Limited)

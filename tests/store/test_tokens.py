@@ -1,4 +1,4 @@
-"""A token is shown once, known by its digest, and refused from the moment it is disabled, expired or deleted."""
+"""A token's text is returned once, only its digest is stored, and it is refused once disabled, expired or deleted."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ async def code_of(tokens: Tokens, text: str) -> str:
 
 
 async def calls(client: Client) -> int:
-    """Commands that the store has been sent, but for this question."""
+    """Return the number of commands that the store has processed."""
     return int((await client.call("INFO", "stats"))["total_commands_processed"])
 
 
-async def test_a_token_tells_whose_it_is_and_what_it_may(tokens: Tokens, accounts: Accounts) -> None:
+async def test_a_token_authenticates_its_account_with_its_restrictions(tokens: Tokens, accounts: Accounts) -> None:
     later = int(time.time()) + 60
     created = await tokens.create(
         "alice", name="laptop", expires_at=later, models=["a", "b-*"], addresses=["10.1.2.3/8", "::1"]
@@ -56,7 +56,7 @@ async def test_a_token_tells_whose_it_is_and_what_it_may(tokens: Tokens, account
     assert later - 60 <= known.token.created_at <= time.time() + 1
 
 
-async def test_the_account_is_told_whatever_its_status(tokens: Tokens, accounts: Accounts) -> None:
+async def test_the_account_is_returned_with_any_status(tokens: Tokens, accounts: Accounts) -> None:
     created = await tokens.create("alice")
     await accounts.set_status("alice", AccountStatus.CLOSED)
     assert (await tokens.authenticate(created.token)).account.status is AccountStatus.CLOSED
@@ -69,7 +69,7 @@ async def test_it_costs_two_reads_and_nothing_else(tokens: Tokens, client: Clien
     assert await calls(client) - before == 2 + 1
 
 
-async def test_what_never_was_a_token_is_refused_without_the_store(tokens: Tokens, tmp_path: Path) -> None:
+async def test_a_text_that_is_no_token_is_refused_without_the_store(tokens: Tokens, tmp_path: Path) -> None:
     created = await tokens.create("alice")
     away = Client.connect(f"unix://{tmp_path}/nothing")
     without_store = Tokens(away, PEPPER)
@@ -79,7 +79,7 @@ async def test_what_never_was_a_token_is_refused_without_the_store(tokens: Token
     await away.close()
 
 
-async def test_unknown_and_wrong_and_malformed_get_one_answer(tokens: Tokens, client: Client) -> None:
+async def test_unknown_wrong_and_malformed_tokens_get_the_same_error(tokens: Tokens, client: Client) -> None:
     right, other = await tokens.create("alice"), await tokens.create("alice")
     short = right.id.removeprefix("alice-")
     record = await client.call("HGET", "gw:{alice}:tokens", other.id.removeprefix("alice-"))
@@ -112,7 +112,7 @@ async def test_an_expired_token_is_refused_and_named(tokens: Tokens) -> None:
     assert refused.value.token.id == created.id
 
 
-async def test_a_deleted_token_is_as_if_it_had_never_been(tokens: Tokens) -> None:
+async def test_a_deleted_token_is_an_unknown_one(tokens: Tokens) -> None:
     created, kept = await tokens.create("alice"), await tokens.create("alice")
     assert (await tokens.delete(created.id)).id == created.id
     assert await code_of(tokens, created.token) == "token_invalid"
@@ -136,7 +136,7 @@ async def test_a_change_that_races_with_a_deletion_never_brings_a_token_back(tok
         assert await tokens.all_of("bob") == []
 
 
-async def test_use_is_noted_once_an_hour(tokens: Tokens, client: Client) -> None:
+async def test_use_is_recorded_once_an_hour(tokens: Tokens, client: Client) -> None:
     created, began = await tokens.create("alice"), int(time.time())
     known = await tokens.authenticate(created.token)
     assert known.token.last_used is None
@@ -150,7 +150,7 @@ async def test_use_is_noted_once_an_hour(tokens: Tokens, client: Client) -> None
     assert await calls(client) - before == 2 + 1
 
 
-async def test_a_note_of_use_does_not_undo_what_came_before_it(tokens: Tokens) -> None:
+async def test_recording_use_does_not_undo_an_earlier_change(tokens: Tokens) -> None:
     created = await tokens.create("alice")
     known = await tokens.authenticate(created.token)
     await tokens.set_status(created.id, TokenStatus.DISABLED)
@@ -158,14 +158,14 @@ async def test_a_note_of_use_does_not_undo_what_came_before_it(tokens: Tokens) -
     assert (await tokens.get(created.id)).status is TokenStatus.DISABLED
 
 
-async def test_a_note_that_the_store_cannot_take_is_dropped(tokens: Tokens, tmp_path: Path) -> None:
+async def test_use_is_not_recorded_while_the_store_is_away(tokens: Tokens, tmp_path: Path) -> None:
     known = await tokens.authenticate((await tokens.create("alice")).token)
     away = Client.connect(f"unix://{tmp_path}/nothing")
     await Tokens(away, PEPPER).touch(known)
     await away.close()
 
 
-async def test_the_secret_is_kept_and_shown_nowhere(tokens: Tokens, client: Client) -> None:
+async def test_the_secret_is_stored_and_shown_nowhere(tokens: Tokens, client: Client) -> None:
     created = await tokens.create("alice")
     known = await tokens.authenticate(created.token)
     secret = created.token.rpartition("-")[2]
@@ -190,12 +190,12 @@ async def test_a_token_needs_an_open_account(tokens: Tokens, accounts: Accounts)
         assert await tokens.all_of(account) == []
 
 
-async def test_an_address_that_is_none_is_refused(tokens: Tokens) -> None:
+async def test_an_invalid_address_is_refused(tokens: Tokens) -> None:
     with pytest.raises(TokenError, match=r"`10\.0\.0\.0/33` is no address"):
         await tokens.create("alice", addresses=["10.0.0.0/33"])
 
 
-async def test_a_caller_that_gives_up_leaves_nothing_to_the_next(tokens: Tokens) -> None:
+async def test_a_cancelled_call_leaves_no_reply_to_the_next(tokens: Tokens) -> None:
     alice, bob = await tokens.create("alice"), await tokens.create("bob")
 
     async def left(text: str, steps: int) -> None:

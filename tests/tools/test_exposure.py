@@ -1,4 +1,4 @@
-"""How far a balance may fall is told before anything runs."""
+"""The exposure is computed from the configuration alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from gateway import loading
 from gateway.chat.request import BodyRules, check
 from gateway.config.schema import load
-from gateway.tools.exposure import Exposure, exposure_of, most_prompt_tokens
+from gateway.tools.exposure import Exposure, exposure_of, max_prompt_tokens
 
 FILE = """
 data: {folder}
@@ -34,13 +34,13 @@ def bound(folder: Path, quota: str) -> Exposure | None:
     return exposure_of(loaded.config, loading.build(loaded))
 
 
-def test_with_full_holds_it_is_the_credit_line(tmp_path: Path) -> None:
+def test_with_full_holds_no_balance_falls_below_its_credit_line(tmp_path: Path) -> None:
     assert bound(tmp_path, "{use: quota, with: {max_holds: 7}}, ") == Exposure(
         DEAREST, "dear", "dearer", 0, 7 * DEAREST
     )
 
 
-def test_what_a_request_may_cost_beyond_its_hold_counts_for_each_hold(tmp_path: Path) -> None:
+def test_the_cost_beyond_a_hold_counts_once_for_each_hold(tmp_path: Path) -> None:
     found = bound(tmp_path, "{use: quota, with: {max_holds: 7, max_hold: 1.5}}, ")
     assert found is not None
     assert found.overdraft == 7 * (DEAREST - 1_500_000)
@@ -53,9 +53,9 @@ def test_what_a_request_may_cost_beyond_its_hold_counts_for_each_hold(tmp_path: 
 def test_no_body_counts_more_input_than_its_size_allows(count: int) -> None:
     messages = ",".join(['{"role":""}'] * count)
     body = check(f'{{"model":"m","stream":true,"messages":[{messages}]}}'.encode(), BodyRules())
-    assert body.prompt_tokens_bound <= most_prompt_tokens(body.size)
+    assert body.prompt_tokens_bound <= max_prompt_tokens(body.size)
 
 
 @pytest.mark.parametrize("quota", ["", "{use: quota, enabled: false}, "])
-def test_without_quota_there_is_none(tmp_path: Path, quota: str) -> None:
+def test_without_quota_there_is_no_exposure(tmp_path: Path, quota: str) -> None:
     assert bound(tmp_path, quota) is None

@@ -1,4 +1,4 @@
-"""A new plugin's package is complete, and its test passes at once."""
+"""The package of a new plugin is complete, and its tests pass at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.config import schema
 from gateway.tools.scaffold import write
 
 
-def test_the_test_of_a_new_package_passes_at_once_and_the_linter_is_content(tmp_path: Path) -> None:
+def test_the_tests_and_the_linter_pass_for_a_new_package(tmp_path: Path) -> None:
     folder = write("night-rates", tmp_path)
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
@@ -43,7 +43,7 @@ def test_the_test_of_a_new_package_passes_at_once_and_the_linter_is_content(tmp_
     assert lint.returncode == 0, lint.stdout
 
 
-def test_the_package_has_what_it_takes(tmp_path: Path) -> None:
+def test_the_package_is_complete(tmp_path: Path) -> None:
     folder = write("night-rates", tmp_path)
     assert folder == tmp_path / "night-rates"
     assert sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()) == [
@@ -59,10 +59,10 @@ def test_the_package_has_what_it_takes(tmp_path: Path) -> None:
         assert not path.is_file() or "$" not in path.read_text(), path
 
 
-def test_nothing_is_written_over(tmp_path: Path) -> None:
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
     plugin = write("night-rates", tmp_path) / "src" / "night_rates.py"
     plugin.write_text("# mine\n")
-    with pytest.raises(ValueError, match="exists already"):
+    with pytest.raises(ValueError, match="already exists"):
         write("night-rates", tmp_path)
     assert plugin.read_text() == "# mine\n"
 
@@ -78,11 +78,11 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
         ("../office", "use a-z"),
         ("4711", "use a-z"),
         ("o" * 65, "use a-z"),
-        ("class", "take a name of two words, as in class-rules"),
-        ("json", "take a name of two words"),
-        ("plugin", "take a name of two words"),
+        ("class", "choose a name of two words, as in class-rules"),
+        ("json", "choose a name of two words"),
+        ("plugin", "choose a name of two words"),
         ("rate-limit", "a plugin called `rate-limit` is installed already"),
-        ("aiohttp", "a module called `aiohttp` is there already"),
+        ("aiohttp", "a module called `aiohttp` can be imported already"),
     ],
 )
 def test_a_name_that_cannot_be_used_is_refused_with_a_cure(tmp_path: Path, name: str, cure: str) -> None:

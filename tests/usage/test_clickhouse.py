@@ -1,13 +1,13 @@
-"""What ends is in ClickHouse once, however often it was sent and whatever failed meanwhile.
+"""Each request that ended is in ClickHouse once, however often it was sent and whatever failed meanwhile.
 
-The statements run on the engine itself where it is installed (`pip install chdb`), behind the few lines of HTTP that a server
-has before it; without it only what needs no engine is tried.
+The statements run on the engine itself where it is installed (`pip install chdb`), behind a few lines of HTTP. Without it
+only the tests that need no engine run.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
+from pytest_aiohttp import AiohttpServer
 from structlog.testing import capture_logs
 
 from gateway.config.schema import Config, UsageSettings
@@ -32,7 +33,7 @@ NAME, PASSWORD = "sluice", "database-password-0815"
 
 
 class Server:
-    """HTTP before the engine, or, without one, before nothing: then it takes whatever comes."""
+    """The HTTP interface of an engine. Without an engine it accepts every statement and returns nothing."""
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
@@ -41,7 +42,13 @@ class Server:
         self.data: list[str] = []
         self.url = ""
 
-    async def answer(self, request: web.BaseRequest) -> web.Response:
+    async def start(self, aiohttp_server: AiohttpServer) -> None:
+        app = web.Application()
+        app.router.add_post("/", self.answer)
+        running = await aiohttp_server(app)
+        self.url = f"http://{NAME}:{PASSWORD}@{running.host}:{running.port}/records"
+
+    async def answer(self, request: web.Request) -> web.Response:
         assert request.headers["X-ClickHouse-User"] == NAME
         assert request.headers["X-ClickHouse-Key"] == PASSWORD
         assert request.headers["X-ClickHouse-Database"] == "records"
@@ -75,146 +82,141 @@ def engine(chdb: ModuleType, tmp_path: Path) -> Iterator[Any]:
     session.close()
 
 
-async def listening(server: Server) -> AsyncIterator[Server]:
-    runner = web.ServerRunner(web.Server(server.answer))
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    server.url = f"http://{NAME}:{PASSWORD}@127.0.0.1:{runner.addresses[0][1]}/records"
-    yield server
-    await runner.cleanup()
+@pytest.fixture
+async def server(engine: Any, aiohttp_server: AiohttpServer) -> Server:
+    server = Server(engine)
+    await server.start(aiohttp_server)
+    return server
 
 
 @pytest.fixture
-async def server(engine: Any) -> AsyncIterator[Server]:
-    async for listens in listening(Server(engine)):
-        yield listens
+async def server_without_engine(aiohttp_server: AiohttpServer) -> Server:
+    server = Server(None)
+    await server.start(aiohttp_server)
+    return server
 
 
 @pytest.fixture
-async def hollow() -> AsyncIterator[Server]:
-    async for listens in listening(Server(None)):
-        yield listens
+def database(tmp_path: Path) -> Iterator[UsageDatabase]:
+    database = UsageDatabase(tmp_path / "usage")
+    yield database
+    database.close()
 
 
-@pytest.fixture
-def rows(tmp_path: Path) -> Iterator[UsageDatabase]:
-    writer = UsageDatabase(tmp_path / "usage")
-    yield writer
-    writer.close()
+def copier(server: Server, database: UsageDatabase) -> Copier:
+    return Copier(ClickHouse(server.url), database.folder)
 
 
-def copier(server: Server, rows: UsageDatabase) -> Copier:
-    return Copier(ClickHouse(server.url), rows.folder)
-
-
-async def drain(copying: Copier) -> int:
+async def drain(worker: Copier) -> int:
     total = 0
-    while moved := await copying.step():
-        total += moved
+    while copied := await worker.copy_batch():
+        total += copied
     return total
 
 
 async def rolled_up(server: Server) -> list[dict[str, Any]]:
-    lines = await ClickHouse(server.url).run(f"SELECT * FROM {VIEW} ORDER BY {', '.join(GROUPS)} FORMAT JSONEachRow")
+    lines = await ClickHouse(server.url).execute(
+        f"SELECT * FROM {VIEW} ORDER BY {', '.join(GROUPS)} FORMAT JSONEachRow"
+    )
     return [msgspec.json.decode(line) for line in lines.splitlines()]
 
 
-async def test_the_view_there_equals_the_roll_up_here(server: Server, rows: UsageDatabase) -> None:
+async def test_the_view_in_clickhouse_equals_the_sums_in_the_files(server: Server, database: UsageDatabase) -> None:
     ended = [
         end(arrival(), account=f"a{n % 3}", charge_micros=n, first_byte_ms=None if n % 2 else n) for n in range(50)
     ]
-    rows.write([*ended, end(arrival(), outcome=Outcome.REFUSED, status=401, model="", channel=""), arrival()])
-    assert await drain(copier(server, rows)) == 51
-    assert await rolled_up(server) == queries.summary(rows.folder, GROUPS)
+    database.write([*ended, end(arrival(), outcome=Outcome.REFUSED, status=401, model="", channel=""), arrival()])
+    assert await drain(copier(server, database)) == 51
+    assert await rolled_up(server) == queries.summary(database.folder, GROUPS)
 
 
-async def test_what_is_sent_twice_is_there_once(server: Server, rows: UsageDatabase) -> None:
-    rows.write([end(arrival()) for _ in range(5)])
-    assert await drain(copier(server, rows)) == 5
-    (rows.folder / "clickhouse.place").unlink()
-    assert await drain(copier(server, rows)) == 5
-    assert await rolled_up(server) == queries.summary(rows.folder, GROUPS)
+async def test_a_record_that_is_sent_twice_is_stored_once(server: Server, database: UsageDatabase) -> None:
+    database.write([end(arrival()) for _ in range(5)])
+    assert await drain(copier(server, database)) == 5
+    (database.folder / "clickhouse.place").unlink()
+    assert await drain(copier(server, database)) == 5
+    assert await rolled_up(server) == queries.summary(database.folder, GROUPS)
 
 
-@pytest.mark.parametrize("guessed_first", [True, False])
-async def test_a_true_end_replaces_a_guess_whichever_came_first(
-    server: Server, rows: UsageDatabase, guessed_first: bool
+@pytest.mark.parametrize("presumed_first", [True, False])
+async def test_an_actual_end_replaces_a_presumed_one_in_either_order(
+    server: Server, database: UsageDatabase, presumed_first: bool
 ) -> None:
     ended = end(arrival())
-    guess = end(ended, outcome=Outcome.GATEWAY_CRASHED, account="", charge_micros=0)
-    database = ClickHouse(server.url)
-    await database.prepare()
-    for record in (guess, ended) if guessed_first else (ended, guess):
-        await database.keep([record])
-    assert await database.find(ended.id) == ended
+    presumed = end(ended, outcome=Outcome.GATEWAY_CRASHED, account="", charge_micros=0)
+    remote = ClickHouse(server.url)
+    await remote.create_tables()
+    for record in (presumed, ended) if presumed_first else (ended, presumed):
+        await remote.insert([record])
+    assert await remote.find(ended.id) == ended
 
 
-async def test_every_field_comes_back_as_it_went(server: Server) -> None:
-    database = ClickHouse(server.url)
-    await database.prepare()
+async def test_every_field_is_read_as_it_was_written(server: Server) -> None:
+    remote = ClickHouse(server.url)
+    await remote.create_tables()
     odd = end(arrival(), first_byte_ms=None, upstream_request_id="'; DROP TABLE x; --\\ \"ü\n", bytes=2**53)
-    await database.keep([odd])
-    assert await database.find(odd.id) == odd
-    assert await database.find(arrival().id) is None
+    await remote.insert([odd])
+    assert await remote.find(odd.id) == odd
+    assert await remote.find(arrival().id) is None
 
 
 async def test_a_request_that_another_machine_served_is_found(
-    server: Server, rows: UsageDatabase, client: Client
+    server: Server, database: UsageDatabase, client: Client
 ) -> None:
-    elsewhere, mine = end(arrival()), end(arrival())
-    database = ClickHouse(server.url)
-    await database.prepare()
-    await database.keep([elsewhere])
-    rows.write([mine])
-    usage = UsageLog(client, rows.folder, elsewhere=database)
-    assert await usage.find(elsewhere.id, "demo") == elsewhere
-    assert await usage.find(elsewhere.id, "other") is None
-    assert await usage.find(mine.id) == mine
+    remote_record, local_record = end(arrival()), end(arrival())
+    remote = ClickHouse(server.url)
+    await remote.create_tables()
+    await remote.insert([remote_record])
+    database.write([local_record])
+    usage = UsageLog(client, database.folder, clickhouse=remote)
+    assert await usage.find(remote_record.id, "demo") == remote_record
+    assert await usage.find(remote_record.id, "other") is None
+    assert await usage.find(local_record.id) == local_record
 
 
-async def test_what_fails_is_sent_again_from_where_it_was(hollow: Server, rows: UsageDatabase) -> None:
-    copying = copier(hollow, rows)
-    rows.write([end(arrival()) for _ in range(3)])
-    await copying.step()
-    rows.write([end(arrival()) for _ in range(2)])
-    hollow.fails = 1
+async def test_a_batch_that_failed_is_sent_again(server_without_engine: Server, database: UsageDatabase) -> None:
+    worker = copier(server_without_engine, database)
+    database.write([end(arrival()) for _ in range(3)])
+    await worker.copy_batch()
+    database.write([end(arrival()) for _ in range(2)])
+    server_without_engine.fails = 1
     with pytest.raises(GatewayError, match="Memory limit") as failed:
-        await copying.step()
+        await worker.copy_batch()
     assert PASSWORD not in str(failed.value)
-    assert await copier(hollow, rows).step() == 2
-    assert await copying.step() == 0
+    assert await copier(server_without_engine, database).copy_batch() == 2
+    assert await worker.copy_batch() == 0
 
 
-async def test_a_server_that_is_away_is_said_once_and_its_return_too(
-    hollow: Server, rows: UsageDatabase, monkeypatch: pytest.MonkeyPatch
+async def test_an_outage_is_logged_once_and_its_end_too(
+    server_without_engine: Server, database: UsageDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clickhouse, "TRY_AGAIN_S", 0.01)
+    monkeypatch.setattr(clickhouse, "RETRY_S", 0.01)
     monkeypatch.setattr(clickhouse, "POLL_S", 0.01)
-    rows.write([end(arrival())])
-    hollow.fails, stop = 3, asyncio.Event()
+    database.write([end(arrival())])
+    server_without_engine.fails, stop = 3, asyncio.Event()
     with capture_logs() as lines:
-        running = asyncio.create_task(copier(hollow, rows).run(stop))
+        running = asyncio.create_task(copier(server_without_engine, database).run(stop))
         async with asyncio.timeout(PATIENCE_S):
             while len(lines) < 2:
                 await asyncio.sleep(0.01)
-        await asyncio.sleep(0.05)  # and nothing more is said
+        await asyncio.sleep(0.05)  # and nothing more is logged
         stop.set()
         await running
     assert [line["event"] for line in lines] == ["clickhouse_waits", "clickhouse_goes_on"]
     assert PASSWORD not in str(lines)
 
 
-async def test_nobody_is_told_of_other_machines_while_they_cannot_be_asked(client: Client, rows: UsageDatabase) -> None:
+async def test_an_unknown_request_raises_while_clickhouse_is_away(client: Client, database: UsageDatabase) -> None:
     nowhere = ClickHouse(f"http://{NAME}:{PASSWORD}@127.0.0.1:1/records", timeout_s=1)
-    usage = UsageLog(client, rows.folder, elsewhere=nowhere)
+    usage = UsageLog(client, database.folder, clickhouse=nowhere)
     with pytest.raises(StoreAway) as away:
         await usage.find(arrival().id)
     assert PASSWORD not in str(away.value)
-    assert await usage.find("nonsense") is None, "what is no id is asked of nobody"
+    assert await usage.find("nonsense") is None, "what is no id is not looked up"
 
 
 @pytest.mark.parametrize("wrong", ["clickhouse:8123", "ftp://host/", "https://", "http://host:70000/x", "http://a b/"])
-def test_an_address_that_is_none_is_refused(wrong: str) -> None:
+def test_an_invalid_url_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match="clickhouse must be like"):
         UsageSettings(clickhouse=wrong)
 

@@ -1,4 +1,4 @@
-"""A row is one request whatever is written, and the roll-up is the sum of the rows whatever happens."""
+"""A row is one request, and the sums by day equal the sum of the closed rows, whatever is written in whatever order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.exchange import Outcome
 from gateway.request_id import arrival_ms
 from gateway.usage import queries
-from gateway.usage.database import GROUPS, SUMS, UsageDatabase, files, months_ago, path_of
+from gateway.usage.database import GROUPS, SUMS, UsageDatabase, months, months_ago, path_of
 from gateway.usage.record import Record
 from tests.records import arrival, end, id_at
 
@@ -22,10 +22,10 @@ NEW_YEAR_MS = 1_798_761_600_000
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Iterator[UsageDatabase]:
-    writer = UsageDatabase(tmp_path)
-    yield writer
-    writer.close()
+def database(tmp_path: Path) -> Iterator[UsageDatabase]:
+    database = UsageDatabase(tmp_path)
+    yield database
+    database.close()
 
 
 def rolled_up(folder: Path) -> list[dict[str, object]]:
@@ -33,7 +33,7 @@ def rolled_up(folder: Path) -> list[dict[str, object]]:
 
 
 def summed(folder: Path) -> list[dict[str, object]]:
-    """The roll-up computed again from the rows."""
+    """The sums by day, computed from the rows."""
     totals: dict[tuple[str, ...], list[int]] = {}
     for row in queries.select(folder):
         if row.outcome is not None:
@@ -43,74 +43,74 @@ def summed(folder: Path) -> list[dict[str, object]]:
     return [dict(zip((*GROUPS, *SUMS), (*key, *totals[key]), strict=True)) for key in sorted(totals)]
 
 
-def test_an_arrival_is_a_row_that_is_under_way(rows: UsageDatabase) -> None:
+def test_an_arrival_is_an_open_row(database: UsageDatabase) -> None:
     opened = arrival()
-    rows.write([opened])
-    assert queries.find(rows.folder, opened.id) == opened
-    assert rolled_up(rows.folder) == []
+    database.write([opened])
+    assert queries.find(database.folder, opened.id) == opened
+    assert rolled_up(database.folder) == []
 
 
-def test_an_end_closes_its_row_with_all_it_knows(rows: UsageDatabase) -> None:
+def test_an_end_replaces_its_arrival(database: UsageDatabase) -> None:
     opened = arrival()
-    rows.write([opened])
-    rows.write([end(opened)])
-    assert list(queries.select(rows.folder)) == [end(opened)]
+    database.write([opened])
+    database.write([end(opened)])
+    assert list(queries.select(database.folder)) == [end(opened)]
 
 
-def test_an_end_that_comes_before_its_arrival_stays(rows: UsageDatabase) -> None:
+def test_an_end_that_comes_before_its_arrival_stays(database: UsageDatabase) -> None:
     opened = arrival()
-    rows.write([end(opened)])
-    rows.write([opened])
-    assert list(queries.select(rows.folder)) == [end(opened)]
+    database.write([end(opened)])
+    database.write([opened])
+    assert list(queries.select(database.folder)) == [end(opened)]
 
 
-def test_what_is_written_again_changes_nothing(rows: UsageDatabase) -> None:
+def test_writing_a_record_again_changes_nothing(database: UsageDatabase) -> None:
     opened = arrival()
     for _ in range(3):
-        rows.write([opened, end(opened)])
-        rows.write([end(opened, charge_micros=999)])
-    assert list(queries.select(rows.folder)) == [end(opened)]
-    assert [day["charge_micros"] for day in rolled_up(rows.folder)] == [123]
+        database.write([opened, end(opened)])
+        database.write([end(opened, charge_micros=999)])
+    assert list(queries.select(database.folder)) == [end(opened)]
+    assert [day["charge_micros"] for day in rolled_up(database.folder)] == [123]
 
 
-def test_requests_around_midnight_on_new_year_are_in_their_own_files(rows: UsageDatabase) -> None:
+def test_requests_around_midnight_on_new_year_are_in_their_own_files(database: UsageDatabase) -> None:
     old, new = arrival(id_at(NEW_YEAR_MS - 1)), arrival(id_at(NEW_YEAR_MS))
-    rows.write([old, new, end(old), end(new)])
-    assert files(rows.folder) == ["2026-12", "2027-01"]
-    assert [day["day"] for day in queries.summary(rows.folder, ["day"])] == ["2026-12-31", "2027-01-01"]
+    database.write([old, new, end(old), end(new)])
+    assert months(database.folder) == ["2026-12", "2027-01"]
+    assert [day["day"] for day in queries.summary(database.folder, ["day"])] == ["2026-12-31", "2027-01-01"]
 
 
-def test_the_sweeper_closes_only_what_is_old_and_open(rows: UsageDatabase) -> None:
+def test_close_crashed_closes_only_old_open_requests(database: UsageDatabase) -> None:
     old, ended, young = arrival(id_at(NEW_YEAR_MS)), arrival(id_at(NEW_YEAR_MS)), arrival(id_at(NEW_YEAR_MS + 5000))
-    rows.write([old, ended, end(ended), young])
-    assert rows.close_crashed(NEW_YEAR_MS + 5000) == 1
-    found = {row.id: row.outcome for row in queries.select(rows.folder)}
-    assert found == {old.id: Outcome.GATEWAY_CRASHED, ended.id: Outcome.COMPLETED, young.id: None}
+    database.write([old, ended, end(ended), young])
+    assert database.close_crashed(NEW_YEAR_MS + 5000) == 1
+    outcomes = {row.id: row.outcome for row in queries.select(database.folder)}
+    assert outcomes == {old.id: Outcome.GATEWAY_CRASHED, ended.id: Outcome.COMPLETED, young.id: None}
 
 
-def test_a_true_end_that_comes_late_replaces_the_guess_of_the_sweeper(rows: UsageDatabase) -> None:
+def test_an_actual_end_that_comes_late_replaces_a_presumed_one(database: UsageDatabase) -> None:
     opened = arrival()
-    rows.write([opened])
-    rows.close_crashed(arrival_ms(opened.id) + 1)
-    rows.write([end(opened)])
-    assert queries.find(rows.folder, opened.id) == end(opened)
-    assert rolled_up(rows.folder) == summed(rows.folder)
+    database.write([opened])
+    database.close_crashed(arrival_ms(opened.id) + 1)
+    database.write([end(opened)])
+    assert queries.find(database.folder, opened.id) == end(opened)
+    assert rolled_up(database.folder) == summed(database.folder)
 
 
-def test_the_sweeper_never_replaces_a_true_end(rows: UsageDatabase) -> None:
+def test_close_crashed_never_replaces_an_actual_end(database: UsageDatabase) -> None:
     opened = arrival()
-    rows.write([end(opened, outcome=Outcome.CALLER_GONE)])
-    assert rows.close_crashed(arrival_ms(opened.id) + 1) == 0
+    database.write([end(opened, outcome=Outcome.CALLER_GONE)])
+    assert database.close_crashed(arrival_ms(opened.id) + 1) == 0
 
 
-def test_old_months_are_dropped_as_whole_files_and_may_come_again(rows: UsageDatabase) -> None:
+def test_the_files_of_old_months_are_dropped_and_may_be_written_again(database: UsageDatabase) -> None:
     old, new = arrival(id_at(NEW_YEAR_MS - 1)), arrival(id_at(NEW_YEAR_MS))
-    rows.write([old, new])
-    assert rows.drop_before("2027-01") == ["2026-12"]
-    assert sorted(path.name for path in rows.folder.glob("usage-2026*")) == []
-    assert list(queries.select(rows.folder)) == [new]
-    rows.write([old])
-    assert queries.find(rows.folder, old.id) == old
+    database.write([old, new])
+    assert database.drop_before("2027-01") == ["2026-12"]
+    assert sorted(path.name for path in database.folder.glob("usage-2026*")) == []
+    assert list(queries.select(database.folder)) == [new]
+    database.write([old])
+    assert queries.find(database.folder, old.id) == old
 
 
 def test_months_are_counted_back_over_the_turn_of_the_year() -> None:
@@ -119,25 +119,25 @@ def test_months_are_counted_back_over_the_turn_of_the_year() -> None:
     ]  # fmt: skip
 
 
-def test_a_batch_that_fails_leaves_neither_a_row_nor_a_sum(rows: UsageDatabase) -> None:
+def test_a_batch_that_fails_leaves_neither_a_row_nor_a_sum(database: UsageDatabase) -> None:
     good = arrival()
-    rows.write([good])
-    with sqlite3.connect(path_of(rows.folder, files(rows.folder)[0])) as other:
+    database.write([good])
+    with sqlite3.connect(path_of(database.folder, months(database.folder)[0])) as other:
         other.execute("CREATE TRIGGER full BEFORE INSERT ON days BEGIN SELECT raise(ABORT, 'disk is full'); END")
     other.close()
     late = arrival()
     with pytest.raises(sqlite3.Error):
-        rows.write([late, end(good)])
-    assert list(queries.select(rows.folder)) == [good]
-    assert rolled_up(rows.folder) == []
+        database.write([late, end(good)])
+    assert list(queries.select(database.folder)) == [good]
+    assert rolled_up(database.folder) == []
 
 
-def test_an_id_with_a_quote_in_it_is_only_data(rows: UsageDatabase) -> None:
+def test_an_id_with_a_quote_in_it_is_only_data(database: UsageDatabase) -> None:
     opened = arrival()
-    rows.write([end(opened, account="a'; DROP TABLE requests; --", model='"')])
-    found = queries.find(rows.folder, opened.id)
-    assert found is not None
-    assert found.account == "a'; DROP TABLE requests; --"
+    database.write([end(opened, account="a'; DROP TABLE requests; --", model='"')])
+    record = queries.find(database.folder, opened.id)
+    assert record is not None
+    assert record.account == "a'; DROP TABLE requests; --"
 
 
 REQUESTS = [arrival() for _ in range(6)]
@@ -156,18 +156,18 @@ WRITES = st.lists(st.one_of(st.sampled_from(REQUESTS), ENDS), max_size=8)
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.one_of(WRITES, st.none()), max_size=6))
-def test_whatever_is_written_in_whatever_order_the_roll_up_is_the_sum_of_the_rows(
+def test_the_sums_by_day_equal_the_sum_of_the_rows_whatever_is_written_in_whatever_order(
     steps: list[list[Record] | None],
 ) -> None:
     with TemporaryDirectory() as name:
-        rows = UsageDatabase(Path(name))
+        database = UsageDatabase(Path(name))
         written: set[str] = set()
         for step in steps:
             if step is None:
-                rows.close_crashed(arrival_ms(REQUESTS[3].id) + 1)
+                database.close_crashed(arrival_ms(REQUESTS[3].id) + 1)
             else:
-                rows.write(step)
+                database.write(step)
                 written |= {record.id for record in step}
-        rows.close()
-        assert rolled_up(rows.folder) == summed(rows.folder)
-        assert {row.id for row in queries.select(rows.folder)} == written
+        database.close()
+        assert rolled_up(database.folder) == summed(database.folder)
+        assert {row.id for row in queries.select(database.folder)} == written

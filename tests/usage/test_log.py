@@ -1,6 +1,4 @@
-"""An arrival is kept in the stream, or in the spool, or the request is refused; and a record is found
-wherever it is.
-"""
+"""An arrival is written to the stream, or the request is refused; and a record is found wherever it is."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def usage(client: Client, tmp_path: Path) -> UsageLog:
 
 @pytest.fixture
 async def frozen(tmp_path: Path) -> AsyncIterator[UsageLog]:
-    """A log whose store does not answer."""
+    """A usage log whose store does not reply."""
     store = EmbeddedStore.start(tmp_path / "store")
     client = Client.connect(store.url, timeout_s=0.5)
     await client.call("PING")
@@ -64,14 +62,14 @@ async def test_an_arrival_shares_the_round_trip_of_its_tick(usage: UsageLog) -> 
     await usage.submit_arrival(arrival())
     before = await usage.client.call("INFO", "stats")
     other = usage.client.submit("GET", "gw:other")
-    kept = usage.submit_arrival(arrival())
-    await asyncio.gather(other, kept)
+    written = usage.submit_arrival(arrival())
+    await asyncio.gather(other, written)
     after = await usage.client.call("INFO", "stats")
     assert after["total_commands_processed"] - before["total_commands_processed"] == 3
     assert after["total_reads_processed"] - before["total_reads_processed"] == 2
 
 
-async def test_a_store_that_is_away_refuses_the_arrival_and_the_spool_has_it(frozen: UsageLog) -> None:
+async def test_while_the_store_is_away_an_arrival_is_refused_and_spooled(frozen: UsageLog) -> None:
     opened = arrival()
     with pytest.raises(StoreAway):
         await frozen.submit_arrival(opened)
@@ -79,7 +77,7 @@ async def test_a_store_that_is_away_refuses_the_arrival_and_the_spool_has_it(fro
     assert spooled(frozen) == [opened, end(opened, outcome=Outcome.REFUSED)]
 
 
-async def test_a_stream_of_another_kind_refuses_too(usage: UsageLog) -> None:
+async def test_an_arrival_that_the_store_refuses_is_refused_and_spooled(usage: UsageLog) -> None:
     await usage.client.call("SET", usage.stream, "x")
     opened = arrival()
     with pytest.raises(StoreAway):
@@ -95,11 +93,11 @@ async def test_with_neither_store_nor_disk_an_arrival_and_an_end_are_refused(fro
         await frozen.end(end(arrival()))
 
 
-async def test_a_full_stream_is_left_alone_and_the_spool_takes_the_rest_until_it_is_drained(
+async def test_while_the_stream_is_full_records_go_to_the_spool(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MEASURE_S", 0.0)
-    usage = UsageLog(client, tmp_path, most=3)
+    usage = UsageLog(client, tmp_path, max_entries=3)
     for _ in range(10):
         await usage.submit_arrival(arrival())
     assert 3 <= await usage.length() <= 4
@@ -111,7 +109,7 @@ async def test_a_full_stream_is_left_alone_and_the_spool_takes_the_rest_until_it
 
 
 async def test_a_full_stream_and_a_full_disk_refuse_the_arrival(client: Client, tmp_path: Path) -> None:
-    usage = UsageLog(client, tmp_path, most=0)
+    usage = UsageLog(client, tmp_path, max_entries=0)
     await usage.submit_arrival(arrival())
     usage.spool.folder.symlink_to("/dev/full")
     with pytest.raises(StoreAway):
@@ -127,7 +125,9 @@ async def test_a_request_is_found_in_the_stream_before_it_is_in_the_files(usage:
     assert await usage.find(opened.id) == end(opened)
 
 
-async def test_a_request_is_found_behind_many_others(usage: UsageLog, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_is_found_among_many_others_in_the_stream(
+    usage: UsageLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "PAGE", 10)
     wanted = arrival()
     await usage.submit_arrival(wanted)
@@ -150,16 +150,16 @@ async def test_a_request_that_never_arrived_is_not_found(usage: UsageLog) -> Non
     assert await usage.find("nonsense") is None
 
 
-async def test_an_account_is_told_of_its_own_requests_and_of_nobody_elses(usage: UsageLog) -> None:
-    mine, theirs, nobodys = end(arrival()), end(arrival(), account="other"), end(arrival(), account="")
-    UsageDatabase(usage.folder).write([mine, theirs, nobodys])
-    assert await usage.find(mine.id, "demo") == mine
-    assert await usage.find(theirs.id, "demo") is None
-    assert await usage.find(nobodys.id, "demo") is None
-    assert await usage.find(nobodys.id) == nobodys
+async def test_an_account_finds_only_its_own_requests(usage: UsageLog) -> None:
+    own, other, without = end(arrival()), end(arrival(), account="other"), end(arrival(), account="")
+    UsageDatabase(usage.folder).write([own, other, without])
+    assert await usage.find(own.id, "demo") == own
+    assert await usage.find(other.id, "demo") is None
+    assert await usage.find(without.id, "demo") is None
+    assert await usage.find(without.id) == without
 
 
-async def test_what_is_in_the_files_is_told_without_the_store_and_of_the_rest_nothing_is_claimed(
+async def test_without_the_store_a_record_in_the_files_is_found_and_any_other_id_raises(
     frozen: UsageLog,
 ) -> None:
     ended = end(arrival())
@@ -169,12 +169,12 @@ async def test_what_is_in_the_files_is_told_without_the_store_and_of_the_rest_no
         await frozen.find(arrival().id)
 
 
-async def test_each_folder_has_a_stream_of_its_own_that_outlives_the_process(client: Client, tmp_path: Path) -> None:
+async def test_each_folder_has_a_stream_of_its_own_that_stays_the_same(client: Client, tmp_path: Path) -> None:
     one, again, other = (UsageLog(client, tmp_path / name) for name in ("one", "one", "other"))
     assert one.stream == again.stream != other.stream
 
 
-async def test_ends_that_a_store_forgot_are_kept_again_in_the_one_that_took_over(tmp_path: Path) -> None:
+async def test_ends_that_a_store_lost_are_written_again_to_the_one_that_took_over(tmp_path: Path) -> None:
     store = EmbeddedStore.start(tmp_path / "store")
     client = Client.connect(store.url)
     usage, masters = UsageLog(client, tmp_path / "usage"), Masters(client)
@@ -182,8 +182,8 @@ async def test_ends_that_a_store_forgot_are_kept_again_in_the_one_that_took_over
     opened = arrival()
     await usage.submit_arrival(opened)
     await usage.end(end(opened))
-    await client.call("DEL", usage.stream)  # as a replica that was behind never had them
-    assert await masters.replay_after_failover(usage.repeat) == [0], "it is the same still"
+    await client.call("DEL", usage.stream)  # as on a replica that was behind
+    assert await masters.replay_after_failover(usage.repeat) == [0], "the master has not changed"
     assert await streamed(usage) == []
     await asyncio.to_thread(store.stop)
     store = EmbeddedStore.start(tmp_path / "store")

@@ -1,4 +1,4 @@
-"""Nothing is lost and nothing is twice, through kills of the sink, the store's absence and full disks."""
+"""No record is lost and none is stored twice, through kills of the sink, outages of the store and full disks."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.money.wallet import Hold, Wallet
 from gateway.usage import queries, sink
-from gateway.usage.database import files, months_ago, path_of
+from gateway.usage.database import months, months_ago, path_of
 from gateway.usage.log import FIELD, UsageLog
 from gateway.usage.record import Record, encode
 from gateway.usage.sink import GROUP, Sink
-from gateway.usage.spool import keep
+from gateway.usage.spool import write_lines
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end, id_at
 from tests.usage.test_database import rolled_up, summed
@@ -44,7 +44,7 @@ def sink_of(usage: UsageLog, crashed_after_s: float = 600) -> Sink:
 
 
 async def drain(worker: Sink) -> None:
-    while await worker.step():
+    while await worker.move_batch():
         pass
 
 
@@ -53,7 +53,7 @@ async def pending(usage: UsageLog) -> int:
 
 
 async def served(usage: UsageLog, count: int) -> list[Record]:
-    """So many requests, arrived and ended."""
+    """Write the arrivals and ends of `count` requests; return the ends."""
     opened = [arrival() for _ in range(count)]
     await asyncio.gather(*(usage.submit_arrival(record) for record in opened))
     ended = [end(record) for record in opened]
@@ -61,13 +61,13 @@ async def served(usage: UsageLog, count: int) -> list[Record]:
     return ended
 
 
-async def until(true: Callable[[], bool]) -> None:
+async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while not true():
+        while not condition():
             await asyncio.sleep(0.005)
 
 
-async def test_what_is_in_the_stream_is_moved_to_the_files(usage: UsageLog) -> None:
+async def test_records_move_from_the_stream_to_the_files(usage: UsageLog) -> None:
     ended = await served(usage, 300)
     await drain(sink_of(usage))
     assert list(queries.select(usage.folder)) == sorted(ended, key=lambda record: record.id)
@@ -75,7 +75,7 @@ async def test_what_is_in_the_stream_is_moved_to_the_files(usage: UsageLog) -> N
     assert await pending(usage) == 0
 
 
-async def test_more_than_a_batch_is_moved_batch_by_batch(usage: UsageLog, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_than_a_batch_moves_batch_by_batch(usage: UsageLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink, "BATCH", 7)
     ended = await served(usage, 50)
     await drain(sink_of(usage))
@@ -83,7 +83,7 @@ async def test_more_than_a_batch_is_moved_batch_by_batch(usage: UsageLog, monkey
     assert await usage.length() == 0
 
 
-async def test_what_a_killed_sink_had_read_is_moved_by_the_next_one(usage: UsageLog) -> None:
+async def test_the_next_sink_moves_what_a_killed_sink_had_read(usage: UsageLog) -> None:
     await drain(sink_of(usage))
     ended = await served(usage, 5)
     await usage.client.call("XREADGROUP", "GROUP", GROUP, GROUP, "COUNT", 100, "STREAMS", usage.stream, ">")
@@ -93,7 +93,7 @@ async def test_what_a_killed_sink_had_read_is_moved_by_the_next_one(usage: Usage
     assert await pending(usage) == 0
 
 
-async def test_what_was_taken_away_and_not_acknowledged_is_acknowledged_by_the_next_one(usage: UsageLog) -> None:
+async def test_the_next_sink_acknowledges_entries_that_were_deleted_and_not_acknowledged(usage: UsageLog) -> None:
     await drain(sink_of(usage))
     await served(usage, 5)
     reply = await usage.client.call("XREADGROUP", "GROUP", GROUP, GROUP, "COUNT", 100, "STREAMS", usage.stream, ">")
@@ -114,31 +114,31 @@ async def test_the_spool_is_replayed_once(usage: UsageLog) -> None:
     assert usage.spool.files() == []
 
 
-async def test_a_record_that_cannot_be_read_is_set_aside_and_stops_nobody(usage: UsageLog) -> None:
+async def test_a_record_that_cannot_be_decoded_is_set_aside_and_stops_no_others(usage: UsageLog) -> None:
     good = arrival()
     await usage.client.call("XADD", usage.stream, "*", FIELD, b"\xff{")
-    keep(usage.spool.folder, [b'{"id": "no id", "arrived_at": ""}', encode(good)])
+    write_lines(usage.spool.folder, [b'{"id": "no id", "arrived_at": ""}', encode(good)])
     await drain(sink_of(usage))
     assert list(queries.select(usage.folder)) == [good]
-    aside = [path.read_bytes() for path in (usage.folder / "unreadable").iterdir()]
-    assert sorted(aside) == [b"\xff{\n", b'{"id": "no id", "arrived_at": ""}\n'][::-1]
+    unreadable = [path.read_bytes() for path in (usage.folder / "unreadable").iterdir()]
+    assert sorted(unreadable) == [b"\xff{\n", b'{"id": "no id", "arrived_at": ""}\n'][::-1]
 
 
-async def test_a_stream_that_the_store_lost_is_joined_again(usage: UsageLog) -> None:
+async def test_the_sink_joins_its_group_again_when_the_store_lost_the_stream(usage: UsageLog) -> None:
     worker = sink_of(usage)
     await drain(worker)
     await usage.client.call("FLUSHALL")
     ended = await served(usage, 3)
-    assert await worker.step() is False
+    assert await worker.move_batch() is False
     await drain(worker)
     assert list(queries.select(usage.folder)) == ended
 
 
-async def test_files_that_cannot_be_written_leave_all_in_the_stream_until_they_can(usage: UsageLog) -> None:
+async def test_records_stay_in_the_stream_while_the_files_cannot_be_written(usage: UsageLog) -> None:
     worker = sink_of(usage)
     await served(usage, 1)
     await drain(worker)
-    path = path_of(usage.folder, files(usage.folder)[0])
+    path = path_of(usage.folder, months(usage.folder)[0])
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("CREATE TRIGGER full BEFORE INSERT ON requests BEGIN SELECT raise(ABORT, 'disk is full'); END")
     ended = await served(usage, 4)
@@ -151,7 +151,7 @@ async def test_files_that_cannot_be_written_leave_all_in_the_stream_until_they_c
     assert (await usage.length(), await pending(usage)) == (0, 0)
 
 
-async def test_a_request_that_never_ended_is_closed_once_nothing_waits(
+async def test_a_request_that_never_ended_is_closed_once_the_stream_is_empty(
     usage: UsageLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sink, "HOUSEKEEPING_S", 0)
@@ -165,7 +165,7 @@ async def test_a_request_that_never_ended_is_closed_once_nothing_waits(
 
 
 @pytest.mark.parametrize(("floor", "charged"), [(0, 0), (7, 7)])
-async def test_whose_request_never_ended_is_known_where_money_was_held(
+async def test_a_request_that_never_ended_has_its_account_where_money_was_held(
     usage: UsageLog, monkeypatch: pytest.MonkeyPatch, floor: int, charged: int
 ) -> None:
     monkeypatch.setattr(sink, "HOUSEKEEPING_S", 0)
@@ -173,22 +173,22 @@ async def test_whose_request_never_ended_is_known_where_money_was_held(
     for account in ("poor", "rich"):
         await accounts.create(account)
         await wallet.credit(account, "opening", 1000)
-    of_rich, of_nobody = arrival(), arrival()
-    await asyncio.gather(*(usage.submit_arrival(record) for record in (of_rich, of_nobody)))
+    held, not_held = arrival(), arrival()
+    await asyncio.gather(*(usage.submit_arrival(record) for record in (held, not_held)))
     terms = {"amount": 100, "floor": floor, "lease_ms": 1, "fingerprint": "x", "max_holds": 9}
-    assert (await wallet.hold("rich", of_rich.id, **terms)).outcome is Hold.HELD  # type: ignore[arg-type]
+    assert (await wallet.hold("rich", held.id, **terms)).outcome is Hold.HELD  # type: ignore[arg-type]
     while not await wallet.sweep("rich"):
         await asyncio.sleep(0.001)
     await asyncio.sleep(0.002)
     await drain(sink_of(usage, crashed_after_s=0))
-    told = {row.id: row for row in queries.select(usage.folder)}
+    stored = {row.id: row for row in queries.select(usage.folder)}
     crashed = {"outcome": Outcome.GATEWAY_CRASHED}
-    assert told[of_nobody.id] == msgspec.structs.replace(of_nobody, **crashed)
-    assert told[of_rich.id] == msgspec.structs.replace(of_rich, account="rich", charge_micros=charged, **crashed)
+    assert stored[not_held.id] == msgspec.structs.replace(not_held, **crashed)
+    assert stored[held.id] == msgspec.structs.replace(held, account="rich", charge_micros=charged, **crashed)
     assert rolled_up(usage.folder) == summed(usage.folder)
-    await usage.end(end(of_rich, account="rich"))
+    await usage.end(end(held, account="rich"))
     await drain(sink_of(usage, crashed_after_s=600))
-    assert queries.find(usage.folder, of_rich.id) == end(of_rich, account="rich"), "a true end that comes late wins"
+    assert queries.find(usage.folder, held.id) == end(held, account="rich"), "an actual end that comes late replaces it"
 
 
 async def test_months_older_than_the_retention_are_dropped(usage: UsageLog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,10 +197,10 @@ async def test_months_older_than_the_retention_are_dropped(usage: UsageLog, monk
     await usage.submit_arrival(arrival(id_at(round((now - 15 * month_s) * 1000))))
     await usage.submit_arrival(arrival(id_at(round((now - 11 * month_s) * 1000))))
     await drain(sink_of(usage))
-    assert files(usage.folder) == [months_ago(0, now - 11 * month_s)]
+    assert months(usage.folder) == [months_ago(0, now - 11 * month_s)]
 
 
-def test_a_request_has_the_time_of_its_slowest_channel_and_a_margin_to_end() -> None:
+def test_a_request_may_take_as_long_as_the_slowest_channel_and_a_margin() -> None:
     channels = {
         name: Channel("http://127.0.0.1/v1", timers=Timers(total=total), drain_limit=5)
         for name, total in (("fast", 10), ("slow", 1000))
@@ -212,7 +212,7 @@ async def start(data: Path, url: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.sink_process", str(data), url)
 
 
-async def test_a_terminated_sink_drains_what_is_left_and_ends_well(
+async def test_a_terminated_sink_drains_the_stream_and_exits_with_0(
     usage: UsageLog, store_url: str, tmp_path: Path
 ) -> None:
     await served(usage, 1)
@@ -230,7 +230,7 @@ async def test_a_second_sink_waits_until_the_first_has_ended(usage: UsageLog, st
     config = Config(data=str(tmp_path))
     first = asyncio.create_task(sink.run(config, store_url, stop_first))
     await served(usage, 1)
-    await until(lambda: len(files(usage.folder)) == 1)
+    await until(lambda: len(months(usage.folder)) == 1)
     second = asyncio.create_task(sink.run(config, store_url, stop_second))
     stop_first.set()
     await first
@@ -240,7 +240,7 @@ async def test_a_second_sink_waits_until_the_first_has_ended(usage: UsageLog, st
     await second
 
 
-async def test_kills_of_the_sink_at_any_moment_lose_nothing_and_double_nothing(
+async def test_a_sink_killed_at_any_moment_loses_and_doubles_no_record(
     usage: UsageLog, store_url: str, tmp_path: Path
 ) -> None:
     chance = random.Random(4)
@@ -269,7 +269,7 @@ async def store(tmp_path: Path) -> AsyncIterator[EmbeddedStore]:
     server.stop()
 
 
-async def test_while_the_store_is_frozen_all_is_spooled_and_afterwards_each_is_there_once(
+async def test_records_are_spooled_while_the_store_is_frozen_and_stored_once_afterwards(
     store: EmbeddedStore, tmp_path: Path
 ) -> None:
     client = Client.connect(store.url, timeout_s=1)
@@ -279,8 +279,8 @@ async def test_while_the_store_is_frozen_all_is_spooled_and_afterwards_each_is_t
     ended = {record.id: record for record in await served(usage, 50)}
     os.kill(store.pid, signal.SIGSTOP)
     refused = [arrival() for _ in range(50)]
-    kept = await asyncio.gather(*(usage.submit_arrival(record) for record in refused), return_exceptions=True)
-    assert {type(error) for error in kept} == {StoreAway}
+    errors = await asyncio.gather(*(usage.submit_arrival(record) for record in refused), return_exceptions=True)
+    assert {type(error) for error in errors} == {StoreAway}
     refusals = [end(record, status=503, outcome=Outcome.REFUSED, charge_micros=0) for record in refused]
     await asyncio.gather(*(usage.end(record) for record in refusals))
     os.kill(store.pid, signal.SIGCONT)
@@ -294,14 +294,14 @@ async def test_while_the_store_is_frozen_all_is_spooled_and_afterwards_each_is_t
     await client.close()
 
 
-async def test_the_spool_reaches_the_files_while_there_is_no_store_at_all(store: EmbeddedStore, tmp_path: Path) -> None:
+async def test_the_spool_is_replayed_without_a_store(store: EmbeddedStore, tmp_path: Path) -> None:
     store.stop()
     client = Client.connect(store.url, timeout_s=0.1)
     usage = UsageLog(client, tmp_path / "usage")
     opened = arrival()
     with pytest.raises(StoreAway):
         await usage.submit_arrival(opened)
-    assert await sink_of(usage).step() is False
+    assert await sink_of(usage).move_batch() is False
     assert queries.find(usage.folder, opened.id) == opened
     assert usage.spool.files() == []
     await client.close()

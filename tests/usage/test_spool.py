@@ -1,4 +1,4 @@
-"""What is in the spool is whole and on the disk."""
+"""The files of the spool are complete and on the disk."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def lines(spool: Spool) -> list[bytes]:
     return [line for file in spool.files() for line in file.read_bytes().splitlines()]
 
 
-async def test_what_was_appended_is_there_in_its_order(tmp_path: Path) -> None:
+async def test_lines_are_kept_in_the_order_in_which_they_were_appended(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     for line in (b"1", b"2", b"3"):
         await spool.append(line)
     assert lines(spool) == [b"1", b"2", b"3"]
 
 
-async def test_what_comes_together_shares_few_files(tmp_path: Path) -> None:
+async def test_lines_that_are_appended_at_once_share_a_few_files(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     await asyncio.gather(*(spool.append(b"%d" % number) for number in range(500)))
     assert sorted(map(int, lines(spool))) == list(range(500))
@@ -35,7 +35,7 @@ async def test_processes_do_not_disturb_each_other(tmp_path: Path) -> None:
     assert sorted(lines(one)) == [b"one", b"other"]
 
 
-async def test_a_disk_that_takes_nothing_is_told_to_all_who_wait_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_disk_that_cannot_be_written_fails_every_append_and_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "spool").symlink_to("/dev/full")
     spool = Spool(tmp_path / "spool")
     results = await asyncio.gather(*(spool.append(b"x") for _ in range(3)), return_exceptions=True)
@@ -45,7 +45,7 @@ async def test_a_disk_that_takes_nothing_is_told_to_all_who_wait_and_leaves_noth
     assert lines(spool) == [b"again"]
 
 
-async def test_a_disk_that_is_full_half_way_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_disk_that_is_full_half_way_leaves_no_file(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
@@ -57,12 +57,12 @@ async def test_a_disk_that_is_full_half_way_leaves_nothing(tmp_path: Path) -> No
     assert list(spool.folder.iterdir()) == []
 
 
-async def test_a_caller_that_gives_up_does_not_take_the_lines_of_others_along(tmp_path: Path) -> None:
+async def test_a_cancelled_append_does_not_cancel_others(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
-    leaving, staying = (asyncio.create_task(spool.append(line)) for line in (b"leaving", b"staying"))
+    cancelled, other = (asyncio.create_task(spool.append(line)) for line in (b"cancelled", b"other"))
     await asyncio.sleep(0)
-    leaving.cancel()
-    await staying
+    cancelled.cancel()
+    await other
     with pytest.raises(asyncio.CancelledError):
-        await leaving
-    assert b"staying" in lines(spool)
+        await cancelled
+    assert b"other" in lines(spool)

@@ -140,10 +140,10 @@ class Books:
         """Move the usage log into its files, close unfinished requests as crashed, and return the records by id."""
         async with self.store() as store:
             sink = Sink(store.usage, retention_months=13, crashed_after_s=600)
-            while await sink.step():
+            while await sink.move_batch():
                 pass
-            sink.rows.close_crashed(round(time.time() * 1000))
-            sink.rows.close()
+            sink.database.close_crashed(round(time.time() * 1000))
+            sink.database.close()
             return {record.id: record for record in queries.select(store.usage.folder)}
 
     async def charges(self) -> dict[str, list[int]]:

@@ -10,7 +10,7 @@ import json
 
 import msgspec
 
-from gateway.chat.request import LONGEST_MODEL_NAME
+from gateway.chat.request import MAX_MODEL_NAME_LENGTH
 from tests.whole.hostile_texts import ACCEPTED_JSON, NAUGHTY, REFUSED_JSON
 
 CHAT = b"POST /v1/chat/completions HTTP/1.1"
@@ -757,7 +757,7 @@ def _naughty() -> list[Case]:
     for text in NAUGHTY:
         body = BODY.replace(b"words", json.dumps(text).encode()[1:-1])
         asked = post(b"Content-Length: %d" % len(body), body=body)
-        known = text.isprintable() and 0 < len(text) <= LONGEST_MODEL_NAME
+        known = text.isprintable() and 0 < len(text) <= MAX_MODEL_NAME_LENGTH
         model = (404, "model_not_found") if known else (400, "invalid_request")
         cases.append(refused(f"model {text[:40]!r}", asked, *model))
         sound = not set(text) & set(map(chr, (*range(9), *range(10, 32), 127)))

@@ -12,7 +12,7 @@ import pytest
 
 from gateway import Outcome
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.channels import Condition, Cooling
+from gateway.store.channels import Condition, CooldownRules
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from plugins.model_routing import ModelRouting
@@ -63,7 +63,7 @@ async def until(gateway: Running, channel: str, condition: Condition) -> None:
     routing = gateway.gateway.chain.steps[-1].plugin
     assert isinstance(routing, ModelRouting)
     async with asyncio.timeout(PATIENCE_S):
-        while {routing.health._channels[channel].known.condition, (await conditions(gateway))[channel]} != {condition}:
+        while {routing.health._channels[channel].status.condition, (await conditions(gateway))[channel]} != {condition}:
             await asyncio.sleep(0.01)
 
 
@@ -164,7 +164,7 @@ async def test_a_failing_channel_gets_no_request_while_it_cools_and_then_one_pro
 ) -> None:
     async with gateway_with(tmp_path, store_url, [full_response("500 No", b"{}")], GOOD) as (gateway, (first, second)):
         token = await gateway.token()
-        gateway.store.channels.cooling = Cooling(first_ms=3_600_000, longest_ms=3_600_000)
+        gateway.store.channels.cooldown = CooldownRules(first_ms=3_600_000, max_ms=3_600_000)
         for _ in range(3):
             assert (await ask(gateway.port, chat(token))).status == 200
         await until(gateway, "c0", Condition.COOLING)

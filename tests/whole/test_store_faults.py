@@ -68,9 +68,9 @@ async def assert_books(gateway: Running, answers: list[Answer], served: int) -> 
     assert (account.held_micros, account.holds) == (0, 0)
     assert await charged(gateway) == served * CHARGE
     sink = Sink(gateway.store.usage, retention_months=13, crashed_after_s=600)
-    while await sink.step():
+    while await sink.move_batch():
         pass
-    sink.rows.close()
+    sink.database.close()
     kept = list(queries.select(gateway.store.usage.folder))
     assert {record.id: record.status for record in kept} == {
         answer.headers["x-request-id"]: answer.status for answer in answers

@@ -68,7 +68,7 @@ async def test_requests_refused_while_the_store_is_down_are_in_the_log_afterward
             await gateway.gateway.runner.wait_ended()
             await draining
             usage = gateway.store.usage
-            while await sink.step():
+            while await sink.move_batch():
                 pass
             assert (await usage.length(), usage.spool.files()) == (0, [])
     await asyncio.to_thread(store.stop)

@@ -108,9 +108,9 @@ async def check_log(config: Config, store: EmbeddedStore, callers: Callers) -> N
     async with Store.open(config, store.url) as stores:
         usage = stores.usage
         sink = Sink(usage, retention_months=13, crashed_after_s=600)
-        while await sink.step():
+        while await sink.move_batch():
             pass
-        sink.rows.close_crashed(round(time.time() * 1000))
+        sink.database.close_crashed(round(time.time() * 1000))
         rows = list(queries.select(usage.folder))
         outcomes = {row.id: row.outcome for row in rows}
         assert len(outcomes) == len(rows)

@@ -225,7 +225,7 @@ async def test_no_eight_characters_of_a_token_are_in_the_store_or_in_a_file(
         assert (await ask(gateway.port, request)).status != 500
     stored = repr(await entries(gateway)).encode()
     sink = Sink(gateway.store.usage, retention_months=1, crashed_after_s=60)
-    while await sink.step():
+    while await sink.move_batch():
         pass
     stored += await asyncio.to_thread(contents, tmp_path)
     assert b"unknown_path" in stored

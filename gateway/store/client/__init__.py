@@ -1,4 +1,4 @@
-"""How the store is reached: connections, the shapes a store may have, and the embedded server.
+"""The Redis client: connections, the topologies (one server, Sentinel, cluster), and the embedded server.
 
-Imports only `errors` and `config` from the rest of the gateway.
+Imports only `errors` from the rest of the gateway.
 """

@@ -1,15 +1,13 @@
-"""One store, whatever its shape: the commands of one loop tick share one write.
+"""A client of one store, whatever its topology. The commands of one event loop tick are pipelined in one write.
 
-Rules that hold here and nowhere else:
+1. **No command is sent twice.** redis-py retries up to ten times by default; here retries are off. A caller retries a call
+   itself if the call has an idempotency key.
+2. **No call takes longer than `timeout_s`**, whether the store is frozen, slow or gone: then it raises `StoreAway`.
+3. **A cancelled call leaves nothing behind.** The client owns the connections, not the calling task, so a cancelled task
+   cannot leave a reply on a connection for the next one to read. A command that was not sent yet is not sent.
 
-1. **Nothing is sent twice.** redis-py re-sends up to ten times by default; here the retry is off, and whoever may repeat
-   a call (it carries its own idempotency key) repeats it himself.
-2. **Nobody waits longer than `timeout_s`**, whether the store is frozen, slow or gone: then `StoreAway`.
-3. **A caller that gives up leaves nothing behind.** Connections are owned by the client, never by the task that asked, so a
-   cancelled task cannot leave a reply on a connection for the next one to read. What was not sent yet is not sent at all.
-
-redis-py opens every connection: URLs, TLS, Sentinel, passwords. It does all for a cluster. To other stores commands are sent
-without it, since its pipeline costs more than all else that a request does.
+redis-py opens every connection (URLs, TLS, Sentinel, passwords), and sends all commands to a cluster. Commands to other
+stores bypass it, since its pipeline costs more than everything else that a request does.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from redis.asyncio import RedisCluster
 from redis.exceptions import RedisError
 
 from gateway.errors import StoreAway
-from gateway.store.client.connection import Argument, Shape
+from gateway.store.client.connection import Argument, Convert
 from gateway.store.client.topology import Topology, from_url
 
 __all__ = ["Argument", "Client", "Script"]
@@ -33,7 +31,7 @@ _PAGE: Final = 500
 
 
 class Script:
-    """A Lua script, called by its digest and sent whole when the store does not know it."""
+    """A Lua script, called by its digest (EVALSHA), and sent as text (EVAL) if the store does not know it."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
@@ -42,7 +40,7 @@ class Script:
 
     @classmethod
     def load(cls, *files: Path) -> Script:
-        """Return the script that `files` make up in this order, named like the last of them."""
+        """Return the script whose text is that of `files` in this order, named after the last of them."""
         return cls(files[-1].stem, "\n".join(file.read_text(encoding="utf-8") for file in files))
 
     def __repr__(self) -> str:
@@ -50,43 +48,43 @@ class Script:
 
 
 class Client:
-    """A store that coalesces. `submit` sends with the rest of the tick, `call` waits for the reply.
+    """A pipelining client. `submit` sends a command with the others of the tick, `call` waits for its reply.
 
-    Replies are as redis-py gives them for RESP3, with bytes where it has them.
+    Replies have the types that redis-py returns for RESP3, with bytes for strings.
     """
 
-    def __init__(self, servers: Topology, *, timeout_s: float = 0.5) -> None:
-        self._servers = servers
-        self.redis = servers.redis
-        """redis-py's client of the same store, for what is asked of every master of a cluster."""
+    def __init__(self, topology: Topology, *, timeout_s: float = 0.5) -> None:
+        self._topology = topology
+        self.redis = topology.redis
+        """redis-py's client of the same store, for commands to every master of a cluster."""
         self.timeout_s = timeout_s
-        self._shapes: dict[Any, Shape] = dict(servers.redis.response_callbacks)
+        self._converters: dict[Any, Convert] = dict(topology.redis.response_callbacks)
 
     @classmethod
     def connect(cls, url: str, *, timeout_s: float = 0.5, connections: int = 4) -> Client:
-        """A client for `redis://`, `rediss://`, `unix://`, `sentinel://host:port,host:port/NAME` or `cluster://host:port`.
+        """Return a client for `redis://`, `rediss://`, `unix://`, `sentinel://host:port,host:port/NAME` or `cluster://host:port`.
 
-        Nothing is sent yet. `connections` bounds those to each node of a cluster; any other store has one. Raises
-        `Misconfigured` for a URL of another kind; its text never holds the URL.
+        Nothing is sent yet. `connections` limits those to each node of a cluster; any other store has one. Raises
+        `Misconfigured` for another kind of URL; its text never contains the URL.
         """
         return cls(from_url(url, timeout_s, connections), timeout_s=timeout_s)
 
     def submit(self, *command: Argument) -> asyncio.Future[Any]:
         """Send a command with the others of this tick. The future gets the reply, `StoreAway` or `StoreError`."""
-        return self._servers.submit(command, self._shapes.get(command[0]))
+        return self._topology.submit(command, self._converters.get(command[0]))
 
     async def call(self, *command: Argument) -> Any:
-        """The reply to one command. Raises `StoreAway` or `StoreError`."""
+        """Return the reply to a command. Raises `StoreAway` or `StoreError`."""
         return await self.submit(*command)
 
     def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Argument] = ()) -> asyncio.Future[Any]:
-        """The reply of a script, as `submit` gives one. All its keys are of one account, so in one slot of a cluster."""
+        """Run a script and return the future of its reply, as `submit` does. Its keys must be in one hash slot."""
         rest = (len(keys), *keys, *arguments)
-        return self._servers.submit(("EVALSHA", script.digest, *rest), None, ("EVAL", script.text, *rest))
+        return self._topology.submit(("EVALSHA", script.digest, *rest), None, ("EVAL", script.text, *rest))
 
     async def keys(self, pattern: str) -> AsyncIterator[str]:
-        """Every key that matches, in no order and perhaps more than once. Raises `StoreAway` or `StoreError`."""
-        if isinstance(self.redis, RedisCluster):  # which knows how to ask all masters
+        """Yield every key that matches, in no order, possibly more than once. Raises `StoreAway` or `StoreError`."""
+        if isinstance(self.redis, RedisCluster):  # it scans all masters
             try:
                 async for key in self.redis.scan_iter(match=pattern, count=_PAGE):
                     yield key.decode()
@@ -100,10 +98,10 @@ class Client:
                 yield key.decode()
 
     async def follow(self) -> None:
-        """Go on with the server that has taken over. A primary that Sentinel has replaced may answer for seconds yet."""
-        await self._servers.follow()
+        """Switch to the new primary if Sentinel has replaced it; the old one may still respond for seconds."""
+        await self._topology.follow()
 
     async def close(self) -> None:
-        """Wait for the replies that are due, then close the connections."""
-        await self._servers.close()
+        """Wait for the pending replies, then close the connections."""
+        await self._topology.close()
         await self.redis.aclose()  # type: ignore[no-untyped-call, unused-ignore]

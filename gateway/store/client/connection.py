@@ -1,13 +1,13 @@
-"""One socket to a Redis server: commands of one loop tick leave in one write, replies are matched in their order.
+"""A connection to a Redis server: the commands of one tick are sent in one write, replies are matched in order.
 
-1. **A connection that failed is never used again.** A late or a lost reply would make every later one somebody else's; so
-   a reply that is overdue ends the connection, and all who wait on it get `StoreAway`.
-2. **No task, timer or buffer for a command**: its future, its bytes and its deadline. Deadlines come in the order of the
-   commands, so one timer watches the oldest.
+1. **A connection that failed is never used again.** After a late or lost reply, every later one would be matched with the
+   wrong command. So an overdue reply closes the connection, and all pending commands fail with `StoreAway`.
+2. **A command needs no task, timer or buffer of its own**: only its future, its bytes and its deadline. Deadlines are in
+   the order of the commands, so one timer watches the oldest.
 
-redis-py opens the socket, logs in and chooses the database; then its transport is taken over. What it lacks is here: many
-callers on one socket. Reading through redis-py's parser would take 39 % more instructions of the client for a request that is
-alone, and 11 % more where 50 run at once.
+redis-py opens the socket, authenticates and selects the database; then its transport is taken over. What redis-py lacks is
+here: many callers on one socket. Reading through redis-py's parser would take 39 % more client instructions for a single
+request, and 11 % more with 50 concurrent ones.
 """
 
 from __future__ import annotations
@@ -22,39 +22,52 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import InvalidResponse, ResponseError
 
 from gateway.errors import StoreAway, StoreError
-from gateway.store.client.calls import CALLS
 
 Argument = str | bytes | int
 Command = tuple[Argument, ...]
-Shape = Callable[[Any], Any]
-Asked = tuple[float, asyncio.Future[Any], Shape | None, Command | None, bytes]
-"""When it is overdue, who waits, what is made of the reply, what is sent where a script is not known, and the bytes."""
+Convert = Callable[[Any], Any]
+PendingCommand = tuple[float, asyncio.Future[Any], Convert | None, Command | None, bytes]
+"""A pending command: deadline, future, converter of the reply, command to send if a script is unknown, bytes to send."""
 
-LONGEST_PAUSE_S: Final = 0.2
-"""Between two attempts to reach a server that is away."""
+MAX_PAUSE_S: Final = 0.2
+"""The maximum pause between two attempts to connect to a server that is away."""
 
 LATE_S: Final = 0.001
-"""What a loop that was busy past a deadline gets, to read what has come in the meantime."""
+"""Extra time after a deadline, so that an event loop that was busy reads the replies that have arrived meanwhile."""
 
 MOMENTARY: Final = (
     *("LOADING", "MASTERDOWN", "READONLY", "OOM", "CLUSTERDOWN", "NOREPLICAS", "BUSY", "TRYAGAIN", "MISCONF", "MOVED"),
     *("NOAUTH", "WRONGPASS"),
 )
-"""What a server says when it cannot serve just now, or not us."""
+"""Error codes of a server that cannot serve at the moment, or does not accept our credentials."""
 
 _INCOMPLETE: Final = object()
 
 
+class CallObserver:
+    """Callbacks for every call of the store in this process. They do nothing until metrics set them.
+
+    `answered(seconds, replies)` is called for replies that arrived together, `failed(error)` for each error or missing reply.
+    """
+
+    def __init__(self) -> None:
+        self.answered: Callable[[float, int], None] = lambda seconds, replies: None
+        self.failed: Callable[[Exception], None] = lambda error: None
+
+
+CALLS: Final = CallObserver()
+
+
 class UnknownScript(StoreError):
-    """The store does not know the script's digest: it restarted, or its cache was flushed."""
+    """The store does not know the script's digest: it was restarted, or its script cache was flushed."""
 
 
 class Demoted(StoreAway):
-    """The server is a replica now: another one must be found."""
+    """The server is now a replica: the new primary must be found."""
 
 
 def error_of(text: str) -> Exception:
-    """What an error reply means. It never repeats what was sent."""
+    """Return the exception for an error reply. Its text never contains the command."""
     word = text.partition(" ")[0]
     if word == "NOSCRIPT":
         return UnknownScript(word)
@@ -64,7 +77,7 @@ def error_of(text: str) -> Exception:
 
 
 def translated(error: Exception) -> Exception:
-    """What an error of redis-py means. It keeps the first word of a reply in `status_code`, where it has a class for it."""
+    """Return the exception for an error of redis-py, which has the error code in `status_code` if there is a class for it."""
     word = getattr(error, "status_code", None)
     if isinstance(error, ResponseError) or word in MOMENTARY:
         return error_of(f"{word} {error}" if word else str(error))
@@ -72,9 +85,9 @@ def translated(error: Exception) -> Exception:
 
 
 class Connection(asyncio.Protocol):
-    """A connection that opens itself when it is made. What is asked meanwhile waits.
+    """A connection that opens when it is created. Commands submitted meanwhile wait.
 
-    `link` is redis-py's connection to the server, not yet open. It is nobody else's.
+    `link` is redis-py's connection to the server, which is not open yet and is used only here.
     """
 
     def __init__(self, link: AbstractConnection, *, timeout_s: float, pause_s: float) -> None:
@@ -82,26 +95,26 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = Reader(replyError=error_of, notEnoughData=_INCOMPLETE)
-        self._unsent: list[Asked] = []
-        self._sent: deque[Asked] = deque()
+        self._unsent: list[PendingCommand] = []
+        self._sent: deque[PendingCommand] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self.opened = False
-        """Whether the server let us in."""
+        """Whether the connection is open and authenticated."""
         self.lost = False
-        """Whether it must be replaced by another connection."""
+        """Whether the connection has failed, so that a new one is needed."""
         self._ended = asyncio.Event()
-        self._life = self._loop.create_task(self._live(link, pause_s))
+        self._task = self._loop.create_task(self._run(link, pause_s))
 
     def submit(
         self,
         command: Command,
-        shape: Shape | None = None,
-        whole: Command | None = None,
+        convert: Convert | None = None,
+        fallback: Command | None = None,
         future: asyncio.Future[Any] | None = None,
     ) -> asyncio.Future[Any]:
-        """Send with the rest of this tick. The future gets the reply as `shape` makes it, `StoreAway` or `StoreError`.
+        """Send a command with the others of this tick. The future gets `convert(reply)`, `StoreAway` or `StoreError`.
 
-        `whole` is sent in place of a script's command, where the server does not know the script.
+        `fallback` is sent instead of a script's command if the server does not know the script.
         """
         if future is None:
             future = self._loop.create_future()
@@ -112,21 +125,21 @@ class Connection(asyncio.Protocol):
             deadline = self._loop.time() + self._timeout_s
             if self.opened:
                 self._loop.call_soon(self._flush)
-        unsent.append((deadline, future, shape, whole, pack_command(command)))  # type: ignore[arg-type, unused-ignore]
+        unsent.append((deadline, future, convert, fallback, pack_command(command)))  # type: ignore[arg-type, unused-ignore]
         if self._timer is None:
             self._timer = self._loop.call_later(self._timeout_s, self._watch)
         return future
 
     async def close(self) -> None:
-        """Wait for all replies that are due, then close."""
-        if waiting := [asked[1] for asked in (*self._sent, *self._unsent)]:
+        """Wait for the pending replies, then close."""
+        if waiting := [future for _, future, _, _, _ in (*self._sent, *self._unsent)]:
             await asyncio.wait(waiting)
         self._fail("the connection to the store is closed")
-        self._life.cancel()
-        await asyncio.wait((self._life,))
-        await asyncio.sleep(0)  # the transport tells of its end in the next tick
+        self._task.cancel()
+        await asyncio.wait((self._task,))
+        await asyncio.sleep(0)  # the transport calls connection_lost in the next tick
 
-    # What the transport calls.
+    # Called by the transport.
 
     def data_received(self, data: bytes) -> None:
         demoted, replies = False, 0
@@ -135,14 +148,14 @@ class Connection(asyncio.Protocol):
         try:
             while (reply := self._reader.gets()) is not _INCOMPLETE:
                 if type(reply) is not PushNotification:
-                    _, future, shape, whole, _ = self._sent.popleft()
+                    _, future, convert, fallback, _ = self._sent.popleft()
                     replies += 1
                     if not isinstance(reply, Exception):
                         if not future.done():
-                            _answer(future, reply, shape)
-                    elif type(reply) is UnknownScript and whole is not None:
+                            _answer(future, reply, convert)
+                    elif type(reply) is UnknownScript and fallback is not None:
                         if not future.done():
-                            self.submit(whole, shape, None, future)
+                            self.submit(fallback, convert, None, future)
                     else:
                         demoted |= type(reply) is Demoted
                         _refuse(future, reply)
@@ -156,22 +169,22 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail("the connection to the store was lost")
 
-    async def _live(self, link: AbstractConnection, pause_s: float) -> None:
-        """Open the link, take its transport, and close it when this connection has ended."""
+    async def _run(self, link: AbstractConnection, pause_s: float) -> None:
+        """Open the link, take over its transport, and close it when this connection has ended."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 await asyncio.sleep(min(pause_s, self._timeout_s / 2))
                 await _open(link)
             if not self.lost:
-                self._take(link)
+                self._take_over(link)
             await self._ended.wait()
-        except Exception as error:  # of any type, where redis-py does not expect what the server says
+        except Exception as error:  # of any type: redis-py may not expect what the server sends
             self._fail(str(translated(error)))
         finally:
             await link.disconnect(nowait=True)
 
-    def _take(self, link: AbstractConnection) -> None:
-        writer = link._writer  # private, so the tests hold it
+    def _take_over(self, link: AbstractConnection) -> None:
+        writer = link._writer  # private, so the tests check it
         assert writer is not None  # noqa: S101 - it is open
         self._transport = cast(asyncio.Transport, writer.transport)
         self._transport.set_protocol(self)
@@ -180,22 +193,22 @@ class Connection(asyncio.Protocol):
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
-        wanted = [asked for asked in unsent if not asked[1].done()]
+        wanted = [command for command in unsent if not command[1].done()]
         if wanted and self._transport is not None:
             self._sent.extend(wanted)
-            self._transport.write(b"".join([asked[4] for asked in wanted]))
+            self._transport.write(b"".join([packed for _, _, _, _, packed in wanted]))
 
     def _watch(self) -> None:
-        """Wake when the oldest command is overdue."""
+        """Check the oldest command when its deadline has passed."""
         self._timer = None
         if waiting := self._sent or self._unsent:
             left = waiting[0][0] - self._loop.time()
             if left > 0:
                 self._timer = self._loop.call_later(left, self._watch)
             else:
-                self._timer = self._loop.call_later(LATE_S, self._judge, waiting[0])
+                self._timer = self._loop.call_later(LATE_S, self._check_overdue, waiting[0])
 
-    def _judge(self, overdue: tuple[Any, ...]) -> None:
+    def _check_overdue(self, overdue: tuple[Any, ...]) -> None:
         if (waiting := self._sent or self._unsent) and waiting[0] is overdue:
             self._fail("the store did not answer in time")
         else:
@@ -211,22 +224,22 @@ class Connection(asyncio.Protocol):
         waiting = (*self._sent, *self._unsent)
         self._sent.clear()
         self._unsent.clear()
-        for asked in waiting:
-            _refuse(asked[1], StoreAway(why))
+        for _, future, _, _, _ in waiting:
+            _refuse(future, StoreAway(why))
 
 
 async def _open(link: AbstractConnection) -> None:
-    """Open the socket, log in and choose the database. What was read beyond that would be lost, so it is an error."""
+    """Open the socket, authenticate and select the database. Further data would be lost, so it is an error."""
     await link.connect()  # type: ignore[no-untyped-call, unused-ignore]
     if await link.can_read():
         raise InvalidResponse
 
 
-def _answer(future: asyncio.Future[Any], reply: Any, shape: Shape | None) -> None:
-    """Tell who asked and still waits."""
-    if shape is not None:
+def _answer(future: asyncio.Future[Any], reply: Any, convert: Convert | None) -> None:
+    """Set the converted reply as the result of the future."""
+    if convert is not None:
         try:
-            reply = shape(reply)
+            reply = convert(reply)
         except Exception as error:
             _refuse(future, StoreError(f"the store's reply is not understood: {type(error).__name__}"))
             return
@@ -234,7 +247,7 @@ def _answer(future: asyncio.Future[Any], reply: Any, shape: Shape | None) -> Non
 
 
 def _refuse(future: asyncio.Future[Any], error: Exception) -> None:
-    """Tell who asked, if he still waits; an error that nobody looks at is not worth a word."""
+    """Set the exception of a pending future, marked as retrieved so that asyncio never logs it."""
     CALLS.failed(error)
     if not future.done():
         future.set_exception(error)

@@ -1,4 +1,4 @@
-"""Whether a store may keep money: what it acknowledged survives its restart, and nothing is evicted."""
+"""The check that a store is safe for balances: acknowledged writes survive a restart, and no key is evicted."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from redis.exceptions import RedisError
 from gateway.errors import Misconfigured, StoreAway
 from gateway.store.client.client import Client
 
-OLDEST_MAJOR = 7
+MIN_MAJOR_VERSION = 7
 
 
 async def check_store(client: Client, accept_loss: bool) -> list[str]:
-    """What is weak about this store, one line each; empty where nothing is. Of a cluster every master is looked at.
+    """Return the weaknesses of the store, one line each; empty if there are none. Checks every master of a cluster.
 
-    Raises `Misconfigured` with all of them unless `accept_loss`, and `StoreAway`.
+    Raises `Misconfigured` with all weaknesses unless `accept_loss`, and `StoreAway`.
     """
-    weak = list(dict.fromkeys(line for told in await told_by_masters(client) for line in _weaknesses(told)))
+    weak = list(dict.fromkeys(line for info in await info_of_masters(client) for line in _weaknesses(info)))
     if weak and not accept_loss:
         raise Misconfigured(f"redis: the store is not safe for money: {'; '.join(weak)}; or set `accept_loss: true`")
     return weak
 
 
-async def told_by_masters(client: Client, *sections: str) -> list[dict[str, Any]]:
-    """What INFO tells, in these sections, of every master of the store: one, or those of a cluster. Raises `StoreAway`."""
+async def info_of_masters(client: Client, *sections: str) -> list[dict[str, Any]]:
+    """Return the reply to INFO, with these sections, of each master of the store. Raises `StoreAway`."""
     redis = client.redis
     if not isinstance(redis, RedisCluster):
         return [await client.call("INFO", *sections)]
@@ -39,12 +39,12 @@ async def told_by_masters(client: Client, *sections: str) -> list[dict[str, Any]
         raise StoreAway(f"the store cannot serve: {type(error).__name__}") from None
 
 
-def _weaknesses(told: dict[str, Any]) -> list[str]:
+def _weaknesses(info: dict[str, Any]) -> list[str]:
     weak = []
-    if told.get("aof_enabled") != 1:
+    if info.get("aof_enabled") != 1:
         weak.append("its append-only file is off, so a restart loses money: set `appendonly yes`")
-    if told.get("maxmemory_policy") != "noeviction":
+    if info.get("maxmemory_policy") != "noeviction":
         weak.append("it evicts keys when memory is full: set `maxmemory-policy noeviction`")
-    if int(str(told.get("redis_version", "0")).split(".")[0]) < OLDEST_MAJOR:
-        weak.append(f"it is older than version {OLDEST_MAJOR}")
+    if int(str(info.get("redis_version", "0")).split(".")[0]) < MIN_MAJOR_VERSION:
+        weak.append(f"it is older than version {MIN_MAJOR_VERSION}")
     return weak

@@ -1,4 +1,4 @@
-"""What a store acknowledged lately, to tell it again to one that took over and may have forgotten it."""
+"""A buffer of recently acknowledged writes, to send them again to a master that took over and may lack them."""
 
 from __future__ import annotations
 
@@ -12,64 +12,64 @@ from typing import Final
 
 import msgspec
 
-RECENT_S: Final = 60
-"""How long a line is remembered at least, where it is not too much: twice as long as Sentinel, as it comes, waits before it
-calls a primary down.
+RETENTION_S: Final = 60
+"""How long a line is kept at least, unless the buffer is full: twice the time after which Sentinel, by default, considers a
+primary down.
 """
 
-PIECE: Final = 32 * 1024
-"""Bytes that are compressed at a time: some 0.1 ms, and lines of one kind become a fifth to a twentieth of their size."""
+SEGMENT_BYTES: Final = 32 * 1024
+"""Bytes that are compressed at a time. It takes about 0.1 ms and reduces similar lines to 5 to 20 % of their size."""
 
-PIECE_S: Final = 10
-"""The most that lines of one piece are apart: they are forgotten together."""
+SEGMENT_S: Final = 10
+"""The maximum time between the first and the last line of a segment, since they are dropped together."""
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False):
-    """Lines that are forgotten together. `last`: the second of the last one."""
+    """Compressed lines that are dropped together. `last`: the time of the last one, in monotonic seconds."""
 
     last: int
     lines: bytes
 
 
 class ReplayBuffer:
-    """Lines that were acknowledged lately, at most `most` bytes of what they are compressed to.
+    """Recently acknowledged lines, oldest first, in at most `max_bytes` of compressed data.
 
-    Pieces, not lines, are what is kept: an object for each line would take many times the memory.
+    Lines are stored in segments, because an object for each line would take many times the memory.
     """
 
-    def __init__(self, most: int = sys.maxsize) -> None:
-        self._most = most
+    def __init__(self, max_bytes: int = sys.maxsize) -> None:
+        self._max_bytes = max_bytes
         self._bytes = 0
-        self._pieces: deque[Segment] = deque()
+        self._segments: deque[Segment] = deque()
         self._open = bytearray()
         self._began = 0
 
     def add(self, line: bytes) -> None:
-        """Remember one more, which holds no line feed, and forget what is too old or too much."""
+        """Add a line, which must not contain a line feed, and drop what is too old or too much."""
         now = int(time.monotonic())
         if not self._open:
             self._began = now
-        elif len(self._open) + len(line) >= PIECE or now - self._began >= PIECE_S:
+        elif len(self._open) + len(line) >= SEGMENT_BYTES or now - self._began >= SEGMENT_S:
             self._close(now)
         self._open += line + b"\n"
 
     def _close(self, now: int) -> None:
-        piece = Segment(min(now, self._began + PIECE_S), zlib.compress(self._open, 1))
+        segment = Segment(min(now, self._began + SEGMENT_S), zlib.compress(self._open, 1))
         self._open.clear()
         self._began = now
-        self._pieces.append(piece)
-        self._bytes += len(piece.lines)
-        self._forget(now)
+        self._segments.append(segment)
+        self._bytes += len(segment.lines)
+        self._drop_old(now)
 
-    def _forget(self, now: int) -> None:
-        pieces = self._pieces
-        while pieces and (pieces[0].last < now - RECENT_S or self._bytes > self._most):
-            self._bytes -= len(pieces.popleft().lines)
+    def _drop_old(self, now: int) -> None:
+        segments = self._segments
+        while segments and (segments[0].last < now - RETENTION_S or self._bytes > self._max_bytes):
+            self._bytes -= len(segments.popleft().lines)
 
     def __iter__(self) -> Iterator[bytes]:
         now = int(time.monotonic())
-        self._forget(now)
-        if self._began + PIECE_S < now - RECENT_S:
+        self._drop_old(now)
+        if self._began + SEGMENT_S < now - RETENTION_S:
             self._open.clear()
-        ended = (zlib.decompress(piece.lines) for piece in self._pieces)
-        return chain.from_iterable(lines.split(b"\n")[:-1] for lines in (*ended, bytes(self._open)))
+        closed = (zlib.decompress(segment.lines) for segment in self._segments)
+        return chain.from_iterable(lines.split(b"\n")[:-1] for lines in (*closed, bytes(self._open)))

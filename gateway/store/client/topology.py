@@ -1,4 +1,4 @@
-"""How a store is reached, by its URL: one server, the master that Sentinel names, or a cluster."""
+"""The topologies of a store, by its URL: one server, the primary that Sentinel names, or a cluster."""
 
 from __future__ import annotations
 
@@ -15,33 +15,32 @@ from redis.exceptions import NoScriptError, RedisError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from gateway.errors import Misconfigured, StoreAway
-from gateway.store.client.calls import CALLS
-from gateway.store.client.connection import LONGEST_PAUSE_S, Command, Connection, Shape, translated
+from gateway.store.client.connection import CALLS, MAX_PAUSE_S, Command, Connection, Convert, translated
 
 TRIES: Final = 2
-"""A command may be sent on, once. One that a slot on its way holds up is not tried on and on, in the place of others."""
+"""A command may follow one redirection. While its slot migrates, it must not block others by further attempts."""
 
 
 class Topology(Protocol):
-    """What takes commands. `redis` is redis-py's client of the same store."""
+    """A destination for commands. `redis` is redis-py's client of the same store."""
 
     redis: Redis | RedisCluster
 
-    def submit(self, command: Command, shape: Shape | None, whole: Command | None = None) -> asyncio.Future[Any]:
-        """The future gets the reply as `shape` makes it, `StoreAway` or `StoreError`.
+    def submit(self, command: Command, convert: Convert | None, fallback: Command | None = None) -> asyncio.Future[Any]:
+        """Send a command. The future gets `convert(reply)`, `StoreAway` or `StoreError`.
 
-        `whole` is sent in place of a script's command, where the store does not know the script.
+        `fallback` is sent instead of a script's command if the store does not know the script.
         """
 
     async def follow(self) -> None:
-        """Go on with the server that has taken over, where one has and the old one still answers."""
+        """Switch to the new primary after a failover, even if the old one still responds."""
 
     async def close(self) -> None:
-        """Wait for the replies that are due, then close."""
+        """Wait for the pending replies, then close."""
 
 
 def from_url(url: str, timeout_s: float, connections: int) -> Topology:
-    """What a URL names; nothing is sent. Raises `Misconfigured`, whose text never holds the URL."""
+    """Return the topology that a URL names; nothing is sent. Raises `Misconfigured`, whose text never contains the URL."""
     parts = urlsplit(url)
     options: dict[str, Any] = {
         "protocol": 3,
@@ -70,12 +69,12 @@ def from_url(url: str, timeout_s: float, connections: int) -> Topology:
         sentinel = Sentinel(hosts, sentinel_kwargs={"socket_timeout": timeout_s, **encrypted}, **options)  # type: ignore[no-untyped-call, unused-ignore]
         return SingleServer(sentinel.master_for(parts.path.strip("/") or "mymaster"), timeout_s)  # type: ignore[no-untyped-call, unused-ignore]
     nodes = [ClusterNode(host, port) for host, port in hosts]
-    spared = 2 * connections  # some are for what is read page by page, past the commands
+    spared = 2 * connections  # half of them are for calls outside `submit`: SCAN and INFO
     return Cluster(RedisCluster(startup_nodes=nodes, max_connections=spared, **options), timeout_s, connections)  # type: ignore[abstract, unused-ignore]
 
 
 class SingleServer:
-    """One server: a connection, and the next one when it is lost."""
+    """One server: a connection, replaced by a new one when it is lost."""
 
     def __init__(self, redis: Redis, timeout_s: float) -> None:
         self.redis: Redis | RedisCluster = redis
@@ -83,13 +82,13 @@ class SingleServer:
         self._timeout_s = timeout_s
         self._connection: Connection | None = None
         self._link: Any = None
-        """redis-py's side of the connection; with Sentinel it knows which server was named."""
+        """redis-py's connection, whose socket is used. With Sentinel, it has the address of the primary that was named."""
         self._pause_s = 0.0
 
-    def submit(self, command: Command, shape: Shape | None, whole: Command | None = None) -> asyncio.Future[Any]:
+    def submit(self, command: Command, convert: Convert | None, fallback: Command | None = None) -> asyncio.Future[Any]:
         if self._connection is None or self._connection.lost:
             self._connection = self._next()
-        return self._connection.submit(command, shape, whole)
+        return self._connection.submit(command, convert, fallback)
 
     async def follow(self) -> None:
         if not isinstance(self._pool, SentinelConnectionPool) or self._connection is None:
@@ -98,7 +97,7 @@ class SingleServer:
         try:
             named = await manager.discover_master(name)
         except (RedisError, OSError):
-            return  # that nobody is named is no reason to leave
+            return  # if Sentinel names no primary, keep the current one
         if named != (self._link.host, self._link.port) and self._connection.opened:
             old, self._connection = self._connection, self._next()
             await old.close()
@@ -114,15 +113,15 @@ class SingleServer:
         if self._connection is None or self._connection.opened:
             self._pause_s = 0.0
         else:
-            self._pause_s = min(max(2 * self._pause_s, 0.01), LONGEST_PAUSE_S)
+            self._pause_s = min(max(2 * self._pause_s, 0.01), MAX_PAUSE_S)
         self._link = self._pool.make_connection()  # type: ignore[no-untyped-call, unused-ignore]
         return Connection(self._link, timeout_s=self._timeout_s, pause_s=self._pause_s)
 
 
 class Cluster:
-    """redis-py's own client of a cluster, with a task for each command, so many under way at once.
+    """redis-py's client of a cluster, with a task for each command and a limit of concurrent ones.
 
-    It has no waiting line of its own: where all connections to a node are busy, it fails.
+    The limit is here since redis-py does not wait for a free connection: if all to a node are busy, it fails.
     """
 
     def __init__(self, redis: RedisCluster, timeout_s: float, at_once: int) -> None:
@@ -132,22 +131,22 @@ class Cluster:
         self._tasks: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(at_once)
 
-    def submit(self, command: Command, shape: Shape | None, whole: Command | None = None) -> asyncio.Future[Any]:
+    def submit(self, command: Command, convert: Convert | None, fallback: Command | None = None) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        task = loop.create_task(self._ask(command, whole, future))
+        task = loop.create_task(self._ask(command, fallback, future))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return future
 
     async def follow(self) -> None:
-        """redis-py does, by what the nodes tell."""
+        """Do nothing: redis-py follows the redirections of the nodes."""
 
     async def close(self) -> None:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _ask(self, command: Command, whole: Command | None, future: asyncio.Future[Any]) -> None:
+    async def _ask(self, command: Command, fallback: Command | None, future: asyncio.Future[Any]) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         overdue = loop.call_later(self._timeout_s, _fail, future, StoreAway("the store did not answer in time"))
@@ -158,7 +157,7 @@ class Cluster:
                 try:
                     reply = await self.redis.execute_command(*command)  # type: ignore[no-untyped-call, unused-ignore]
                 except NoScriptError:
-                    reply = await self.redis.execute_command(*(whole or command))  # type: ignore[no-untyped-call, unused-ignore]
+                    reply = await self.redis.execute_command(*(fallback or command))  # type: ignore[no-untyped-call, unused-ignore]
         except Exception as error:
             meant = translated(error)
             CALLS.failed(meant)
@@ -174,7 +173,7 @@ class Cluster:
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # one that nobody looks at is not worth a word
+        future.exception()  # mark it as retrieved, so that asyncio never logs it
 
 
 def _host_port(text: str) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Balances: hold before the upstream is called, settle after it, each exactly once; and the proof that it was so.
+"""Account balances: holds, settlements and credits, each exactly once; the ledger, its archive and its audit.
 
-Imports `errors`, `request_id`, `crash_points` and `store.client` from the rest of the gateway.
+Imports `errors`, `request_id`, `durable`, `crash_points` and `store.client` from the rest of the gateway.
 """

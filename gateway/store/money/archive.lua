@@ -1,5 +1,5 @@
--- archive(account, what was archived before, how many lines, the last of them, keep, skew)
--- Trims the ledger's first lines, which a file has by now, and adds them to what the account says is archived.
+-- archive(account, the field `archived` as read before, number of lines, id of the last one, keep, skew)
+-- Trims the first lines of the ledger, which are already in a file, and adds their sums to the account's field `archived`.
 local before, last = ARGV[2], ARGV[4]
 local count = integer(ARGV[3], 1, 1000, "the number of lines")
 local keep = integer(ARGV[5], 1, MOST, "keep")
@@ -15,7 +15,7 @@ local page = redis.call("XRANGE", ledger, "-", last, "COUNT", count + 1)
 if #page ~= count or page[count][1] ~= last then
   refuse("the ledger does not begin with these lines")
 end
--- As long as a request's end is remembered, a line may follow that speaks of the one before.
+-- As long as a request's end is stored, a later line may correct its line in the ledger.
 local ms, number = last:match("^(%d+)%-(%d+)$")
 if tonumber(ms) >= clock() - keep - 2 * skew then
   refuse("a line is too young to be archived")
@@ -39,7 +39,7 @@ end
 integer(digits(total), -MOST, MOST, "what is archived")
 integer(digits(credited), -MOST, MOST, "what is archived")
 
--- First what frees memory: a store that is full refuses a script whose first write takes some.
+-- Free memory first: a store that is out of memory refuses a script whose first write allocates some.
 redis.call("XTRIM", ledger, "MINID", "=", ms .. "-" .. digits(tonumber(number) + 1))
 if #resolved > 0 then
   redis.call("HDEL", ended, unpack(resolved))

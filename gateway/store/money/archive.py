@@ -1,8 +1,9 @@
 """The archive of ledgers: a folder with one file for each account, whose lines are those of its ledger from the first on.
 
-1. **A file only grows.** It holds every line that the store says is archived, and maybe some more, which the ledger still
-   has: of a run that was killed before it trimmed them.
-2. **What the store says is archived is proved from the file** whenever it is read: so many lines, their sums, the last id.
+1. **A file only grows.** It holds every line that the store says is archived. It may also hold lines that are still in the
+   ledger: those of a run that was killed before it trimmed them.
+2. **What the store says is archived is verified against the file** whenever it is read: the number of lines, their sums, the
+   last id.
 """
 
 from __future__ import annotations
@@ -16,36 +17,37 @@ from typing import IO
 
 import msgspec
 
+from gateway import durable
 from gateway.errors import GatewayError
 from gateway.request_id import arrival_ms
 from gateway.store.money.scripts import SKEW_S
 
 Entry = tuple[bytes, dict[bytes, bytes]]
-"""A line of a ledger as the store tells it: its id and its fields."""
+"""A line of a ledger as the store returns it: its id and its fields."""
 
 MOVES = frozenset((b"credit", b"adjust"))
-"""The kinds of lines that are no request's."""
+"""The kinds of lines that do not belong to a request."""
 
 
 class ArchiveError(GatewayError):
-    """A file of the archive is not what it must be; the message names it and says what to do."""
+    """A file of the archive is not as expected; the message names it and says what to do."""
 
 
 class Archived(msgspec.Struct, frozen=True):
-    """The first lines of a ledger, which are no longer in it: how many, and what they come to in micros."""
+    """The first lines of a ledger, which were moved out of it: their number, and their sums in micros."""
 
     lines: int = 0
     total: int = 0
     transactions: int = 0
     """How many of the lines are credits and adjustments."""
     credited: int = 0
-    """What these come to."""
+    """The sum of these."""
     last: str = "0-0"
     """The id of the last line."""
 
     @classmethod
     def of(cls, field: bytes | None) -> Archived:
-        """From the account's field `archived`."""
+        """Decode the account's field `archived`."""
         if not field:
             return cls()
         _, lines, total, transactions, credited, last = field.decode().split()
@@ -58,16 +60,17 @@ class Archived(msgspec.Struct, frozen=True):
         return " ".join(map(str, sums)) if self.lines else ""
 
     def may_have(self, request_id: str) -> bool:
-        """Whether a line of this request may be among them."""
-        return self.lines > 0 and arrival_ms(request_id) <= int(self.last.partition("-")[0]) + SKEW_S * 1000
+        """Return whether a line of this request may be among them."""
+        last_ms, _, _ = self.last.partition("-")
+        return self.lines > 0 and arrival_ms(request_id) <= int(last_ms) + SKEW_S * 1000
 
 
 def encode(line: bytes, fields: Mapping[bytes, bytes]) -> bytes:
-    """A line of the file, always the same for the same line of the ledger."""
-    told: dict[str, str | int] = {"line": line.decode()}
-    told |= {name.decode(): value.decode(errors="backslashreplace") for name, value in fields.items()}
-    told["amount"] = int(told["amount"])
-    return msgspec.json.encode(told) + b"\n"
+    """Return a line of the file: always the same for the same line of the ledger."""
+    values: dict[str, str | int] = {"line": line.decode()}
+    values |= {name.decode(): value.decode(errors="backslashreplace") for name, value in fields.items()}
+    values["amount"] = int(values["amount"])
+    return msgspec.json.encode(values) + b"\n"
 
 
 class Archive:
@@ -77,49 +80,50 @@ class Archive:
         self.folder = folder
 
     def file(self, account: str) -> Path:
-        """Where an account's lines are."""
+        """Return the path of an account's file."""
         return self.folder / f"{account}.jsonl"
 
     def entries(self, account: str, archived: Archived) -> Iterator[Entry]:
-        """The lines of an account that are archived. Raises `ArchiveError` where they are not as the store says. Blocks."""
+        """Yield the archived lines of an account. Raises `ArchiveError` where they are not as the store says. Blocks."""
         if archived.lines:
+            path = self.file(account)
             try:
-                with self.file(account).open("rb") as file:
-                    yield from _proved(file, archived, self.file(account))
+                with path.open("rb") as file:
+                    yield from _verified(file, archived, path)
             except OSError as error:
-                raise ArchiveError(f"cannot read {self.file(account)}: {error.strerror}") from None
+                raise ArchiveError(f"cannot read {path}: {error.strerror}") from None
 
     @contextmanager
-    def growing(self, account: str) -> Iterator[Growing]:
-        """An account's file, for one process at a time. Raises `ArchiveError` where another has it. Blocks."""
+    def locked(self, account: str) -> Iterator[ArchiveFile]:
+        """Open an account's file for one process at a time. Raises `ArchiveError` where another has it open. Blocks."""
         path = self.file(account)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            durable.make_folder(self.folder)
             with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _sync(self.folder)
-                yield Growing(file, path)
+                durable.flush_folder(self.folder)
+                yield ArchiveFile(file, path)
         except BlockingIOError:
             raise ArchiveError(f"another archiver is at work on {path}: let it end") from None
         except OSError as error:
             raise ArchiveError(f"cannot write {path}: {error.strerror}") from None
 
 
-class Growing:
+class ArchiveFile:
     """An account's file, read from its start and then appended to. All of it blocks."""
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
         self._file, self._path = file, path
 
-    def prove(self, archived: Archived) -> None:
-        """Read what is archived. Raises `ArchiveError` where it is not as the store says."""
-        for _ in _proved(self._file, archived, self._path):
+    def verify(self, archived: Archived) -> None:
+        """Read the archived lines. Raises `ArchiveError` where they are not as the store says."""
+        for _ in _verified(self._file, archived, self._path):
             pass
 
-    def hold(self, page: Iterable[Entry]) -> None:
-        """Have the ledger's next lines on the disk. What an earlier run wrote of them is not written again.
+    def append(self, page: Iterable[Entry]) -> None:
+        """Write the ledger's next lines to the disk, except those that an earlier run wrote.
 
-        Raises `ArchiveError` where other lines are there already.
+        Raises `ArchiveError` where the file has other lines there.
         """
         text = b"".join(encode(line, fields) for line, fields in page)
         start = self._file.tell()
@@ -130,40 +134,32 @@ class Growing:
                 "Nothing was trimmed: compare them, and cut the file there if the ledger is right"
             )
         self._file.write(text[len(written) :])
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        durable.flush(self._file)
 
 
-def _proved(file: Iterable[bytes], archived: Archived, path: Path) -> Iterator[Entry]:
+def _verified(file: Iterable[bytes], archived: Archived, path: Path) -> Iterator[Entry]:
     count, total, transactions, credited, last = 0, 0, 0, 0, "0-0"
     lines = iter(file)
     while count < archived.lines and (text := next(lines, b"")):
-        line, fields = _entry(text, path, count + 1)
-        count, total, last = count + 1, total + int(fields[b"amount"]), line.decode()
+        line, fields = _decode(text, path, count + 1)
+        amount = int(fields[b"amount"])
+        count, total, last = count + 1, total + amount, line.decode()
         if fields[b"kind"] in MOVES:
-            transactions, credited = transactions + 1, credited + int(fields[b"amount"])
+            transactions, credited = transactions + 1, credited + amount
         yield line, fields
-    found = Archived(count, total, transactions, credited, last)
-    if found != archived:
+    actual = Archived(count, total, transactions, credited, last)
+    if actual != archived:
         raise ArchiveError(
-            f"{path} has {found.lines} archived lines up to {found.last} that come to {found.total} micros; by the store "
+            f"{path} has {actual.lines} archived lines up to {actual.last} that come to {actual.total} micros; by the store "
             f"they are {archived.lines} up to {archived.last} and come to {archived.total}: is it in another folder?"
         )
 
 
-def _entry(text: bytes, path: Path, number: int) -> Entry:
+def _decode(text: bytes, path: Path, number: int) -> Entry:
     try:
-        told = msgspec.json.decode(text, type=dict[str, str | int])
-        fields = {name.encode(): str(value).encode() for name, value in told.items()}
+        values = msgspec.json.decode(text, type=dict[str, str | int])
+        fields = {name.encode(): str(value).encode() for name, value in values.items()}
         line, _ = fields.pop(b"line"), (fields[b"kind"], fields[b"id"], int(fields[b"amount"]))
     except (msgspec.DecodeError, KeyError, ValueError):
         raise ArchiveError(f"{path}: line {number} is not a line of a ledger") from None
     return line, fields
-
-
-def _sync(folder: Path) -> None:
-    directory = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

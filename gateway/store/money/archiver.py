@@ -1,10 +1,10 @@
-"""Old lines of ledgers move into the archive: written and synced first, then trimmed, a page at a time.
+"""Moving old lines of ledgers into the archive: first written to the disk, then trimmed, a page at a time.
 
-1. **The balance is what is archived and what the ledger adds up to, at every moment**: one script trims exactly the lines
-   that were written and adds them to what the account says is archived.
-2. **A run may be killed anywhere, or be one of two.** What was written and not trimmed is found again by the next run; a
-   script that finds more archived than this run knows of trims nothing.
-3. **No line moves whose request a late settlement may still find**; the script holds to that, by the store's clock.
+1. **At every moment the balance equals the archived sum plus the sum of the ledger**: one script trims exactly the lines
+   that were written, and adds them to what the account says is archived.
+2. **A run may be killed at any point, and two may run at once.** What was written and not trimmed is found again by the next
+   run; the script trims nothing where more is archived than this run knows of.
+3. **No line moves while a late settlement may still refer to its request**; the script enforces that, by the store's clock.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from gateway import crash_points
 from gateway.errors import StoreAway
 from gateway.store.client.client import Client
 from gateway.store.money.archive import Archive, Archived, ArchiveError, Entry
-from gateway.store.money.scripts import KEEP_S, KEYS, SKEW_S, keys_of, script
+from gateway.store.money.scripts import KEEP_S, SKEW_S, keys_of, script
 
 PAGE: Final = 1000
 YOUNGEST_S: Final = KEEP_S + 2 * SKEW_S
-"""The least age of a line that may move."""
+"""The minimum age of a line that may move."""
 
 
 class Archiver:
-    """Moves lines from a store into an archive; `keep_s` and `skew_s` as the wallet's."""
+    """Moves lines from a store into an archive; `keep_s` and `skew_s` are as for the wallet."""
 
     def __init__(self, client: Client, archive: Archive, *, keep_s: float = KEEP_S, skew_s: float = SKEW_S) -> None:
         self._client = client
@@ -33,40 +33,41 @@ class Archiver:
         self.script = script("archive")
 
     async def move(self, account: str, before_ms: int) -> int:
-        """Move an account's lines from before that moment of the store's clock, `YOUNGEST_S` ago or more; returns how many.
+        """Move an account's lines from before `before_ms` of the store's clock; return how many.
 
-        Raises `ArchiveError` where the archive is not as the store says, `StoreAway`, and `StoreError` where a line is
-        too young. Whatever it raised, running it again goes on from there.
+        `before_ms` is `YOUNGEST_S` ago or more. Raises `ArchiveError` where the archive is not as the store says,
+        `StoreAway`, and `StoreError` where a line is too young. After any of these, another run continues from there.
         """
         if not await self._lines(account, "-", before_ms):
             return 0
         moved = 0
-        with self.archive.growing(account) as file:
-            archived = Archived.of(await self._client.call("HGET", keys_of(account)[0], "archived"))
-            await asyncio.to_thread(file.prove, archived)
+        with self.archive.locked(account) as file:
+            archived = Archived.of(await self._client.call("HGET", keys_of(account).account, "archived"))
+            await asyncio.to_thread(file.verify, archived)
             while page := await self._lines(account, f"({archived.last}", before_ms):
-                await asyncio.to_thread(file.hold, page)
+                await asyncio.to_thread(file.append, page)
                 crash_points.point("archive.written")
-                archived = await self.trim(account, archived, len(page), page[-1][0])
+                last, _ = page[-1]
+                archived = await self.trim(account, archived, len(page), last)
                 moved += len(page)
         return moved
 
     async def trim(self, account: str, archived: Archived, count: int, last: bytes) -> Archived:
-        """Trim the first `count` lines, up to `last`, which are in the file; what is archived then.
+        """Trim the first `count` lines, up to `last`, which are in the file; return what is archived then.
 
         Raises as `move` does, and `ArchiveError` where more is archived than `archived` says.
         """
         arguments = (account, archived.field, count, last, *self._window)
-        told, word, field = await self._client.run(self.script, keys_of(account), arguments)
-        if told != account.encode():
+        replied_account, result, field = await self._client.run(self.script, keys_of(account), arguments)
+        if replied_account != account.encode():
             raise StoreAway("the store's reply belongs to another call")
-        if word != b"OK":
+        if result != b"OK":
             raise ArchiveError(
                 f"the ledger of `{account}` is archived elsewhere at the same time; this run moved no more"
             )
         return Archived.of(field)
 
     async def _lines(self, account: str, first: str, before_ms: int) -> list[Entry]:
-        ledger, last_ms = keys_of(account)[KEYS.index("ledger")], max(before_ms, 1) - 1
+        ledger, last_ms = keys_of(account).ledger, max(before_ms, 1) - 1
         lines: list[Entry] = await self._client.call("XRANGE", ledger, first, last_ms, "COUNT", PAGE)
         return lines

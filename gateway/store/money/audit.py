@@ -1,4 +1,4 @@
-"""What must hold of one account's money, told from what the store keeps."""
+"""The invariants of one account's balance, holds and ledger, checked on what the store holds."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import msgspec
 
 from gateway.store.money.archive import MOVES, Archived, ArchiveError, Entry
 
-FIRST = frozenset((b"settle", b"release", b"expire", b"orphan"))
-"""The lines that resolve a request. One of them comes once; after an expiry, one `late` may follow."""
+RESOLVING_KINDS = frozenset((b"settle", b"release", b"expire", b"orphan"))
+"""The kinds of ledger lines that resolve a request. Each request has one of them; one `late` may follow an `expire`."""
 
-_SHOWN = 20
+MAX_LISTED = 20
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """An account at one moment. `last_line` is the last line of its ledger at that moment."""
+    """An account at one moment. `last_line`: the id of the last line of its ledger at that moment."""
 
     balance: int
     held: int
     count: int
     holds: dict[bytes, tuple[int, int]]
-    """Request id -> amount and the end of its lease."""
+    """Request id -> amount, end of the lease."""
     leases: dict[bytes, int]
     credits: dict[bytes, int]
     resolved: list[bytes]
-    """Requests that are held although they were resolved."""
+    """Requests with a hold although they are resolved."""
     last_line: bytes
     now_ms: int
     archived: Archived
 
     @classmethod
     def of(cls, reply: list[Any]) -> Snapshot:
-        """The snapshot script's reply."""
+        """Return the snapshot in a reply of the script `snapshot`."""
         _, (balance, held, count, archived), holds, leases, moved, resolved, last_line, now_ms = reply
         terms = {request_id: record.split() for request_id, record in _pairs(holds)}
         return cls(
@@ -51,7 +51,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """A request as the ledger tells it: the last line's kind and time, and what it was charged in all."""
+    """A request in the ledger: the kind and the time of its last line, and its total charge."""
 
     kind: bytes = b""
     charged: int = 0
@@ -59,10 +59,10 @@ class Resolved(msgspec.Struct, frozen=True):
 
 
 class Audit(msgspec.Struct, frozen=True):
-    """An account's money at one moment: what does not hold, in words, and what the ledger tells of each request.
+    """An account at one moment: each violated invariant, in words, and each request of its ledger.
 
-    `expired`: holds that were found past their lease, and ended. `stale`: costs that came too late to be charged.
-    `unread`: what is archived, of which only the sums are known.
+    `expired`: holds whose lease had expired, which the audit ended. `stale`: costs that came too late to be charged.
+    `unread`: the archived lines of which only the sums are known.
     """
 
     wrong: list[str]
@@ -75,7 +75,7 @@ class Audit(msgspec.Struct, frozen=True):
 
 
 class Ledger:
-    """The sums of a ledger and what is wrong with its lines, fed line by line; of the `unread` ones before, the sums."""
+    """The sums of a ledger and the errors in its lines, added line by line. `unread`: the sums of archived lines before them."""
 
     def __init__(self, unread: Archived) -> None:
         self.unread = unread
@@ -87,7 +87,7 @@ class Ledger:
 
     @classmethod
     def after(cls, archived: Archived, entries: Iterable[Entry]) -> Ledger:
-        """A ledger whose archived lines are read; they stay unread where they are not as the store says. Blocks."""
+        """Return a ledger with its archived lines; they stay unread if they do not match the store's sums. Blocks."""
         ledger = cls(Archived())
         try:
             for line, fields in entries:
@@ -98,7 +98,7 @@ class Ledger:
         return ledger
 
     def add(self, line: bytes, fields: Mapping[bytes, bytes]) -> None:
-        """The next line, by its id and its fields."""
+        """Add the next line, given its id and its fields."""
         kind, key, amount = fields[b"kind"], fields[b"id"], int(fields[b"amount"])
         self.lines += 1
         self.total += amount
@@ -108,10 +108,10 @@ class Ledger:
             self.credits[key] = amount
             return
         if kind == b"late" and key not in self.requests and self.unread.may_have(key.decode()):
-            return  # its expiry is archived, so what it was charged in all is not known here
+            return  # its `expire` line is archived, so its total charge is not known here
         before = self.requests.get(key, Resolved())
         charged = before.charged - amount
-        if not (kind in FIRST and not before.kind) and not (kind == b"late" and before.kind == b"expire"):
+        if not (kind in RESOLVING_KINDS and not before.kind) and not (kind == b"late" and before.kind == b"expire"):
             order = f"{kind.decode()} after {before.kind.decode() or 'nothing'}"
             self.wrong.append(f"request {key.decode()} was resolved twice: {order}")
         if charged < 0:
@@ -120,34 +120,35 @@ class Ledger:
 
 
 def violations(snapshot: Snapshot, ledger: Ledger, swept_ms: int) -> list[str]:
-    """Every invariant that does not hold, in words; of one that fails for many requests the first few.
+    """Return each violated invariant in words; of one that fails for many requests, the first few.
 
-    `swept_ms`: no hold whose lease ended by then may be left.
+    `swept_ms`: the time of the last sweep. No hold whose lease ended by then may be left.
     """
-    wrong = ledger.wrong[:_SHOWN]
+    wrong = ledger.wrong[:MAX_LISTED]
     unread = ledger.unread
     if snapshot.balance != unread.total + ledger.total:
         wrong.append(f"the balance is {snapshot.balance}, the ledger adds up to {unread.total + ledger.total}")
-    old = {key: amount for key, amount in snapshot.credits.items() if unread.lines and key not in ledger.credits}
-    differ = {key.decode() for key, _ in snapshot.credits.items() ^ (old | ledger.credits).items()}
-    if differ:
-        wrong.append(f"credits and ledger differ in transactions {', '.join(sorted(differ)[:_SHOWN])}")
-    if (len(old), sum(old.values())) != (unread.transactions, unread.credited):
+    archived = {key: amount for key, amount in snapshot.credits.items() if unread.lines and key not in ledger.credits}
+    differing = {key.decode() for key, _ in snapshot.credits.items() ^ (archived | ledger.credits).items()}
+    if differing:
+        wrong.append(f"credits and ledger differ in transactions {', '.join(sorted(differing)[:MAX_LISTED])}")
+    if (len(archived), sum(archived.values())) != (unread.transactions, unread.credited):
         wrong.append(
-            f"credits whose lines are archived come to {sum(old.values())} in {len(old)} transactions, "
+            f"credits whose lines are archived come to {sum(archived.values())} in {len(archived)} transactions, "
             f"the archive to {unread.credited} in {unread.transactions}"
         )
     stated = f"{snapshot.held} in {snapshot.count}"
-    found = f"{sum(amount for amount, _ in snapshot.holds.values())} in {len(snapshot.holds)}"
-    if stated != found:
-        wrong.append(f"the account says it holds {stated} holds, there are {found}")
+    actual = f"{sum(amount for amount, _ in snapshot.holds.values())} in {len(snapshot.holds)}"
+    if stated != actual:
+        wrong.append(f"the account says it holds {stated} holds, there are {actual}")
     if {request_id: expiry for request_id, (_, expiry) in snapshot.holds.items()} != snapshot.leases:
         wrong.append("the leases are not those of the holds")
     wrong += [
-        f"request {request_id.decode()} is held although it was resolved" for request_id in snapshot.resolved[:_SHOWN]
+        f"request {request_id.decode()} is held although it was resolved"
+        for request_id in snapshot.resolved[:MAX_LISTED]
     ]
     overdue = [request_id.decode() for request_id, expiry in snapshot.leases.items() if expiry <= swept_ms]
-    wrong += [f"request {request_id} is held past its lease" for request_id in overdue[:_SHOWN]]
+    wrong += [f"request {request_id} is held past its lease" for request_id in overdue[:MAX_LISTED]]
     return wrong
 
 

@@ -1,4 +1,4 @@
--- hold(request_id, amount, floor, lease, fingerprint, most holds, keep, skew)
+-- hold(request_id, amount, floor, lease, fingerprint, max holds, keep, skew)
 local request_id, fingerprint = ARGV[1], ARGV[5]
 local born = moment(request_id)
 local amount = integer(ARGV[2], 0, MOST, "the amount")
@@ -23,7 +23,7 @@ local function reply(word)
 end
 
 local hold = hold_of(request_id)
-if hold and hold.expiry <= now then -- overdue, but beyond the bounded number above
+if hold and hold.expiry <= now then -- expired, but not among the 16 ended above
   finish(account, request_id, hold, "expire", hold.floor, now)
   save(account)
   over[#over + 1], over[#over + 2] = request_id, hold.floor

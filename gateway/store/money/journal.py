@@ -1,11 +1,10 @@
-"""Settlements that could not be delivered, kept on the disk until they are.
+"""Settlements that could not be delivered to the store, kept on the disk until they are.
 
-1. **What was appended is on the disk** when `append` returns: written as one line and synced.
-2. **A file belongs to the process that holds its lock.** When that process ends, however it ends, the next
-   replay of any process takes the file over.
-3. **A line is forgotten only once the store has resolved it.** Replaying one twice is safe: each request is
-   charged once.
-4. **What the disk does not take stays in memory** until the store or the disk takes it; only a kill forgets it.
+1. **What was appended is on the disk** when `append` returns: written as one line and flushed.
+2. **A file belongs to the process that holds its lock.** When that process ends, for any reason, the next replay of any
+   process takes the file over.
+3. **A line is removed only once the store has resolved it.** Replaying one twice is safe: each request is charged once.
+4. **What the disk does not accept stays in memory** until the store or the disk accepts it; only a kill loses it.
 """
 
 from __future__ import annotations
@@ -24,15 +23,16 @@ import msgspec
 import structlog
 from uuid_utils import uuid7
 
-from gateway import crash_points
+from gateway import crash_points, durable
 from gateway.errors import StoreAway
 from gateway.store.money.results import Settled, Settlement
 
 Deliver = Callable[[Settlement], Awaitable[Settled]]
 
-_AT_ONCE = 100
+_BATCH = 100
+"""Settlements that are delivered at once."""
 
-log = structlog.get_logger("gateway.journal")
+log = structlog.get_logger("gateway.store.money.journal")
 
 
 _encode = msgspec.json.Encoder().encode
@@ -46,10 +46,10 @@ class Journal:
         self.directory = directory
         self._file: FileIO | None = None
         self._unwritten: list[Settlement] = []
-        self._writing = threading.Lock()
+        self._lock = threading.Lock()
 
     def keep(self, settlement: Settlement) -> None:
-        """Append it, or keep it in memory where the disk cannot take it. Blocks until then."""
+        """Append a settlement, or keep it in memory where the disk cannot take it. Blocks until then."""
         try:
             self.append(settlement)
         except OSError as error:
@@ -57,10 +57,10 @@ class Journal:
             self._unwritten.append(settlement)
 
     def append(self, settlement: Settlement) -> None:
-        """Write it down. Blocks until the disk has it. Raises `OSError` where the disk cannot take it."""
-        with self._writing:
+        """Append a settlement. Blocks until it is on the disk. Raises `OSError` where the disk cannot take it."""
+        with self._lock:
             if self._file is None:
-                self._file = self._begin()
+                self._file = self._create_file()
             size = self._file.tell()
             line = _encode(settlement) + b"\n"
             try:
@@ -72,13 +72,19 @@ class Journal:
                 self._file.seek(size)
                 raise
 
-    def _begin(self) -> FileIO:
-        self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    def _create_file(self) -> FileIO:
+        durable.make_folder(self.directory)
         path = self.directory / f"{uuid7()}.jsonl"
-        unnamed = path.with_suffix(".new")
-        file = FileIO(unnamed, "xb")
-        fcntl.flock(file, fcntl.LOCK_EX)
-        _name(unnamed, path)  # only now: a replay that found it unlocked would take it over
+        temporary = durable.temporary_path(path)
+        file = FileIO(temporary, "xb")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            durable.rename(temporary, path)  # only once it is locked: a replay takes over a file that is not
+        except OSError:
+            file.close()
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
         return file
 
     async def replay(self, deliver: Deliver) -> int:
@@ -100,7 +106,7 @@ class Journal:
                 written = _settlements(file.read())
                 left, refused = await _deliver(written, deliver)
                 crash_points.point("journal.delivered")
-                _rewrite(path, left) if left else path.unlink()
+                _replace(path, left) if left else path.unlink()
                 resolved += len(written) - len(left)
                 error = refused or error
         if error is not None:
@@ -108,31 +114,31 @@ class Journal:
         return resolved
 
     def waiting(self) -> list[Settlement]:
-        """What is kept here and not yet known to be resolved, by whichever process."""
-        kept = list(self._unwritten)
+        """Return the settlements kept here, by any process, that are not yet known to be resolved."""
+        waiting = list(self._unwritten)
         for path in self.directory.glob("*.jsonl"):
             with contextlib.suppress(FileNotFoundError):  # resolved meanwhile
-                kept += _settlements(path.read_bytes())
-        return kept
+                waiting += _settlements(path.read_bytes())
+        return waiting
 
     def close(self) -> None:
-        """Give the current file up to whoever replays next; the next append begins another."""
-        with self._writing:
+        """Release the current file to the next replay; the next append begins another."""
+        with self._lock:
             if self._file is not None:
                 self._file.close()
                 self._file = None
 
 
 def _settlements(text: bytes) -> list[Settlement]:
-    # What follows the last line end was never acknowledged: its writer died while writing it.
+    # What follows the last line end was never acknowledged: the process ended while writing it.
     return [_decode(line) for line in text.split(b"\n")[:-1]]
 
 
 async def _deliver(waiting: list[Settlement], deliver: Deliver) -> tuple[list[Settlement], BaseException | None]:
-    """What is left, and why. What the store refuses does not hold up the rest."""
+    """Return the settlements that are left, and an error. One that the store refuses does not stop the others."""
     left, error = list[Settlement](), None
     while waiting and not isinstance(error, StoreAway):
-        batch, waiting = waiting[:_AT_ONCE], waiting[_AT_ONCE:]
+        batch, waiting = waiting[:_BATCH], waiting[_BATCH:]
         results = await asyncio.gather(*map(deliver, batch), return_exceptions=True)
         for settlement, result in zip(batch, results, strict=True):
             if isinstance(result, BaseException):
@@ -141,20 +147,5 @@ async def _deliver(waiting: list[Settlement], deliver: Deliver) -> tuple[list[Se
     return left + waiting, error
 
 
-def _rewrite(path: Path, settlements: list[Settlement]) -> None:
-    fresh = path.with_suffix(".new")
-    with fresh.open("wb") as file:
-        file.writelines(_encode(settlement) + b"\n" for settlement in settlements)
-        file.flush()
-        os.fsync(file.fileno())
-    _name(fresh, path)
-
-
-def _name(unnamed: Path, path: Path) -> None:
-    """Rename, and have the disk know the name."""
-    unnamed.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+def _replace(path: Path, settlements: list[Settlement]) -> None:
+    durable.write(path, b"".join(_encode(settlement) + b"\n" for settlement in settlements))

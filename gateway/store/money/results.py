@@ -1,4 +1,4 @@
-"""What the wallet answers. Amounts are micros."""
+"""The results of wallet calls. Amounts are micros."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ import msgspec
 
 
 class Hold(StrEnum):
-    """What a hold was answered. Only `HELD` allows the upstream to be called."""
+    """The outcome of a hold. The upstream may be called only after `HELD`."""
 
     HELD = "HELD"
     FUNDS = "FUNDS"
-    """The balance does not cover it."""
+    """The available balance is smaller than the amount."""
     BUSY = "BUSY"
-    """The account has as many holds as it may have."""
+    """The account has its maximum number of holds."""
     CONFLICT = "CONFLICT"
-    """The request's id is held for another request."""
+    """The id has a hold with another fingerprint: it belongs to another request."""
     DONE = "DONE"
-    """The request was resolved already."""
+    """The request is already resolved."""
     INACTIVE = "INACTIVE"
     NO_ACCOUNT = "NO_ACCOUNT"
     SKEW = "SKEW"
-    """The request's id is too far from the store's time: the clocks disagree, or it waited too long."""
+    """The time in the request's id is too far from the store's time: the clocks differ, or the request is too old."""
 
 
 class Settle(StrEnum):
-    """How a settlement ended."""
+    """The outcome of a settlement."""
 
     OK = "OK"
     DONE = "DONE"
-    """It was resolved before; nothing changed."""
+    """The request was resolved before; nothing changed."""
     LATE = "LATE"
-    """Its lease had expired; the charge was brought to its cost."""
+    """The lease had expired; the charge was corrected to the cost."""
     ORPHAN = "ORPHAN"
-    """The store knew no hold; it was charged."""
+    """The store has no hold of this request; it was charged."""
     STALE = "STALE"
-    """Too old to know whether it was charged: not charged, see `Wallet.dead_letters`."""
+    """The request is too old to know whether it was charged. It was not charged now; see `Wallet.dead_letters`."""
     NO_ACCOUNT = "NO_ACCOUNT"
     KEPT = "KEPT"
-    """The store is away, or refuses it; the journal has it."""
+    """The store is away, or refused it; it is in the journal."""
 
 
 class Credit(StrEnum):
-    """What a credit or an adjustment was answered."""
+    """The outcome of a credit or an adjustment."""
 
     OK = "OK"
     DONE = "DONE"
@@ -54,32 +54,32 @@ class Credit(StrEnum):
 
 
 class HoldReply(msgspec.Struct, frozen=True):
-    """The answer to a hold, and the account's numbers after it."""
+    """The result of a hold, and the account's numbers after it."""
 
     outcome: Hold
     balance: int
     held: int
     credit_line: int
     expired: tuple[tuple[str, int], ...] = ()
-    """Requests whose hold ended by its lease just now, and what each was charged."""
+    """The requests whose expired hold this call ended, and the charge of each."""
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """How a settlement ended, and what the request has been charged in all."""
+    """The outcome of a settlement, and the total charge of the request."""
 
     outcome: Settle
     charged: int
 
 
 class Credited(msgspec.Struct, frozen=True):
-    """The answer to a credit, and the balance after it."""
+    """The result of a credit, and the balance after it."""
 
     outcome: Credit
     balance: int
 
 
 class Settlement(msgspec.Struct, frozen=True):
-    """How one request is to be resolved: charged `cost` micros, or released at no charge."""
+    """How to resolve a request: charge `cost` micros, or release its hold without a charge."""
 
     account: str
     request_id: str = msgspec.field(name="rid")

@@ -1,27 +1,50 @@
-"""What all the scripts of the money share: the keys they work on, and for how long a request may come late."""
+"""What all wallet scripts share: the Redis keys of an account, and how late a request may arrive."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.store.client.client import Script
 
-KEYS: Final = ("account", "holds", "leases", "ended", "ended_at", "ledger", "credits", "stale")
 KEEP_S: Final = 24 * 3600
-"""How long a request's id counts as fresh."""
+"""How long a request's id is accepted, in seconds."""
 SKEW_S: Final = 300
-"""The most that two clocks may differ."""
+"""The maximum difference between two clocks, in seconds."""
+
+
+class AccountKeys(NamedTuple):
+    """The Redis keys of one account, all in one hash slot of a cluster. The scripts unpack `KEYS` in this order."""
+
+    account: str
+    """Hash: the account's fields, with its balance and the sum of its holds."""
+    holds: str
+    """Hash: request id -> amount, end of the lease, floor, fingerprint."""
+    leases: str
+    """Sorted set: the request ids of holds by the end of their lease."""
+    ended: str
+    """Hash: request id -> how it was resolved, and its charge."""
+    ended_at: str
+    """Sorted set: the ids of resolved requests by the time of their end."""
+    ledger: str
+    """Stream: every change of the balance."""
+    credits: str
+    """Hash: transaction id -> amount."""
+    stale: str
+    """Hash: request id -> cost of a settlement that came too late to be charged."""
+
+
+KEYS: Final = AccountKeys._fields
 
 
 def script(name: str) -> Script:
-    """Return the script of this name, after what all of them share."""
+    """Return the script `name`, with the text of `wallet.lua` before it."""
     folder = Path(__file__).parent
     return Script.load(folder / "wallet.lua", folder / f"{name}.lua")
 
 
-@lru_cache(1024)  # a request asks for its account's twice
-def keys_of(account: str) -> tuple[str, ...]:
-    """All in one slot of a cluster, by the tag in braces."""
-    return tuple(f"gw:{{{account}}}:{name}" for name in KEYS)
+@lru_cache(1024)  # a request needs its account's keys twice
+def keys_of(account: str) -> AccountKeys:
+    """Return the keys of an account. The braces are a hash tag, which puts all of them in one slot of a cluster."""
+    return AccountKeys(*(f"gw:{{{account}}}:{name}" for name in KEYS))

@@ -16,7 +16,7 @@ if account.balance - cost < -MOST then
   refuse("the new balance is beyond its range")
 end
 local now = clock()
-if request_id:find("[08]$") then -- the last digit is random: one settlement in eight, for four times as many ends
+if request_id:find("[08]$") then -- the last digit is random: one settlement in eight trims up to 32 ends
   trim(now, keep, skew)
 end
 
@@ -30,7 +30,7 @@ local past = end_of(request_id)
 if past and past.kind ~= "expire" then
   return { request_id, "DONE", past.charged }
 end
-if past then -- in all it is charged its cost: expiry took a floor, or nothing
+if past then -- the total charge becomes the cost: expiry charged the floor, or nothing
   redis.call("HSET", ended, request_id, "1 late " .. digits(cost))
   move(account, "late", request_id, past.charged - cost)
   save(account)

@@ -1,4 +1,4 @@
--- snapshot(account): all that must agree at one moment, except the ledger, of which only the last id is told. Writes nothing.
+-- snapshot(account): all data that must agree at one moment. Of the ledger, only the id of its last line. Writes nothing.
 local last = redis.call("XREVRANGE", ledger, "+", "-", "COUNT", 1)
 local resolved = {}
 for _, request_id in ipairs(redis.call("HKEYS", holds)) do

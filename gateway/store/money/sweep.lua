@@ -1,4 +1,4 @@
--- sweep(account, limit, keep, skew)
+-- sweep(account, limit, keep, skew): ends up to `limit` holds whose lease has expired.
 local limit = integer(ARGV[2], 1, 1000, "the limit")
 local keep = integer(ARGV[3], 1, MOST, "keep")
 local skew = integer(ARGV[4], 1, MOST, "skew")

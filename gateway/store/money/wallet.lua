@@ -1,7 +1,7 @@
--- What all calls of the wallet share. Amounts are micros, times are milliseconds of the store's own clock.
--- A script is atomic but never rolled back: every argument and every stored number is checked before the first write.
+-- What all wallet scripts share. Amounts are micros, times are milliseconds of the store's own clock.
+-- A script is atomic but is never rolled back: every argument and every stored number is checked before the first write.
 local account_key, holds, leases, ended, ended_at, ledger, credits, stale = unpack(KEYS)
-local MOST = 9007199254740991 -- 2^53 - 1: beyond it a Lua number is no longer exact
+local MOST = 9007199254740991 -- 2^53 - 1: larger integers are not exact in a Lua number
 
 local function refuse(text)
   error({ err = "ERR wallet: " .. text })
@@ -15,7 +15,7 @@ local function integer(text, least, most, what)
   return number
 end
 
--- `..` and tostring lose digits from 1e14; adding 0 makes 0 of -0. What redis.call is given as a number it writes in full.
+-- `..` and tostring lose digits from 1e14 on; adding 0 turns -0 into 0. redis.call writes its number arguments in full.
 local function digits(number)
   return string.format("%.0f", number + 0)
 end
@@ -25,7 +25,7 @@ local function clock()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- The moment that a UUIDv7 carries.
+-- The time in a UUIDv7.
 local function moment(request_id)
   local high, low = request_id:match("^(%x%x%x%x%x%x%x%x)%-(%x%x%x%x)%-7%x%x%x%-%x%x%x%x%-%x%x%x%x%x%x%x%x%x%x%x%x$")
   if not high then
@@ -34,8 +34,8 @@ local function moment(request_id)
   return tonumber(high .. low, 16)
 end
 
--- The account's numbers, or nil where there is no such account. They are read once; between what changes them and `save`
--- nothing may refuse.
+-- The account's numbers, or nil if there is no such account. They are read once; between a change and `save` nothing may
+-- raise an error.
 local function wallet()
   local stored = redis.call("HMGET", account_key, "status", "balance", "held", "holds", "credit_line")
   if not stored[1] then
@@ -66,7 +66,7 @@ local function hold_of(request_id)
   return { amount = amount + 0, expiry = expiry + 0, floor = floor + 0, fingerprint = fingerprint }
 end
 
--- How a request was resolved and what it was charged, or nil.
+-- How a request was resolved and its charge, or nil.
 local function end_of(request_id)
   local stored = redis.call("HGET", ended, request_id)
   if not stored then
@@ -79,14 +79,14 @@ local function end_of(request_id)
   return { kind = kind, charged = charged + 0 }
 end
 
--- Moves the balance by `amount`, with the line that says why.
+-- Changes the balance by `amount` and adds a line to the ledger.
 local function move(account, kind, id, amount, ...)
   account.balance = account.balance + amount
   redis.call("XADD", ledger, "*", "kind", kind, "id", id, "amount", digits(amount), ...)
 end
 
--- A trimmed request must be stale, so its end outlives its id's freshness by the skew of clocks: once for the clock
--- that made the id, once for a store that took over with another clock.
+-- Deletes the ends of requests whose id is no longer accepted. They are kept for two skews longer: one for the clock that
+-- made the id, one for a store that took over with another clock.
 local function trim(now, keep, skew)
   local old = redis.call("ZRANGEBYSCORE", ended_at, "-inf", "(" .. digits(now - keep - 2 * skew), "LIMIT", 0, 32)
   if #old > 0 then
@@ -95,7 +95,7 @@ local function trim(now, keep, skew)
   end
 end
 
--- Resolves a request: gives its hold back if it has one, charges, remembers.
+-- Resolves a request: deletes its hold if it has one, charges it, stores its end.
 local function finish(account, request_id, hold, kind, charge, now)
   if hold then
     redis.call("HDEL", holds, request_id)
@@ -107,8 +107,8 @@ local function finish(account, request_id, hold, kind, charge, now)
   move(account, kind, request_id, -charge)
 end
 
--- Ends up to `limit` holds whose lease is over, oldest first: { request_id, charged, request_id, charged, ... }. All are read before one
--- is ended.
+-- Ends up to `limit` holds whose lease has expired, the oldest first. Returns { request_id, charge, request_id, charge, ... }.
+-- All are read before the first one is ended.
 local function expire(account, now, limit)
   local rids = redis.call("ZRANGEBYSCORE", leases, "-inf", now, "LIMIT", 0, limit)
   if #rids == 0 then

@@ -1,4 +1,4 @@
-"""Only callers from the listed networks are served, and nobody else costs a look at the token or the body."""
+"""Only callers from the listed networks are accepted; the others are refused before token and body are read."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ async def test_any_other_caller_is_refused_with_the_body_unread(allow_list: Addr
 
 
 @pytest.mark.parametrize("network", ["192.0.2.1/24", "office"])
-async def test_what_is_no_network_stops_the_start(given: Services, network: str) -> None:
+async def test_an_invalid_network_stops_the_start(given: Services, network: str) -> None:
     with pytest.raises(ValueError, match=network.partition("/")[0]):
         await started(AddressAllowList(networks=[network]), given)

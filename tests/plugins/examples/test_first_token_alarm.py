@@ -1,4 +1,4 @@
-"""A first text that came too late is worth a line; an empty first event is no text."""
+"""A first text that comes too late is logged; an empty first event is no text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from gateway import Outcome
 from gateway.store.client.client import Client
 from gateway.testing import FakeUpstream, configuration, exchange, running, services, started
-from plugins.examples.first_token_alarm import FirstTokenAlarm, Waited
+from plugins.examples.first_token_alarm import FirstText, FirstTokenAlarm
 
 USE = "plugins.examples.first_token_alarm:FirstTokenAlarm"
 EMPTY = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
@@ -21,7 +21,7 @@ CALL = b'data: {"choices":[{"delta":{"tool_calls":[{"function":{"arguments": "{"
 
 
 async def lines(folder: Path, store_url: str, slow_ms: float) -> list[MutableMapping[str, Any]]:
-    """What is logged of one whole request."""
+    """Return what is logged of one complete request."""
     async with FakeUpstream(pace_s=0.01) as upstream:
         yaml = configuration(upstream.base_url, {"use": USE, "with": {"slow_ms": slow_ms}})
         async with running(yaml, folder, store_url) as gateway:
@@ -37,26 +37,26 @@ async def test_a_slow_first_token_is_logged_with_its_channel(store_url: str, cli
     assert line["waited_ms"] >= 10
 
 
-async def test_a_fast_one_is_not(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_fast_first_token_is_not_logged(store_url: str, client: Client, tmp_path: Path) -> None:
     assert await lines(tmp_path, store_url, slow_ms=60_000) == []
 
 
 @pytest.mark.parametrize("text", [TEXT, CALL])
-async def test_what_counts_is_the_first_text(text: bytes) -> None:
+async def test_the_time_is_measured_to_the_first_text(text: bytes) -> None:
     alarm, asked = FirstTokenAlarm(), exchange()
     await alarm.on_request(asked)
     alarm.on_chunk(asked, EMPTY)
-    assert asked[Waited].ms is None
+    assert asked[FirstText].after_ms is None
     alarm.on_chunk(asked, text)
-    first = asked[Waited].ms
+    first = asked[FirstText].after_ms
     assert first is not None
     alarm.on_chunk(asked, TEXT)
-    assert asked[Waited].ms == first
+    assert asked[FirstText].after_ms == first
 
 
-@pytest.mark.parametrize(("outcome", "told"), [(Outcome.CALLER_GONE, 1), (Outcome.REFUSED, 0)])
-async def test_who_gave_up_has_waited_and_who_was_refused_has_not(
-    store_url: str, tmp_path: Path, outcome: Outcome, told: int
+@pytest.mark.parametrize(("outcome", "lines"), [(Outcome.CALLER_GONE, 1), (Outcome.REFUSED, 0)])
+async def test_a_caller_that_gave_up_has_waited_and_a_refused_one_has_not(
+    store_url: str, tmp_path: Path, outcome: Outcome, lines: int
 ) -> None:
     async with services(tmp_path, store_url) as given:
         with capture_logs() as logged:
@@ -64,4 +64,4 @@ async def test_who_gave_up_has_waited_and_who_was_refused_has_not(
             await alarm.on_request(asked)
             asked.outcome = outcome
             await alarm.on_end(asked)
-    assert [line["gave_up"] for line in logged] == [True] * told
+    assert [line["gave_up"] for line in logged] == [True] * lines

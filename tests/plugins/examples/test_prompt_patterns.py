@@ -1,4 +1,4 @@
-"""What must not leave the house is refused by the name of its pattern, wherever in the messages it stands."""
+"""A prompt that matches is refused with the name of the pattern, wherever in the messages the match is."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ async def refusal(patterns: PromptPatterns, message: dict[str, object]) -> Refus
         {"content": "", "tool_calls": [{"function": {"name": "pay", "arguments": f'{{"card": "{CARD}"}}'}}]},
     ],
 )
-async def test_it_is_found_in_every_string(given: Services, message: dict[str, object]) -> None:
+async def test_every_string_of_the_messages_is_searched(given: Services, message: dict[str, object]) -> None:
     refused = await refusal(await started(PromptPatterns(), given), message)
     assert (refused.status, refused.code, refused.param) == (400, "prompt_forbidden", "messages")
     assert "(card-number)" in refused.message
     assert "4111" not in refused.message
 
 
-async def test_an_escaped_spelling_hides_nothing(given: Services) -> None:
+async def test_escaped_characters_are_searched_as_well(given: Services) -> None:
     patterns = await started(PromptPatterns(patterns={"word": "secret"}), given)
     escaped = rb'{"model": "m", "stream": true, "messages": [{"role": "user", "content": "\u0073ecret"}]}'
     with pytest.raises(Refused, match="word"):
@@ -50,7 +50,7 @@ async def test_an_escaped_spelling_hides_nothing(given: Services) -> None:
 
 
 @pytest.mark.parametrize("content", ["hello", "order 4111 1111 of 2026", "BEGIN PRIVATE KEY"])
-async def test_what_matches_nothing_passes(given: Services, content: str) -> None:
+async def test_a_prompt_without_a_match_passes(given: Services, content: str) -> None:
     patterns = await started(PromptPatterns(), given)
     await patterns.on_request(exchange({"messages": [{"role": "user", "content": content}]}))
 

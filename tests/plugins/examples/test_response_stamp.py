@@ -1,4 +1,4 @@
-"""Every answer says who gave it, streams too."""
+"""Every response names the channel that served it, also streams."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ async def test_a_stream_is_stamped_and_a_refusal_is_not(store_url: str, client: 
 
 
 @pytest.mark.parametrize("name", ["content-type", "x-request-id", "X-Served-By", "x-a\r\nx-b", ""])
-def test_a_name_that_is_not_ours_to_set_is_no_setting(name: str) -> None:
+def test_a_header_name_that_is_not_allowed_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="must begin with x-"):
         ResponseStamp(headers={name: "value"})
 
 
 @pytest.mark.parametrize("value", ["a\r\nset-cookie: b", "größer"])
-def test_a_value_that_is_no_header_is_no_setting(value: str) -> None:
+def test_a_value_that_is_not_printable_ascii_is_refused(value: str) -> None:
     with pytest.raises(ValueError, match="printable ASCII"):
         ResponseStamp(headers={"x-house": value})

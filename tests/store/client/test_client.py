@@ -15,7 +15,7 @@ async def test_the_commands_of_one_tick_share_one_batch_in_order(client: Client)
     assert len(await client.call("LRANGE", "list", 0, -1)) == 50
 
 
-async def test_one_command_in_error_does_not_harm_its_neighbours(client: Client) -> None:
+async def test_an_error_of_one_command_does_not_affect_others(client: Client) -> None:
     commands = (("SET", "a", "1"), ("INCRBY", "a", "x"), ("GET", "a"))
     replies = await asyncio.gather(*(client.call(*command) for command in commands), return_exceptions=True)
     good, bad, after = replies
@@ -23,7 +23,7 @@ async def test_one_command_in_error_does_not_harm_its_neighbours(client: Client)
     assert isinstance(bad, StoreError)
 
 
-async def test_a_reply_reaches_who_asked_whoever_gave_up_before(client: Client) -> None:
+async def test_each_call_gets_its_own_reply_although_others_are_cancelled(client: Client) -> None:
     async def ask(index: int) -> None:
         assert await client.call("ECHO", str(index)) == str(index).encode()
 
@@ -37,13 +37,13 @@ async def test_a_reply_reaches_who_asked_whoever_gave_up_before(client: Client) 
     assert {type(result) for result in results} == {type(None), asyncio.CancelledError}
 
 
-async def test_a_command_given_up_before_its_tick_ends_is_not_sent(client: Client) -> None:
+async def test_a_command_cancelled_within_its_tick_is_not_sent(client: Client) -> None:
     client.submit("SET", "a", "1").cancel()
     await asyncio.sleep(0)
     assert await client.call("EXISTS", "a") == 0
 
 
-async def test_late_replies_of_a_slow_store_reach_nobody(store_url: str, client: Client) -> None:
+async def test_late_replies_of_a_slow_store_are_discarded(store_url: str, client: Client) -> None:
     hasty = Client.connect(store_url, timeout_s=0.05, connections=1)
     await client.call("CLIENT", "PAUSE", 500, "ALL")
     with pytest.raises(StoreAway):
@@ -66,7 +66,7 @@ async def test_a_script_is_sent_whole_only_when_the_store_lacks_it(client: Clien
     assert await client.call("SCRIPT", "EXISTS", script.digest) == [True]
 
 
-async def test_keys_are_told_page_by_page_over_the_connection_that_is_there(client: Client) -> None:
+async def test_keys_are_scanned_in_pages_over_the_existing_connection(client: Client) -> None:
     names = [f"key{number}" for number in range(1203)]
     await asyncio.gather(*(client.call("SET", name, "1") for name in [*names, "other"]))
 
@@ -78,7 +78,7 @@ async def test_keys_are_told_page_by_page_over_the_connection_that_is_there(clie
     assert await connections() <= before
 
 
-async def test_nobody_there_is_store_away() -> None:
+async def test_an_unreachable_store_is_store_away() -> None:
     client = Client.connect("redis://:hunter2@127.0.0.1:1")
     with pytest.raises(StoreAway) as caught:
         await client.call("PING")
@@ -86,7 +86,7 @@ async def test_nobody_there_is_store_away() -> None:
     await client.close()
 
 
-def test_an_unknown_kind_of_address_is_refused_without_showing_it() -> None:
+def test_an_unknown_kind_of_url_is_refused_without_showing_it() -> None:
     with pytest.raises(Misconfigured, match="must be `embedded` or begin with") as caught:
         Client.connect("amqp://user:hunter2@host")
     assert "hunter2" not in str(caught.value)

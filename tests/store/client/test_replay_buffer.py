@@ -1,4 +1,4 @@
-"""What is remembered of what a store acknowledged: lately, and not too much."""
+"""The buffer of acknowledged writes keeps recent lines within its limits."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from gateway.store.client.replay_buffer import PIECE, PIECE_S, RECENT_S, ReplayBuffer
+from gateway.store.client.replay_buffer import RETENTION_S, SEGMENT_BYTES, SEGMENT_S, ReplayBuffer
 
 
 class Clock:
-    """A time that passes when the test says so."""
+    """A clock that the test advances."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
@@ -22,44 +22,45 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def test_lines_are_remembered_in_their_order() -> None:
+def test_lines_are_returned_in_order() -> None:
     recent = ReplayBuffer()
     for line in (b'["a"]', b"{}", b'["b"]'):
         recent.add(line)
     assert list(recent) == list(recent) == [b'["a"]', b"{}", b'["b"]']
 
 
-def test_the_order_goes_on_over_pieces() -> None:
+def test_lines_are_in_order_across_segments() -> None:
     recent = ReplayBuffer()
-    lines = [b"%d %s" % (number, b"x" * 500) for number in range(4 * PIECE // 500)]
+    lines = [b"%d %s" % (number, b"x" * 500) for number in range(4 * SEGMENT_BYTES // 500)]
     for line in lines:
         recent.add(line)
     assert list(recent) == lines
 
 
-@pytest.mark.parametrize("apart_s", [0.01, 0.9, 7, PIECE_S, 3 * PIECE_S])
-def test_a_line_is_remembered_long_enough_and_not_much_longer(clock: Clock, apart_s: float) -> None:
+@pytest.mark.parametrize("apart_s", [0.01, 0.9, 7, SEGMENT_S, 3 * SEGMENT_S])
+def test_a_line_is_kept_long_enough_and_not_much_longer(clock: Clock, apart_s: float) -> None:
     recent = ReplayBuffer()
-    said: list[float] = []
-    for number in range(int(4 * RECENT_S / apart_s)):
+    added: list[float] = []
+    for number in range(int(4 * RETENTION_S / apart_s)):
         clock.now = 1000 + number * apart_s
-        said.append(clock.now)
+        added.append(clock.now)
         recent.add(b"%.2f %s" % (clock.now, b"x" * 100))
         if number % 50 == 0:
             oldest = float(next(iter(recent)).split()[0])
             assert (
-                oldest == said[0] or clock.now - RECENT_S - PIECE_S - 1 <= oldest <= clock.now - RECENT_S + apart_s + 1
+                oldest == added[0]
+                or clock.now - RETENTION_S - SEGMENT_S - 1 <= oldest <= clock.now - RETENTION_S + apart_s + 1
             )
 
 
-def test_who_was_idle_for_long_remembers_nothing(clock: Clock) -> None:
+def test_after_a_long_idle_time_the_buffer_is_empty(clock: Clock) -> None:
     recent = ReplayBuffer()
     recent.add(b"a")
-    clock.now += PIECE_S
+    clock.now += SEGMENT_S
     recent.add(b"b")
-    clock.now += RECENT_S
+    clock.now += RETENTION_S
     assert list(recent) == [b"a", b"b"]
-    clock.now += PIECE_S
+    clock.now += SEGMENT_S
     assert list(recent) == [b"b"]
     clock.now += 1
     assert list(recent) == []
@@ -67,13 +68,13 @@ def test_who_was_idle_for_long_remembers_nothing(clock: Clock) -> None:
     assert list(recent) == [b"c"]
 
 
-def test_what_is_too_much_is_forgotten_by_whole_pieces() -> None:
-    most = 3 * PIECE
-    recent = ReplayBuffer(most)
+def test_a_full_buffer_drops_whole_segments() -> None:
+    max_bytes = 3 * SEGMENT_BYTES
+    recent = ReplayBuffer(max_bytes)
     drawn = random.Random(7)
-    lines = [drawn.randbytes(500).replace(b"\n", b" ") for _ in range(10 * PIECE // 500)]
+    lines = [drawn.randbytes(500).replace(b"\n", b" ") for _ in range(10 * SEGMENT_BYTES // 500)]
     for line in lines:
         recent.add(line)
     kept = list(recent)
     assert kept == lines[-len(kept) :]
-    assert most - 2 * PIECE < len(kept) * 500 < most + PIECE
+    assert max_bytes - 2 * SEGMENT_BYTES < len(kept) * 500 < max_bytes + SEGMENT_BYTES

@@ -1,4 +1,4 @@
-"""Real servers of every shape, each on a port of its own."""
+"""Real servers in every topology, each on its own port."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AUTHORITY = trustme.CA()
 
 @asynccontextmanager
 async def behind_tls(port: int) -> AsyncIterator[int]:
-    """A port that speaks TLS in front of a server without it, as a store of another house does."""
+    """Yield the port of a TLS proxy in front of a server without TLS, like that of a hosted store."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     AUTHORITY.issue_cert("127.0.0.1").configure_cert(context)
 
@@ -48,7 +48,7 @@ async def behind_tls(port: int) -> AsyncIterator[int]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[StartServer]:
-    """Starts a server with these settings, and tells its port."""
+    """Return a function that starts a server with these settings and returns its port."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*settings: str, file: str | None = None) -> int:
@@ -87,7 +87,7 @@ async def test_password_and_database_of_the_url_are_used(start: StartServer) -> 
         assert "db3" in await client.call("INFO", "keyspace")
 
 
-async def test_a_wrong_password_is_store_away_and_shown_to_nobody(start: StartServer) -> None:
+async def test_a_wrong_password_is_store_away_and_never_shown(start: StartServer) -> None:
     port = start("--requirepass", "right")
     async with connected(f"redis://:right@127.0.0.1:{port}") as client:
         await until_answered(client, "PING", answer=True)
@@ -109,12 +109,12 @@ async def test_a_database_that_is_not_there_is_store_away(start: StartServer) ->
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Path:
-    """The file of the authority that certified the servers."""
+    """Return the certificate file of the authority that signed the servers' certificates."""
     AUTHORITY.cert_pem.write_to_path(tmp_path / "ca.pem")
     return tmp_path / "ca.pem"
 
 
-async def test_a_store_is_reached_through_tls_by_who_trusts_its_authority(start: StartServer, authority: Path) -> None:
+async def test_tls_needs_a_trusted_authority(start: StartServer, authority: Path) -> None:
     async with behind_tls(start("--requirepass", "right")) as port:
         async with connected(f"rediss://:right@127.0.0.1:{port}?ssl_ca_certs={authority}") as client:
             await until_answered(client, "PING", answer=True)
@@ -130,7 +130,7 @@ async def test_a_store_is_reached_through_tls_by_who_trusts_its_authority(start:
                     await client.call("PING")
 
 
-async def test_sentinel_and_who_it_names_are_reached_through_tls(start: StartServer, authority: Path) -> None:
+async def test_sentinel_and_its_primary_are_reached_through_tls(start: StartServer, authority: Path) -> None:
     async with behind_tls(start()) as port:
         named = f"sentinel monitor mymaster 127.0.0.1 {port} 1\nsentinel down-after-milliseconds mymaster 60000\n"
         async with behind_tls(start("--sentinel", file=named)) as sentinel:
@@ -151,7 +151,7 @@ async def test_sentinel_names_the_master(start: StartServer) -> None:
         assert (await client.call("INFO", "server"))["tcp_port"] == port
 
 
-async def test_a_primary_that_was_replaced_is_left_although_it_still_answers(tmp_path: Path) -> None:
+async def test_a_replaced_primary_is_left_although_it_still_responds(tmp_path: Path) -> None:
     with watched(tmp_path) as servers:
         async with connected(servers.url) as client:
             await until_answered(client, "PING", answer=True)
@@ -183,7 +183,7 @@ async def test_a_cluster_takes_the_same_calls(start: StartServer) -> None:
         assert await client.call("GET", "a") == b"1"
 
 
-async def test_nobody_there_is_store_away_whatever_the_shape(tmp_path: Path) -> None:
+async def test_an_unreachable_store_is_store_away_in_every_topology(tmp_path: Path) -> None:
     for url in ("redis://127.0.0.1:1", f"unix://{tmp_path}/none", "sentinel://127.0.0.1:1/m", "cluster://127.0.0.1:1"):
         async with connected(url) as client:
             with pytest.raises(StoreAway):
@@ -191,9 +191,9 @@ async def test_nobody_there_is_store_away_whatever_the_shape(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("shape", ["redis", "cluster"])
-async def test_a_failure_that_nobody_looks_at_is_not_complained_of(shape: str) -> None:
+async def test_a_failure_that_is_never_retrieved_is_not_logged(shape: str) -> None:
     complaints: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     async with connected(f"{shape}://127.0.0.1:1") as client:
         forgotten = client.submit("PING")
         await asyncio.wait((forgotten,))
@@ -208,7 +208,7 @@ async def test_a_host_without_a_port_is_refused_without_showing_the_url() -> Non
     assert "hunter2" not in str(caught.value)
 
 
-async def test_a_server_that_comes_back_is_found_soon(tmp_path: Path) -> None:
+async def test_a_restarted_server_is_reached_soon(tmp_path: Path) -> None:
     store = EmbeddedStore.start(tmp_path)
     async with connected(store.url) as client:
         await client.call("SET", "a", "1")

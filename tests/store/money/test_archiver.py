@@ -1,4 +1,4 @@
-"""Archived lines are in the file, once and in order, and the balance is theirs and the ledger's, whatever happens between."""
+"""Archived lines are in the file, once and in order, and the balance equals their sum plus that of the ledger."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def days_ago(days: float) -> int:
 
 
 async def text_of_ledger(client: Client) -> bytes:
-    """The ledger as a file has it."""
+    """The ledger, encoded as the archive's file."""
     return b"".join(encode(line, fields) for line, fields in await client.call("XRANGE", KEY + "ledger", "-", "+"))
 
 
@@ -38,7 +38,7 @@ async def archived(client: Client) -> Archived:
 
 @pytest.fixture
 async def past(client: Client) -> Wallet:
-    """The wallet of a hundred days ago, of an account with 1000 micros since then."""
+    """A wallet that writes lines a hundred days old, of an account with 1000 micros since then."""
     await open_account(client)
     past = wallet_of_then(client, OLD_S)
     await past.credit(ACCOUNT, "opening", 1000)
@@ -47,7 +47,7 @@ async def past(client: Client) -> Wallet:
 
 @pytest.fixture
 async def archive(tmp_path: Path, client: Client) -> AsyncIterator[Archive]:
-    """An archive that at the end is what the store says, in order with what is left of the ledger."""
+    """An archive that is audited together with the ledger at the end of the test."""
     archive = Archive(tmp_path / "archive")
     yield archive
     wallet = Wallet(client)
@@ -61,7 +61,7 @@ def archiver(client: Client, archive: Archive) -> Archiver:
 
 
 class TestArchiver:
-    async def test_moves_what_is_old_and_leaves_the_rest(
+    async def test_moves_old_lines_and_leaves_the_rest(
         self, client: Client, past: Wallet, archive: Archive, archiver: Archiver
     ) -> None:
         await past.settle(ACCOUNT, new_request_id(OLD_S), 7)
@@ -71,12 +71,14 @@ class TestArchiver:
         assert await archiver.move(ACCOUNT, days_ago(90)) == 3
         assert archive.file(ACCOUNT).read_bytes() == old
         assert archive.file(ACCOUNT).stat().st_mode & 0o777 == 0o600
-        told = await archived(client)
-        assert (told.lines, told.total, told.transactions, told.credited) == (3, 990, 2, 997)
+        moved = await archived(client)
+        assert (moved.lines, moved.total, moved.transactions, moved.credited) == (3, 990, 2, 997)
         assert await client.call("XLEN", KEY + "ledger") == 1
         assert await archiver.move(ACCOUNT, days_ago(90)) == 0
 
-    async def test_moves_no_line_from_that_moment_on(self, client: Client, past: Wallet, archiver: Archiver) -> None:
+    async def test_moves_no_line_at_or_after_the_given_time(
+        self, client: Client, past: Wallet, archiver: Archiver
+    ) -> None:
         ((line, _),) = await client.call("XRANGE", KEY + "ledger", "-", "+")
         moment = int(line.partition(b"-")[0])
         assert await archiver.move(ACCOUNT, moment) == 0
@@ -95,16 +97,16 @@ class TestArchiver:
     ) -> None:
         await asyncio.gather(*(past.settle(ACCOUNT, new_request_id(OLD_S), 1) for _ in range(3500)))
         now, moving = Wallet(client), asyncio.create_task(archiver.move(ACCOUNT, days_ago(90)))
-        looks = 0
+        verified = 0
         while not moving.done():
             await now.settle(ACCOUNT, new_request_id(), 1)
             assert await now.verify(ACCOUNT) == []
-            looks += 1
+            verified += 1
         assert await moving == 3501
-        assert looks >= 1
-        assert await client.call("XLEN", KEY + "ledger") == looks
+        assert verified >= 1
+        assert await client.call("XLEN", KEY + "ledger") == verified
 
-    async def test_a_line_that_may_still_be_followed_is_refused(
+    async def test_a_line_to_which_a_late_settlement_may_refer_is_refused(
         self, client: Client, archive: Archive, archiver: Archiver
     ) -> None:
         await open_account(client)
@@ -114,7 +116,7 @@ class TestArchiver:
         assert await client.call("XLEN", KEY + "ledger") == 1
         assert await archived(client) == Archived()
 
-    async def test_a_request_whose_line_moved_is_charged_no_more(
+    async def test_a_request_whose_line_moved_is_not_charged_again(
         self, client: Client, past: Wallet, archiver: Archiver
     ) -> None:
         request_id = new_request_id(OLD_S)
@@ -127,21 +129,21 @@ class TestArchiver:
         assert (await wallet.settle(ACCOUNT, request_id, 9)).outcome is Settle.STALE
         assert await client.call("HLEN", KEY + "ended") == await client.call("ZCARD", KEY + "ended_at") == 0
 
-    async def test_a_credit_whose_line_moved_is_still_booked_once(
+    async def test_a_credit_whose_line_moved_is_not_repeated(
         self, client: Client, past: Wallet, archiver: Archiver
     ) -> None:
         await archiver.move(ACCOUNT, days_ago(90))
         assert (await Wallet(client).credit(ACCOUNT, "opening", 1000)).outcome is Credit.DONE
 
-    async def test_what_a_killed_run_wrote_is_not_written_again(
+    async def test_lines_that_a_killed_run_wrote_are_not_written_again(
         self, client: Client, past: Wallet, archive: Archive, archiver: Archiver
     ) -> None:
         for _ in range(3):
             await past.settle(ACCOUNT, new_request_id(OLD_S), 1)
         whole = await text_of_ledger(client)
         for size in random.sample(range(len(whole) + 1), 20):
-            with archive.growing(ACCOUNT) as file:
-                file.prove(Archived())
+            with archive.locked(ACCOUNT) as file:
+                file.verify(Archived())
             archive.file(ACCOUNT).write_bytes(whole[:size])
             dump = {name: await client.call("DUMP", KEY + name) for name in ("ledger", "account")}
             assert await archiver.move(ACCOUNT, days_ago(90)) == 4
@@ -151,7 +153,7 @@ class TestArchiver:
         assert (await Wallet(client).audit(ACCOUNT, archive)).wrong == []
         assert await archiver.move(ACCOUNT, days_ago(90)) == 4
 
-    async def test_lines_that_are_not_the_ledgers_stop_it(
+    async def test_a_file_with_other_lines_stops_it(
         self, client: Client, past: Wallet, archive: Archive, archiver: Archiver
     ) -> None:
         archive.folder.mkdir()
@@ -161,7 +163,7 @@ class TestArchiver:
         assert await client.call("XLEN", KEY + "ledger") == 1
 
     @pytest.mark.parametrize("damage", ["another folder", "a line lost", "an amount changed", "not a line"])
-    async def test_an_archive_that_lacks_what_was_trimmed_stops_it(
+    async def test_a_file_without_the_trimmed_lines_stops_it(
         self, client: Client, past: Wallet, archive: Archive, archiver: Archiver, damage: str
     ) -> None:
         await past.settle(ACCOUNT, new_request_id(OLD_S), 7)
@@ -184,12 +186,14 @@ class TestArchiver:
         path.write_bytes(right)
         assert await archiver.move(ACCOUNT, days_ago(90)) == 1
 
-    async def test_two_on_one_file_are_one_too_many(self, past: Wallet, archive: Archive, archiver: Archiver) -> None:
-        with archive.growing(ACCOUNT), pytest.raises(ArchiveError, match="another archiver is at work"):
+    async def test_a_second_archiver_on_a_file_is_refused(
+        self, past: Wallet, archive: Archive, archiver: Archiver
+    ) -> None:
+        with archive.locked(ACCOUNT), pytest.raises(ArchiveError, match="another archiver is at work"):
             await archiver.move(ACCOUNT, days_ago(90))
         assert await archiver.move(ACCOUNT, days_ago(90)) == 1
 
-    async def test_of_two_with_folders_of_their_own_one_has_all(
+    async def test_of_two_archivers_with_folders_of_their_own_one_has_all_lines(
         self, client: Client, past: Wallet, archive: Archive, archiver: Archiver, tmp_path: Path
     ) -> None:
         await asyncio.gather(*(past.settle(ACCOUNT, new_request_id(OLD_S), 1) for _ in range(2500)))
@@ -205,18 +209,18 @@ class TestArchiver:
         assert leader.file(ACCOUNT).read_bytes() == whole
         archive.file(ACCOUNT).write_bytes(whole)
 
-    async def test_a_trim_that_arrives_twice_trims_once(self, client: Client, past: Wallet, archiver: Archiver) -> None:
+    async def test_a_trim_that_is_repeated_trims_once(self, client: Client, past: Wallet, archiver: Archiver) -> None:
         await past.settle(ACCOUNT, new_request_id(OLD_S), 7)
         (first, _), _ = await client.call("XRANGE", KEY + "ledger", "-", "+")
-        with archiver.archive.growing(ACCOUNT) as file:
-            file.hold(await client.call("XRANGE", KEY + "ledger", "-", "+"))
+        with archiver.archive.locked(ACCOUNT) as file:
+            file.append(await client.call("XRANGE", KEY + "ledger", "-", "+"))
         assert (await archiver.trim(ACCOUNT, Archived(), 1, first)).lines == 1
         with pytest.raises(ArchiveError, match="archived elsewhere"):
             await archiver.trim(ACCOUNT, Archived(), 1, first)
         assert await client.call("XLEN", KEY + "ledger") == 1
 
     @pytest.mark.parametrize("count", [1, 3])
-    async def test_other_lines_than_were_written_are_not_trimmed(
+    async def test_only_the_lines_that_were_written_are_trimmed(
         self, client: Client, past: Wallet, archiver: Archiver, count: int
     ) -> None:
         await past.settle(ACCOUNT, new_request_id(OLD_S), 7)
@@ -226,7 +230,7 @@ class TestArchiver:
         assert await client.call("XLEN", KEY + "ledger") == 2
 
 
-async def test_what_is_wrong_across_archive_and_ledger_is_named(
+async def test_an_audit_reports_violations_across_archive_and_ledger(
     client: Client, past: Wallet, archive: Archive, archiver: Archiver
 ) -> None:
     request_id = new_request_id(OLD_S)
@@ -250,7 +254,7 @@ async def test_what_is_wrong_across_archive_and_ledger_is_named(
     await client.call("HDEL", KEY + "credits", "made-up")
 
 
-async def test_a_ledger_that_is_trimmed_before_it_is_read_is_looked_at_again(
+async def test_a_ledger_that_is_trimmed_while_it_is_read_is_read_again(
     client: Client, past: Wallet, archiver: Archiver, archive: Archive, store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = Client.connect(store_url, timeout_s=PATIENCE_S)
@@ -267,7 +271,7 @@ async def test_a_ledger_that_is_trimmed_before_it_is_read_is_looked_at_again(
     await reader.close()
 
 
-async def test_a_request_whose_expiry_is_archived_and_not_what_came_late_is_not_wrong(
+async def test_a_late_line_whose_expiry_is_archived_is_no_violation(
     client: Client, past: Wallet, archiver: Archiver, archive: Archive
 ) -> None:
     request_id = new_request_id(OLD_S)
@@ -299,7 +303,7 @@ async def test_a_full_store_can_be_archived(own_store: StartStore, tmp_path: Pat
     await client.close()
 
 
-async def test_an_earlier_hold_past_its_lease_ends_as_always(client: Client, past: Wallet, archiver: Archiver) -> None:
+async def test_a_hold_past_its_lease_is_settled_as_usual(client: Client, past: Wallet, archiver: Archiver) -> None:
     await archiver.move(ACCOUNT, days_ago(90))
     request_id, wallet = new_request_id(), Wallet(client)
     await take(wallet, request_id, 10, floor=4)

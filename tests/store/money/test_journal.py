@@ -1,6 +1,9 @@
+"""A settlement that cannot be delivered is kept until the store has resolved it, through kills and full disks."""
+
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import signal
@@ -26,7 +29,7 @@ def files(directory: Path) -> list[Path]:
     return sorted(directory.glob("*.jsonl"))
 
 
-async def test_what_the_store_could_not_take_is_charged_by_a_replay(own_store: StartStore, tmp_path: Path) -> None:
+async def test_a_replay_charges_what_could_not_be_delivered(own_store: StartStore, tmp_path: Path) -> None:
     store = own_store()
     client = Client.connect(store.url, timeout_s=0.5)
     await open_account(client, 100)
@@ -51,7 +54,7 @@ async def test_what_the_store_could_not_take_is_charged_by_a_replay(own_store: S
     await client.close()
 
 
-async def test_what_the_store_refuses_is_kept(client: Client, wallet: Wallet, tmp_path: Path) -> None:
+async def test_a_settlement_that_the_store_refuses_is_kept(client: Client, wallet: Wallet, tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     keeping, request_id = Wallet(client, journal=journal), new_request_id()
     await take(keeping, request_id)
@@ -67,7 +70,7 @@ async def test_what_the_store_refuses_is_kept(client: Client, wallet: Wallet, tm
     assert journal.waiting() == []
 
 
-async def test_what_neither_store_nor_disk_takes_stays_in_memory(
+async def test_a_settlement_stays_in_memory_without_store_and_disk(
     client: Client, wallet: Wallet, tmp_path: Path
 ) -> None:
     (tmp_path / "journal").touch()
@@ -83,7 +86,7 @@ async def test_what_neither_store_nor_disk_takes_stays_in_memory(
     assert await balance_and_held(client) == (96, 0)
 
 
-async def test_what_one_file_holds_back_does_not_hold_up_another(
+async def test_a_file_with_a_refused_line_does_not_stop_another_file(
     client: Client, wallet: Wallet, tmp_path: Path
 ) -> None:
     for settlement in (Settlement(ACCOUNT, "not-a-uuid", 5), charge(3)):
@@ -118,7 +121,7 @@ async def test_a_cancelled_settlement_is_kept(own_store: StartStore, tmp_path: P
     await fresh.close()
 
 
-async def test_a_file_of_a_living_process_is_left_alone(client: Client, wallet: Wallet, tmp_path: Path) -> None:
+async def test_the_file_of_a_running_process_is_not_replayed(client: Client, wallet: Wallet, tmp_path: Path) -> None:
     mine, other = Journal(tmp_path), Journal(tmp_path)
     mine.append(charge(5))
     assert await other.replay(wallet.deliver) == 0
@@ -127,7 +130,7 @@ async def test_a_file_of_a_living_process_is_left_alone(client: Client, wallet: 
     assert await balance_and_held(client) == (95, 0)
 
 
-async def test_a_killed_process_leaves_its_lines_to_the_next(client: Client, wallet: Wallet, tmp_path: Path) -> None:
+async def test_the_file_of_a_killed_process_is_replayed(client: Client, wallet: Wallet, tmp_path: Path) -> None:
     program = (
         "import sys, os, pathlib; from gateway.store.money.journal import Journal, Settlement;"
         "Journal(pathlib.Path(sys.argv[1])).append(Settlement('acme', sys.argv[2], 5)); os.kill(os.getpid(), 9)"
@@ -138,7 +141,7 @@ async def test_a_killed_process_leaves_its_lines_to_the_next(client: Client, wal
     assert await balance_and_held(client) == (95, 0)
 
 
-async def test_half_a_last_line_was_never_acknowledged(client: Client, wallet: Wallet, tmp_path: Path) -> None:
+async def test_an_incomplete_last_line_is_ignored(client: Client, wallet: Wallet, tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append(charge(5))
     journal.close()
@@ -148,7 +151,7 @@ async def test_half_a_last_line_was_never_acknowledged(client: Client, wallet: W
     assert await balance_and_held(client) == (95, 0)
 
 
-async def test_a_line_the_store_refuses_waits_without_holding_up_the_others(
+async def test_a_line_that_the_store_refuses_does_not_stop_the_others(
     client: Client, wallet: Wallet, tmp_path: Path
 ) -> None:
     journal = Journal(tmp_path)
@@ -162,7 +165,24 @@ async def test_a_line_the_store_refuses_waits_without_holding_up_the_others(
     assert files(tmp_path)[0].read_bytes().count(b"\n") == 1
 
 
-def test_a_full_disk_is_told_and_leaves_whole_lines(tmp_path: Path) -> None:
+async def test_a_file_that_cannot_be_created_raises_and_the_next_append_creates_another(
+    client: Client, wallet: Wallet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    journal = Journal(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", broken)
+        with pytest.raises(OSError, match="Input/output error"):
+            journal.append(charge(5))
+    journal.append(charge(3))
+    assert await journal.replay(wallet.deliver) == 1
+    assert await balance_and_held(client) == (97, 0)
+    assert files(tmp_path) == []
+
+
+def test_a_full_disk_raises_and_leaves_whole_lines(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append(charge(1))
     (file,) = files(tmp_path)

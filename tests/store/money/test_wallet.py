@@ -29,7 +29,7 @@ DAY_S = 24 * 3600
 
 
 class TestHold:
-    async def test_takes_the_amount_out_of_what_is_available(self, wallet: Wallet) -> None:
+    async def test_reserves_the_amount_of_the_available_balance(self, wallet: Wallet) -> None:
         reply = await take(wallet, new_request_id(), 30)
         assert (reply.outcome, reply.balance, reply.held) == (Hold.HELD, 100, 30)
 
@@ -115,7 +115,7 @@ class TestHold:
         assert len(await wallet.sweep(ACCOUNT)) == 2
         assert await wallet.verify(ACCOUNT) == []
 
-    async def test_tells_which_holds_it_ended(self, client: Client, wallet: Wallet) -> None:
+    async def test_returns_the_holds_that_it_ended(self, client: Client, wallet: Wallet) -> None:
         dead, own = new_request_id(), new_request_id()
         await take(wallet, dead, floor=3)
         await take(wallet, own)
@@ -126,12 +126,12 @@ class TestHold:
         assert (await take(wallet, new_request_id())).expired == ()
 
     async def test_amounts_near_the_largest_stay_exact(self, client: Client, wallet: Wallet) -> None:
-        most = 2**53 - 1
-        await wallet.credit(ACCOUNT, "large", most - 100)
+        largest = 2**53 - 1
+        await wallet.credit(ACCOUNT, "large", largest - 100)
         request_id = new_request_id()
-        reply = await take(wallet, request_id, most)
-        assert (reply.outcome, reply.held) == (Hold.HELD, most)
-        await wallet.settle(ACCOUNT, request_id, most - 1)
+        reply = await take(wallet, request_id, largest)
+        assert (reply.outcome, reply.held) == (Hold.HELD, largest)
+        await wallet.settle(ACCOUNT, request_id, largest - 1)
         assert await balance_and_held(client) == (1, 0)
         assert await wallet.verify(ACCOUNT) == []
 
@@ -296,14 +296,14 @@ async def test_a_bad_credit_changes_nothing(client: Client, wallet: Wallet, tran
     assert await balance_and_held(client) == (100, 0)
 
 
-async def test_a_flushed_script_cache_goes_unnoticed(client: Client, wallet: Wallet) -> None:
+async def test_a_flushed_script_cache_is_no_error(client: Client, wallet: Wallet) -> None:
     request_id = new_request_id()
     await take(wallet, request_id)
     await client.call("SCRIPT", "FLUSH")
     assert (await wallet.settle(ACCOUNT, request_id, 1)).outcome is Settle.OK
 
 
-async def test_a_connection_cut_by_the_store_goes_unnoticed(client: Client, wallet: Wallet, store_url: str) -> None:
+async def test_a_connection_closed_by_the_store_is_no_error(client: Client, wallet: Wallet, store_url: str) -> None:
     cutter = Client.connect(store_url, timeout_s=PATIENCE_S)
     await cutter.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     request_id = new_request_id()
@@ -313,7 +313,7 @@ async def test_a_connection_cut_by_the_store_goes_unnoticed(client: Client, wall
     await cutter.close()
 
 
-async def test_a_reply_that_belongs_to_another_request_counts_as_none(store_url: str) -> None:
+async def test_a_reply_to_another_request_counts_as_no_reply(store_url: str) -> None:
     client = Client.connect(store_url, timeout_s=0.5)
     wallet = Wallet(client, retry_for_s=0.1)
     wallet.scripts["hold"] = Script("hold", 'return {"another", "HELD", 1, 1, 1}')
@@ -338,7 +338,7 @@ async def test_a_balance_for_20_requests_admits_20_of_200_at_once(client: Client
     assert await wallet.verify(ACCOUNT) == []
 
 
-async def test_callers_that_give_up_leave_no_reply_for_others(client: Client, wallet: Wallet) -> None:
+async def test_cancelled_calls_leave_no_reply_for_others(client: Client, wallet: Wallet) -> None:
     await wallet.credit(ACCOUNT, "more", 10_000)
     request_ids = [new_request_id() for _ in range(300)]
     tasks = []
@@ -358,8 +358,8 @@ async def test_callers_that_give_up_leave_no_reply_for_others(client: Client, wa
     assert await balance_and_held(client) == (10_100 - len(request_ids), 0)
 
 
-class TestAStoreOfItsOwn:
-    async def test_frozen_it_is_away_within_600_ms(self, own_store: StartStore) -> None:
+class TestOwnStore:
+    async def test_a_frozen_store_is_away_within_600_ms(self, own_store: StartStore) -> None:
         store = own_store()
         client = Client.connect(store.url)
         await open_account(client, 100)
@@ -376,7 +376,7 @@ class TestAStoreOfItsOwn:
         assert (await wallet.release(ACCOUNT, request_id)).outcome in (Settle.OK, Settle.ORPHAN, Settle.DONE)
         await client.close()
 
-    async def test_a_settlement_outlives_a_restart(self, own_store: StartStore) -> None:
+    async def test_a_settlement_survives_a_restart(self, own_store: StartStore) -> None:
         store = own_store()
         client = Client.connect(store.url)
         await open_account(client, 100)
@@ -390,10 +390,10 @@ class TestAStoreOfItsOwn:
         assert await settling == Settled(Settle.OK, 4)
         await client.close()
 
-    async def test_what_a_restart_forgot_is_repeated(self, own_store: StartStore, tmp_path: Path) -> None:
+    async def test_settlements_that_a_restart_lost_are_repeated(self, own_store: StartStore, tmp_path: Path) -> None:
         store = own_store()
         client = Client.connect(store.url, timeout_s=PATIENCE_S)
-        await client.call("CONFIG", "SET", "appendfsync", "always")  # what is acknowledged is in the file
+        await client.call("CONFIG", "SET", "appendfsync", "always")  # acknowledged writes are in the file
         await open_account(client, 100)
         wallet = Wallet(client)
         masters = Masters(client)
@@ -423,7 +423,7 @@ class TestAStoreOfItsOwn:
 
 
 class TestVerify:
-    async def test_nothing_is_wrong_with_an_account_in_use(self, client: Client, wallet: Wallet) -> None:
+    async def test_finds_nothing_wrong_with_an_account_in_use(self, client: Client, wallet: Wallet) -> None:
         await take(wallet, new_request_id())
         request_id = new_request_id()
         await take(wallet, request_id)
@@ -463,7 +463,7 @@ class TestVerify:
         await wallet.settle(ACCOUNT, request_id, 5)
         assert await wallet.verify(ACCOUNT) == [f"request {request_id} was resolved twice: orphan after orphan"]
 
-    async def test_audit_tells_what_each_request_was_charged(self, client: Client, wallet: Wallet) -> None:
+    async def test_audit_returns_the_charge_of_each_request(self, client: Client, wallet: Wallet) -> None:
         charged, dead, late = new_request_id(), new_request_id(), new_request_id(DAY_S + 1)
         await wallet.settle(ACCOUNT, charged, 5)
         await take(wallet, dead, floor=3)
@@ -482,7 +482,7 @@ class TestVerify:
         assert await wallet.verify(ACCOUNT) == []
 
 
-async def test_settlements_are_repeated_to_a_master_that_could_not_be_asked_in_between(own_store: StartStore) -> None:
+async def test_settlements_are_repeated_after_a_check_of_the_masters_failed(own_store: StartStore) -> None:
     store = own_store()
     client = Client.connect(store.url, timeout_s=1)
     await open_account(client, 100)
@@ -500,13 +500,13 @@ async def test_settlements_are_repeated_to_a_master_that_could_not_be_asked_in_b
         while (
             repeated := (await asyncio.gather(masters.replay_after_failover(wallet.repeat), return_exceptions=True))[0]
         ) != [1]:
-            assert isinstance(repeated, StoreAway), "another may have taken over meanwhile, and have gone again"
+            assert isinstance(repeated, StoreAway), "a master may have changed twice meanwhile"
     assert await masters.replay_after_failover(wallet.repeat) == [0]
     assert await wallet.verify(ACCOUNT) == []
     await client.close()
 
 
-async def test_settlements_are_repeated_to_a_master_that_was_a_replica_in_between(own_store: StartStore) -> None:
+async def test_settlements_are_repeated_to_a_master_that_was_a_replica_meanwhile(own_store: StartStore) -> None:
     client = Client.connect(own_store().url, timeout_s=PATIENCE_S)
     await open_account(client, 100)
     wallet = Wallet(client)
@@ -516,9 +516,7 @@ async def test_settlements_are_repeated_to_a_master_that_was_a_replica_in_betwee
     await wallet.settle(ACCOUNT, request_id, 7)
     for master in (("127.0.0.1", 1), ("NO", "ONE")):
         await client.call("REPLICAOF", *master)
-    assert await masters.replay_after_failover(wallet.repeat) == [1], (
-        "it may have taken over what another had, without the last of its own"
-    )
+    assert await masters.replay_after_failover(wallet.repeat) == [1], "as a replica it may have lost its latest writes"
     assert await masters.replay_after_failover(wallet.repeat) == [0]
     assert await wallet.verify(ACCOUNT) == []
     await client.close()

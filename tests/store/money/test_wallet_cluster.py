@@ -1,6 +1,6 @@
-"""The wallet on a cluster of three nodes: all keys of an account are in one slot, and the masters are watched.
+"""The wallet on a cluster of three nodes: all keys of an account are in one slot, and failovers are detected.
 
-`WALLET_CLUSTER_EXAMPLES=500 pytest tests/store/test_wallet_cluster.py --hypothesis-seed=N` runs longer histories.
+`WALLET_CLUSTER_EXAMPLES=500 pytest tests/store/money/test_wallet_cluster.py --hypothesis-seed=N` runs longer histories.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from gateway.errors import StoreAway
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
-from gateway.store.client.durability import check_store, told_by_masters
+from gateway.store.client.durability import check_store, info_of_masters
 from gateway.store.client.masters import Masters
 from gateway.store.money.wallet import Credit, Hold, Settle, Wallet
 from tests.patience import PATIENCE_S, timed
@@ -34,21 +34,21 @@ from tests.store.money.test_wallet import (  # noqa: F401 - the same suite, on t
     test_a_bad_cost_changes_nothing,
     test_a_bad_credit_changes_nothing,
     test_a_balance_for_20_requests_admits_20_of_200_at_once,
-    test_callers_that_give_up_leave_no_reply_for_others,
+    test_cancelled_calls_leave_no_reply_for_others,
 )
 from tests.store.money.wallet_machine import WalletMachine
 
 
 @pytest.fixture(scope="module")
 def masters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One cluster for this file."""
+    """Yield one cluster for this file."""
     with cluster(tmp_path_factory.mktemp("cluster")) as masters:
         yield masters
 
 
 @pytest.fixture
 async def client(masters: Cluster) -> AsyncIterator[Client]:
-    """A client of the cluster, emptied."""
+    """Yield a client of the cluster, whose data is deleted."""
     client = Client.connect(masters.url, timeout_s=PATIENCE_S)
     await client.call("FLUSHALL")
     yield client
@@ -87,8 +87,8 @@ async def test_accounts_of_all_slots_are_served_and_verified(client: Client) -> 
     assert all(sizes), "every node has accounts"
 
 
-async def test_every_master_is_looked_at(client: Client) -> None:
-    assert len({told["run_id"] for told in await told_by_masters(client, "server")}) == 3
+async def test_every_master_is_checked(client: Client) -> None:
+    assert len({info["run_id"] for info in await info_of_masters(client, "server")}) == 3
     assert await check_store(client, accept_loss=False) == []
     weak = client.redis.get_primaries()[1]  # type: ignore[union-attr]
     for policy, found in (("allkeys-lru", 1), ("noeviction", 0)):
@@ -96,7 +96,7 @@ async def test_every_master_is_looked_at(client: Client) -> None:
         assert len(await check_store(client, accept_loss=True)) == found
 
 
-async def test_settlements_are_repeated_where_one_master_is_another(client: Client) -> None:
+async def test_settlements_are_repeated_after_one_master_has_changed(client: Client) -> None:
     await Accounts(client).create("acme")
     wallet = Wallet(client)
     masters = Masters(client)
@@ -109,7 +109,9 @@ async def test_settlements_are_repeated_where_one_master_is_another(client: Clie
     assert await wallet.verify("acme") == []
 
 
-async def test_one_accounts_slot_on_its_way_holds_up_no_other_account(client: Client, masters: Cluster) -> None:
+async def test_the_migration_of_one_accounts_slot_does_not_block_other_accounts(
+    client: Client, masters: Cluster
+) -> None:
     impatient = Client.connect(masters.url, timeout_s=2)
     wallet = Wallet(impatient)
     for name in ("moving", "staying"):
@@ -126,9 +128,7 @@ async def test_one_accounts_slot_on_its_way_holds_up_no_other_account(client: Cl
     await impatient.close()
 
 
-async def test_who_finds_every_connection_taken_waits_no_longer_than_the_timeout(
-    client: Client, masters: Cluster
-) -> None:
+async def test_a_call_that_finds_no_free_connection_fails_within_the_timeout(client: Client, masters: Cluster) -> None:
     await client.call("SET", "a", "here")
     frozen = masters.owner(masters.nodes[0].call("CLUSTER", "KEYSLOT", "a"))
     impatient = Client.connect(masters.url, timeout_s=0.3, connections=2)
@@ -147,7 +147,7 @@ async def test_who_finds_every_connection_taken_waits_no_longer_than_the_timeout
 
 
 async def until_here(client: Client) -> None:
-    """Until the cluster answers this client, which at first has to learn who is in it."""
+    """Wait until the cluster responds to this client, which first has to read its nodes."""
     async with asyncio.timeout(PATIENCE_S):
         while (await asyncio.gather(client.call("GET", "a"), return_exceptions=True))[0] != b"here":
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Whatever the network does to a call of the wallet, it is done once, and no reply is taken for another's."""
+"""With any network fault, a call of the wallet takes effect once, and no reply is matched with another call."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from tests.store_proxy import Fault, StoreProxy
 FAULTS = pytest.mark.parametrize("fault", Fault, ids=[fault.name.lower() for fault in Fault])
 
 
-class Behind:
-    """A wallet behind a proxy; `client` sees the store itself."""
+class WalletBehindProxy:
+    """A wallet behind a proxy; `client` is connected to the store directly."""
 
     def __init__(self, proxy: StoreProxy, wallet: Wallet, journal: Journal, client: Client) -> None:
         self.proxy, self.wallet, self.journal, self.client = proxy, wallet, journal, client
 
 
 @pytest.fixture
-async def behind(client: Client, store_url: str, tmp_path: Path) -> AsyncIterator[Behind]:
+async def behind(client: Client, store_url: str, tmp_path: Path) -> AsyncIterator[WalletBehindProxy]:
     await open_account(client, 100)
     async with StoreProxy(store_url, delay_s=0.75) as proxy:
         impatient = Client.connect(proxy.url, timeout_s=0.5)
         journal = Journal(tmp_path)
         wallet = Wallet(impatient, journal=journal)
         await wallet.sweep(ACCOUNT)
-        yield Behind(proxy, wallet, journal, client)
+        yield WalletBehindProxy(proxy, wallet, journal, client)
         await impatient.close()
     assert await Wallet(client).verify(ACCOUNT) == []
 
 
 @FAULTS
-async def test_a_settlement_charges_once(behind: Behind, fault: Fault) -> None:
+async def test_a_settlement_charges_once(behind: WalletBehindProxy, fault: Fault) -> None:
     request_id, other = new_request_id(), new_request_id()
     await take(behind.wallet, request_id)
     await take(behind.wallet, other)
@@ -51,7 +51,7 @@ async def test_a_settlement_charges_once(behind: Behind, fault: Fault) -> None:
 
 
 @FAULTS
-async def test_a_hold_is_taken_once_or_can_be_given_back(behind: Behind, fault: Fault) -> None:
+async def test_a_hold_is_taken_once_or_can_be_released(behind: WalletBehindProxy, fault: Fault) -> None:
     request_id = new_request_id()
     behind.proxy.once(fault)
     reply = await asyncio.gather(take(behind.wallet, request_id, 30), return_exceptions=True)
@@ -64,7 +64,7 @@ async def test_a_hold_is_taken_once_or_can_be_given_back(behind: Behind, fault: 
 
 
 @FAULTS
-async def test_a_credit_repeated_by_hand_adds_once(behind: Behind, fault: Fault) -> None:
+async def test_a_repeated_credit_adds_once(behind: WalletBehindProxy, fault: Fault) -> None:
     behind.proxy.once(fault)
     await asyncio.gather(behind.wallet.credit(ACCOUNT, "t1", 50), return_exceptions=True)
     assert behind.proxy.done[fault] == 1
@@ -72,8 +72,8 @@ async def test_a_credit_repeated_by_hand_adds_once(behind: Behind, fault: Fault)
     assert (again.outcome in (Credit.OK, Credit.DONE), again.balance) == (True, 150)
 
 
-async def test_replies_never_cross(behind: Behind) -> None:
-    """Each of many calls, on connections that fail in turn, gets what was meant for it."""
+async def test_replies_never_cross(behind: WalletBehindProxy) -> None:
+    """Each of many calls, on connections that fail in turn, gets its own reply."""
     faults = [None, None, *Fault] * 4
     behind.proxy.fault = lambda: faults.pop() if faults else None
     request_ids = [new_request_id() for _ in range(60)]

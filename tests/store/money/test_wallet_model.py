@@ -1,6 +1,6 @@
-"""Random histories of an account on the real store, each step compared with what must be true.
+"""Random histories of an account on the real store, each step compared with a model.
 
-`WALLET_EXAMPLES=5000 pytest tests/store/test_wallet_model.py --hypothesis-seed=N` runs the longer form.
+`WALLET_EXAMPLES=5000 pytest tests/store/money/test_wallet_model.py --hypothesis-seed=N` runs the longer form.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The test of the model: scripts with one deliberate fault each, which it must catch."""
+"""Mutation tests of the wallet's model: it must detect each script with one deliberate fault."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ MUTANTS = {
     "any id may be held": ("math.abs(born - now) > skew", "false"),
     "a resolved request may be settled again": ('past and past.kind ~= "expire"', "false"),
     "an old request is charged": ("born < now - keep or born > now + skew", "false"),
-    "what expiry charged is charged again": ("past.charged - cost", "-cost"),
-    "an expiry is forgotten once it was late": (
+    "the charge of an expiry is not deducted": ("past.charged - cost", "-cost"),
+    "the end of a late settlement is not stored": (
         '"HSET", ended, request_id, "1 late "',
         '"HGET", ended, request_id .. "1 late "',
     ),
-    "holds are not counted as taken": ("account.balance - account.held +", "account.balance +"),
+    "holds do not reduce the available balance": ("account.balance - account.held +", "account.balance +"),
     "the credit line is not counted": ("- account.held + account.credit_line", "- account.held"),
     "overdue holds stay": ("expire(account, now, 16)", "{}"),
-    "a hold is over a moment late": ('leases, "-inf", now', 'leases, "-inf", "(" .. digits(now)'),
+    "a hold expires one millisecond late": ('leases, "-inf", now', 'leases, "-inf", "(" .. digits(now)'),
     "expiry charges nothing": ('"expire", hold.floor, now)', '"expire", 0, now)'),
-    "a settlement does not give the hold back": ("account.held - hold.amount", "account.held"),
+    "a settlement does not reduce the sum of holds": ("account.held - hold.amount", "account.held"),
     "one hold too many": ("account.holds >= most_holds", "account.holds > most_holds"),
     "a credit may be repeated": ('redis.call("HGET", credits, transaction)', "false"),
     "zero is written as minus zero": ("number + 0", "number"),
@@ -43,13 +43,13 @@ MUTANTS = {
     "the number of holds is not saved": (', "holds", account.holds', ""),
     "ends are never trimmed": ("if #old > 0 then", "if false then"),
     "a settlement trims no ends": ('request_id:find("[08]$")', "false"),
-    "ends are trimmed but for their time": ('redis.call("ZREM", ended_at, unpack(old))', ""),
-    "ends are trimmed but for what they say": ('redis.call("HDEL", ended, unpack(old))', ""),
-    "what is trimmed is not counted": ('redis.call("HSET", account_key, "archived", archived)', ""),
-    "what is counted is not trimmed": ('redis.call("XTRIM", ledger, "MINID", "=", ', "string.len("),
+    "ends are trimmed except their times": ('redis.call("ZREM", ended_at, unpack(old))', ""),
+    "ends are trimmed except their charges": ('redis.call("HDEL", ended, unpack(old))', ""),
+    "trimmed lines are not counted": ('redis.call("HSET", account_key, "archived", archived)', ""),
+    "counted lines are not trimmed": ('redis.call("XTRIM", ledger, "MINID", "=", ', "string.len("),
     "all lines are trimmed": ('"MINID", "=", ms .. "-" .. digits(tonumber(number) + 1)', '"MAXLEN", 0'),
     "only the last page is counted": ("total = total + amount", "total = amount"),
-    "archived credits are not told from charges": ('fields.kind == "credit" or fields.kind == "adjust"', "false"),
+    "archived credits are counted as charges": ('fields.kind == "credit" or fields.kind == "adjust"', "false"),
     "an archived page may be counted again": ('(redis.call("HGET", account_key, "archived") or "") ~= before', "false"),
     "young lines are archived": ("tonumber(ms) >= clock() - keep - 2 * skew", "false"),
     "arguments are not checked": ("number < least or number > most", "false"),
@@ -57,7 +57,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutation", MUTANTS.values(), ids=MUTANTS)
-def test_the_model_catches(store_url: str, mutation: tuple[str, str]) -> None:
+def test_the_model_detects(store_url: str, mutation: tuple[str, str]) -> None:
     class Mutant(WalletMachine):
         url = store_url
 
@@ -71,7 +71,7 @@ def test_the_model_catches(store_url: str, mutation: tuple[str, str]) -> None:
         run_state_machine_as_test(
             Mutant,
             settings=settings(
-                max_examples=3000,  # the first that catches it is the last
+                max_examples=3000,  # the run stops at the first failure
                 stateful_step_count=40,
                 phases=[Phase.generate],
                 derandomize=True,

@@ -1,6 +1,6 @@
-"""While gateways are replaced one by one, an earlier version's scripts and this one's share the accounts.
+"""During a rolling upgrade, the scripts of the previous version and of this one work on the same accounts.
 
-`earlier/` holds the scripts as they were released before. What they keep must be readable by both for as long as both run.
+`earlier/` holds the scripts of the previous release. Each version must be able to read the data that the other writes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EARLIER = Path(__file__).parent / "earlier"
 
 
 def earlier(client: Client) -> Wallet:
-    """A wallet as it was."""
+    """Return a wallet with the scripts of the previous release."""
     wallet = Wallet(client)
     for name in ("hold", "settle", "credit"):
         text = "\n".join((EARLIER / f"{part}.lua").read_text() for part in ("wallet", name))
@@ -25,7 +25,7 @@ def earlier(client: Client) -> Wallet:
     return wallet
 
 
-async def test_one_version_ends_what_the_other_began(client: Client) -> None:
+async def test_one_version_settles_what_the_other_held(client: Client) -> None:
     await open_account(client, 1000)
     versions = (Wallet(client), earlier(client))
     assert versions[0].scripts["hold"].digest != versions[1].scripts["hold"].digest
@@ -44,7 +44,7 @@ async def test_one_version_ends_what_the_other_began(client: Client) -> None:
     assert await versions[0].verify(ACCOUNT) == []
 
 
-async def test_both_at_once_charge_each_request_once(client: Client) -> None:
+async def test_both_versions_at_once_charge_each_request_once(client: Client) -> None:
     await open_account(client, 1000)
     versions, chance = (Wallet(client), earlier(client)), random.Random(3)
     request_ids = [new_request_id() for _ in range(100)]

@@ -1,9 +1,9 @@
-"""The wallet's protocol against a model that knows the truth, driven by random histories on the real store.
+"""The wallet compared with a model, by random histories on the real store.
 
-The clocks are the test's: the scripts read the store's time from a key, and request ids carry a gateway's time. Any two
-clocks differ by `SKEW_MS` at most, as the wallet demands; a failover may change the store's clock within that, lose what
-was acknowledged since the last copy, and is followed by the repeats that every gateway then makes. The archive's files
-outlive it; no replica is so far behind that it never had what is archived.
+The test sets the clocks: the scripts read the store's time from a key, and request ids contain a gateway's time. Any two
+clocks differ by at most `SKEW_MS`, as the wallet requires. A failover may change the store's clock within that and lose
+what was acknowledged since the last copy; the gateways' replay follows it. The archive's files are not affected, and no
+replica lacks lines that are archived.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OPENING = 100
 AMOUNTS = st.sampled_from((1, 30, 60, 0))
 FLOORS = st.sampled_from((0, 5, 20))
 RECENT = st.integers(0, 4)
-"""Which request a call is for, counted back from the newest: calls meet more often than by choosing from all."""
+"""The request of a call, counted back from the newest, so that calls meet more often than by choosing from all."""
 
 GOOD_TERMS: dict[str, Any] = {"amount": 1, "floor": 0, "lease_ms": 1, "fingerprint": "a", "max_holds": 1}
 BAD_TERMS: tuple[dict[str, Any], ...] = (
@@ -54,10 +54,10 @@ BAD_TERMS: tuple[dict[str, Any], ...] = (
 )
 
 WINDOW_MS = KEEP_MS + 2 * SKEW_MS
-"""How old a line must be to be archived, and an end to be forgotten."""
+"""The least age of a line to be archived, and of an end to be deleted."""
 
-TRIMMING, MOST_TRIMMED = "08", 32
-"""The last digits of requests whose settlement forgets old ends, and how many at once."""
+TRIMMING, MAX_TRIMMED = "08", 32
+"""The last digits of requests whose settlement deletes old ends, and how many at most."""
 
 CLOCK = f"{{{ACCOUNT}}}:clock"
 REAL_CLOCK = """  local time = redis.call("TIME")
@@ -66,7 +66,7 @@ REAL_CLOCK = """  local time = redis.call("TIME")
 TEST_CLOCK = f"""  return tonumber(redis.call("GET", "{CLOCK}"))
 end
 
-local function stamp() -- as a server makes ids: by its clock, never back
+local function stamp() -- as a server makes ids: by its clock, never decreasing
   local last = redis.call("XREVRANGE", ledger, "+", "-", "COUNT", 1)[1]
   return digits(math.max(clock(), last and tonumber(last[1]:match("^%d+")) or 0)) .. "-*"
 """
@@ -82,8 +82,8 @@ class Held:
 
 
 @dataclass
-class Truth:
-    """What really happened. Nothing is ever forgotten here, except by a failover."""
+class Model:
+    """The model of the account. It never forgets anything, except by a failover."""
 
     balance: int = 0
     active: bool = True
@@ -116,8 +116,8 @@ class WalletMachine(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.true_ms = START_MS
         self.error_ms = 0
-        self.truth = Truth(balance=OPENING, credits={"opening": OPENING})
-        self.copy: tuple[Truth, dict[str, bytes | None]] | None = None
+        self.truth = Model(balance=OPENING, credits={"opening": OPENING})
+        self.copy: tuple[Model, dict[str, bytes | None]] | None = None
         self.copied_ms = 0
         self.since_copy: list[Settlement] = []
         self.born: dict[str, int] = {}
@@ -150,10 +150,10 @@ class WalletMachine(RuleBasedStateMachine):
         """The store's time."""
         return self.true_ms + self.error_ms
 
-    # What happens around the wallet
+    # Events around the wallet
 
     def _arrive(self, born: int) -> str:
-        request_id = request_id_at(born, 4 * len(self.born))  # every other one's settlement forgets old ends
+        request_id = request_id_at(born, 4 * len(self.born))  # every other one's settlement deletes old ends
         self.born[request_id] = born
         return request_id
 
@@ -201,7 +201,7 @@ class WalletMachine(RuleBasedStateMachine):
         self.truth.active = active
         self.run(self.client.call("HSET", KEY + "account", "status", "active" if active else "suspended"))
 
-    # The calls; the same request is met again and again, as after a lost reply
+    # Calls. The same request is repeated, as after a lost reply
 
     @rule(back=RECENT, amount=AMOUNTS, floor=FLOORS, fingerprint=st.sampled_from(("a", "a", "b")))
     def hold(self, back: int, amount: int, floor: int, fingerprint: str) -> None:
@@ -247,13 +247,13 @@ class WalletMachine(RuleBasedStateMachine):
         old = self._old_ends()
         settled = self.run(call)
         if settlement.request_id[-1] in TRIMMING:
-            assert self._old_ends() == max(0, old - MOST_TRIMMED)
+            assert self._old_ends() == max(0, old - MAX_TRIMMED)
         expected = self._expected_of_settlement(settlement.request_id, settlement.cost, settled.outcome)
         assert (settled.outcome, settled.charged) == expected
         self.since_copy.append(settlement)
 
-    def _expected_of_settlement(self, request_id: str, cost: int, told: Settle) -> tuple[Settle, int]:
-        """Where the request is so old that its end may have been trimmed, `STALE` is as right as the full answer."""
+    def _expected_of_settlement(self, request_id: str, cost: int, outcome: Settle) -> tuple[Settle, int]:
+        """If the request is so old that its end may have been trimmed, `STALE` is as correct as the full result."""
         truth, born = self.truth, self.born[request_id]
         old = born < self.now - KEEP_MS
         if request_id in truth.holds:
@@ -262,7 +262,7 @@ class WalletMachine(RuleBasedStateMachine):
             truth.balance -= cost
             return Settle.OK, cost
         if request_id in truth.resolved or request_id in truth.expired:
-            if old and told is Settle.STALE:
+            if old and outcome is Settle.STALE:
                 truth.stale.setdefault(request_id, cost)
                 return Settle.STALE, 0
             if request_id in truth.resolved:
@@ -291,10 +291,10 @@ class WalletMachine(RuleBasedStateMachine):
     def sweep(self) -> None:
         old = self._old_ends()
         assert self.run(self.wallet.sweep(ACCOUNT)) == self.truth.expire(self.now)
-        assert self._old_ends() == max(0, old - MOST_TRIMMED)
+        assert self._old_ends() == max(0, old - MAX_TRIMMED)
 
     def _old_ends(self) -> int:
-        """How many ends need not be remembered any more."""
+        """Return the number of ends that are old enough to be deleted."""
         old: int = self.run(self.client.call("ZCOUNT", KEY + "ended_at", "-inf", f"({self.now - WINDOW_MS}"))
         return old
 
@@ -311,9 +311,9 @@ class WalletMachine(RuleBasedStateMachine):
             self.run(call)
         except StoreError:
             return
-        raise AssertionError("a bad argument was taken")
+        raise AssertionError("a bad argument was accepted")
 
-    # An archiver, which may be killed before it trims, or whose call arrives again later
+    # An archiver, which may be killed before it trims, or whose call may arrive again later
 
     @precondition(lambda self: self.now > START_MS + WINDOW_MS)
     @rule(killed=st.sampled_from((False, False, True)))
@@ -323,9 +323,9 @@ class WalletMachine(RuleBasedStateMachine):
         if page and self.copied_ms < before_ms:
             self.copy = None
         if killed and page:
-            with self.archive.growing(ACCOUNT) as file:
-                file.prove(known)
-                file.hold(page)
+            with self.archive.locked(ACCOUNT) as file:
+                file.verify(known)
+                file.append(page)
             return
         assert self.run(self.archiver.move(ACCOUNT, before_ms)) == len(page)
         if page:
@@ -338,7 +338,7 @@ class WalletMachine(RuleBasedStateMachine):
             self.run(self.archiver.trim(ACCOUNT, known, 1, first[0]))
         except expected:
             return
-        raise AssertionError("what must stay was trimmed")
+        raise AssertionError("a line that must stay was trimmed")
 
     def _ledger(self, first: str | int, last: str | int) -> list[Entry]:
         lines: list[Entry] = self.run(self.client.call("XRANGE", KEY + "ledger", first, last))
@@ -347,7 +347,7 @@ class WalletMachine(RuleBasedStateMachine):
     def _archived(self) -> Archived:
         return Archived.of(self.run(self.client.call("HGET", KEY + "account", "archived")))
 
-    # A failover: a replica takes over that knows everything up to some moment
+    # A failover: a replica takes over with the data up to some moment
 
     @rule()
     def a_replica_copies(self) -> None:
@@ -371,14 +371,14 @@ class WalletMachine(RuleBasedStateMachine):
             expected = self._expected_of_settlement(settlement.request_id, settlement.cost, settled.outcome)
             assert (settled.outcome, settled.charged) == expected
 
-    # What always holds
+    # Invariants
 
     @invariant()
     def the_account_is_as_the_truth_says(self) -> None:
-        self.run(self._looked_at())
+        self.run(self._compare())
 
-    async def _looked_at(self) -> None:
-        (balance, held, holds, archived), ledger, told, *ends = await asyncio.gather(
+    async def _compare(self) -> None:
+        (balance, held, holds, archived), ledger, stream, *ends = await asyncio.gather(
             self.client.call("HMGET", KEY + "account", "balance", "held", "holds", "archived"),
             self.client.call("XRANGE", KEY + "ledger", "-", "+"),
             self.client.call("XINFO", "STREAM", KEY + "ledger"),
@@ -391,7 +391,7 @@ class WalletMachine(RuleBasedStateMachine):
             assert number == str(int(number)).encode()
         assert [int(balance), int(held), int(holds)] == [self.truth.balance, self.truth.held, len(self.truth.holds)]
         known = Archived.of(archived)
-        assert known.lines + len(ledger) == told[b"entries-added"], "every line is archived or in the ledger"
+        assert known.lines + len(ledger) == stream[b"entries-added"], "every line is archived or in the ledger"
         assert known.total + sum(map(int, amounts)) == int(balance)
 
     def teardown(self) -> None:

@@ -1,0 +1,88 @@
+"""Files that are written whole and survive a power failure.
+
+1. **A file appears whole or not at all**: it is written under a temporary name in the same folder, flushed to the disk, and
+   only then given its name. A process that is killed leaves at most the temporary file, whose name ends in `.part`.
+2. **What was written is on the disk when the call returns**, and so is its name: the folder is flushed as well.
+
+All of it blocks, and raises `OSError` where the disk does not accept it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+from typing import IO, Any, Final
+
+SUFFIX: Final = ".part"
+
+
+def write(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Write a file, in place of one that has this name. `mode` is that of a new file, less the process's umask."""
+    temporary = _write_temporary(path, data, mode)
+    try:
+        rename(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def create(path: Path, data: bytes, *, mode: int = 0o666) -> bool:
+    """Write a file unless one has this name. Return whether it was written: of several processes, one writes it."""
+    temporary = _write_temporary(path, data, mode)
+    try:
+        path.hardlink_to(temporary)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    flush_folder(path.parent)
+    return True
+
+
+def rename(temporary: Path, path: Path) -> None:
+    """Give a file that is on the disk its name, in place of one that has this name, in the same folder."""
+    temporary.replace(path)
+    flush_folder(path.parent)
+
+
+def temporary_path(path: Path) -> Path:
+    """Return a new name beside `path`, for a file that `rename` will give its own."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(8)}{SUFFIX}")
+
+
+def make_folder(folder: Path, mode: int = 0o700) -> None:
+    """Make a folder and its parents unless it exists. `mode` is that of the folder; its parents have the usual one."""
+    if not folder.is_dir():
+        make_folder(folder.parent, 0o777)
+        folder.mkdir(mode, exist_ok=True)
+        flush_folder(folder.parent)
+
+
+def flush(file: IO[Any]) -> None:
+    """Have what was written to an open file on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def flush_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_temporary(path: Path, data: bytes, mode: int) -> Path:
+    temporary = temporary_path(path)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            flush(file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    return temporary
