@@ -1,4 +1,4 @@
-"""What every test may ask for: a real store of its own."""
+"""Fixtures for every test: a real store server, emptied before each test, and a client of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.patience import PATIENCE_S
 
 @pytest.fixture(scope="session")
 def store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedStore]:
-    """One real server for the whole session (for each worker of pytest-xdist)."""
+    """Start one real server for the whole session (one for each worker of pytest-xdist)."""
     store = EmbeddedStore.start(tmp_path_factory.mktemp("store"))
     yield store
     store.stop()
@@ -22,7 +22,7 @@ def store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedS
 
 @pytest.fixture
 def store_url(store_server: EmbeddedStore) -> str:
-    """Where that server is, emptied: which test came before is a matter of the machine's speed."""
+    """Empty the server and return its URL. The order of the tests depends on timing, so nothing may be left from another."""
     with Redis.from_url(store_server.url) as redis:
         redis.flushall()
     return store_server.url
@@ -30,7 +30,7 @@ def store_url(store_server: EmbeddedStore) -> str:
 
 @pytest.fixture
 async def client(store_url: str) -> AsyncIterator[Client]:
-    """A client of that server, connected."""
+    """Yield a connected client of that server."""
     client = Client.connect(store_url, timeout_s=PATIENCE_S)
     await client.call("PING")
     yield client

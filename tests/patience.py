@@ -1,4 +1,4 @@
-"""How long a test waits for what is sure to come, and how it measures what is promised to come soon."""
+"""Timeouts for tests on a busy machine: how long to wait for what must happen, and how to measure what must happen soon."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from collections.abc import Awaitable
 from typing import Final, TypeVar
 
 PATIENCE_S: Final = 50
-"""Seconds that only a fault takes, however busy the machine is; fewer than a channel's timers have by default."""
+"""Seconds to wait before a test fails, enough for a busy machine; shorter than a channel's default timers."""
 SOON_S: Final = 1.0
-"""What is promised of giving back, and of what gateways tell one another."""
+"""Seconds within which resources are released and gateways learn each other's channel states."""
 TICK_S: Final = 0.005
 
-What = TypeVar("What")
+Result = TypeVar("Result")
 
 
-async def timed(awaited: Awaitable[What]) -> tuple[What, float]:
-    """What came, and the seconds until it did, less those in which a busy machine let nobody run."""
+async def timed(awaited: Awaitable[Result]) -> tuple[Result, float]:
+    """Return the result and the seconds that it took, without those in which this process did not get the CPU."""
     began = ticked = time.monotonic()
     late_s = 0.0
-    coming = asyncio.ensure_future(awaited)
-    while not coming.done():
-        await asyncio.wait([coming], timeout=TICK_S)
+    future = asyncio.ensure_future(awaited)
+    while not future.done():
+        await asyncio.wait([future], timeout=TICK_S)
         late_s += max(0.0, time.monotonic() - ticked - 2 * TICK_S)
         ticked = time.monotonic()
-    return coming.result(), ticked - began - late_s
+    return future.result(), ticked - began - late_s
 
 
-async def soon(awaited: Awaitable[What]) -> What:
-    """What came, as soon as is promised."""
+async def soon(awaited: Awaitable[Result]) -> Result:
+    """Return the result. Fail if it takes `SOON_S` or longer."""
     async with asyncio.timeout(PATIENCE_S):
-        what, seconds = await timed(awaited)
+        result, seconds = await timed(awaited)
     assert seconds < SOON_S
-    return what
+    return result

@@ -1,4 +1,4 @@
-"""A proxy between a gateway and its store that does what a bad network does."""
+"""A proxy between a gateway and its store that causes network faults."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from urllib.parse import unquote, urlsplit
 
 
 class Fault(StrEnum):
-    """What happens to the commands of one read of a client's socket."""
+    """A fault that hits the commands of one read from a client's socket."""
 
     CUT_BEFORE = "the connection is cut before the store sees them"
     CUT_REQUEST = "the connection is cut in the middle of them"
     DROP_REPLY = "they are executed and their reply is dropped with the connection"
     CUT_REPLY = "they are executed and the connection is cut in the middle of the reply"
-    DELAY = "they are executed and the reply comes after everyone gave up"
-    SILENCE = "they are executed and nothing is heard of that connection any more"
+    DELAY = "they are executed and the reply comes after the client's timeout"
+    SILENCE = "they are executed and no reply is sent on that connection any more"
 
 
 class StoreProxy:
-    """Listens at `url` in front of the unix socket of a store.
+    """A proxy that listens at `url` and forwards to the unix socket of a store.
 
-    `fault` is asked for every read of a client's socket that holds a call of a script.
+    `fault` is called for each read from a client's socket that contains a script call, and returns the fault to cause.
     """
 
     def __init__(self, store_url: str, *, delay_s: float = 0.7) -> None:
@@ -32,18 +32,18 @@ class StoreProxy:
         self._delay_s = delay_s
         self.fault: Callable[[], Fault | None] = lambda: None
         self.done = dict.fromkeys(Fault, 0)
-        """How often each was done."""
+        """How often each fault was caused."""
         self._open: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
 
     @property
     def url(self) -> str:
-        """Where a gateway finds the store through this proxy."""
+        """The URL at which a gateway reaches the store through this proxy."""
         assert self._server is not None
         return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def once(self, fault: Fault) -> None:
-        """Do it to the next call, and to no other."""
+        """Cause the fault for the next script call only."""
         left = [fault]
         self.fault = lambda: left.pop() if left else None
 
@@ -80,7 +80,7 @@ class StoreProxy:
 
 
 class _Link:
-    """One connection."""
+    """A client's connection and the connection to the store that belongs to it."""
 
     def __init__(self, proxy: StoreProxy, client: asyncio.StreamWriter, store: asyncio.StreamWriter) -> None:
         self._proxy = proxy
@@ -109,7 +109,7 @@ class _Link:
             if fault is Fault.SILENCE:
                 self._silent = True
             if self._silent:
-                continue  # for good: a stream that skips bytes and goes on is nothing that a network can do
+                continue  # for the rest of the connection: a network cannot drop bytes of a TCP stream and go on
             if fault is Fault.DELAY:
                 await asyncio.sleep(delay_s)
             if fault is Fault.CUT_REPLY:

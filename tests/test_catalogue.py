@@ -1,4 +1,4 @@
-"""Money is exact: what a request costs is computed in whole numbers and rounded up once."""
+"""Costs are exact: they are computed in whole numbers and rounded up once. Groups, accounts and tokens limit the models."""
 
 from __future__ import annotations
 
@@ -68,9 +68,7 @@ def test_the_cost_is_the_exact_one_rounded_up_once(
 
 
 @given(tokens, tokens, st.integers(0, 10**12), st.integers(0, 10**12), st.fractions(0, 1000))
-def test_what_is_used_in_parts_never_costs_less(
-    one: int, other: int, to_read: int, to_write: int, by: Fraction
-) -> None:
+def test_charging_in_parts_never_costs_less(one: int, other: int, to_read: int, to_write: int, by: Fraction) -> None:
     price = Price(to_read, to_write, by)
     assert price.cost(one, other) <= price.cost(one, 0) + price.cost(0, other) <= price.cost(one, other) + 1
     assert price.cost(one, other) <= price.cost(one + 1, other)
@@ -119,17 +117,17 @@ def test_a_free_model_costs_nothing_and_an_unknown_one_has_no_price() -> None:
     assert CATALOGUE.price("other", "default") is None
 
 
-def test_what_a_caller_may_use_is_what_group_and_account_allow() -> None:
+def test_a_caller_may_use_the_models_that_group_and_account_allow() -> None:
     assert CATALOGUE.allows(caller("default"), "small")
     assert not CATALOGUE.allows(caller("default"), "other")
     assert not CATALOGUE.allows(caller("none"), "small")
     assert not CATALOGUE.allows(caller("gone"), "small")
     assert CATALOGUE.allows(caller("default", account=("s*",)), "small")
     assert not CATALOGUE.allows(caller("default", account=("x",)), "small")
-    assert CATALOGUE.allows(caller("default", token=("x",)), "small"), "the token's own list is another question"
+    assert CATALOGUE.allows(caller("default", token=("x",)), "small"), "the token's list must not count here"
 
 
-def test_what_a_caller_sees_is_also_narrowed_by_the_token_and_keeps_the_order_of_the_file() -> None:
+def test_visible_models_are_also_narrowed_by_the_token_and_in_the_order_of_the_file() -> None:
     assert CATALOGUE.visible(caller("default")) == ["small", "gpt-4[8k]?", "spread"]
     assert CATALOGUE.visible(caller("default", token=("s*",))) == ["small", "spread"]
     assert CATALOGUE.visible(caller("odd", account=("*",), token=("*",))) == ["small", "gpt-4[8k]?"]
@@ -152,10 +150,10 @@ def test_a_group_has_only_its_channels_and_the_models_that_they_serve() -> None:
     assert not CATALOGUE.allows(caller("b"), "small")
 
 
-def test_channels_are_in_tiers_of_equal_priority_with_their_weights_and_the_models_name_there() -> None:
+def test_channels_are_grouped_by_priority_with_their_weights_and_model_names() -> None:
     tiers = CATALOGUE.tiers("spread", "default")
-    told = [[(c.name, c.channel, c.model, weight) for c, weight in tier] for tier in tiers]
-    assert told == [
+    entries = [[(c.name, c.channel, c.model, weight) for c, weight in tier] for tier in tiers]
+    assert entries == [
         [("b", B, "spread", 1)],
         [("b", B, "spread", 1), ("a", A, "renamed", 3)],
         [("a", A, "spread", 1)],

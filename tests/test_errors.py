@@ -1,4 +1,4 @@
-"""Every error has one shape on the wire, and its headers tell clients when and whether to come back."""
+"""Every error has one JSON shape, and its headers say whether and when to retry."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_an_error_is_rendered_with_all_five_fields() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "family"),
+    ("status", "type_"),
     [
         *((status, "invalid_request_error") for status in (400, 404, 405, 408, 413, 415, 418)),
         *((401, "authentication_error"), (402, "insufficient_quota"), (403, "permission_error")),
@@ -32,12 +32,12 @@ def test_an_error_is_rendered_with_all_five_fields() -> None:
         *((502, "upstream_error"), (504, "upstream_error")),
     ],
 )
-def test_the_status_gives_the_family(status: int, family: str) -> None:
-    assert Refused(status, "code", "message").type == family
+def test_the_status_determines_the_type(status: int, type_: str) -> None:
+    assert Refused(status, "code", "message").type == type_
     assert Refused(status, "code", "message", type="other_error").type == "other_error"
 
 
-def test_a_bug_tells_the_caller_only_the_request_id() -> None:
+def test_a_bug_shows_the_caller_only_the_request_id() -> None:
     refused = as_refused(RuntimeError("token sk-canary in a message"))
     body = json.loads(render(refused, "the-id"))["error"]
     assert (refused.status, body["code"]) == (500, "internal_error")
@@ -45,14 +45,14 @@ def test_a_bug_tells_the_caller_only_the_request_id() -> None:
     assert as_refused(StoreError("WRONGTYPE")).code == as_refused(Misconfigured("x")).code == internal().code
 
 
-def test_a_store_that_is_away_is_never_the_callers_fault() -> None:
+def test_an_unavailable_store_is_a_503() -> None:
     refused = as_refused(StoreAway("timeout"))
     assert (refused.status, refused.code) == (503, "service_unavailable")
     assert "timeout" not in render(refused, "the-id").decode()
     assert headers_of(refused) == {"Retry-After": "1", "retry-after-ms": "1000"}
 
 
-def test_what_is_refused_already_stays_as_it_is() -> None:
+def test_a_refusal_is_not_changed() -> None:
     refused = Refused(403, "closed", "Come back later.")
     assert as_refused(refused) is refused
     assert repr(refused) == "Refused(403, 'closed', 'Come back later.')"
@@ -80,11 +80,11 @@ def test_the_wait_is_whole_seconds_from_1_to_59_and_exact_in_milliseconds(
     assert headers_of(refused) == {"Retry-After": seconds, "retry-after-ms": milliseconds}
 
 
-def test_own_headers_and_the_advice_to_retry_are_sent() -> None:
+def test_an_errors_own_headers_and_should_retry_are_sent() -> None:
     refused = Refused(405, "method_not_allowed", "Use POST.", should_retry=False, headers={"Allow": "POST"})
     assert headers_of(refused) == {"Allow": "POST", "x-should-retry": "false"}
     assert headers_of(Refused(409, "conflict", "Again.", should_retry=True)) == {"x-should-retry": "true"}
-    assert refused.extra_headers == {"Allow": "POST"}, "what was given is not changed"
+    assert refused.extra_headers == {"Allow": "POST"}, "the given headers were changed"
 
 
 def test_a_message_cannot_break_out_of_its_json() -> None:

@@ -1,4 +1,4 @@
-"""A plugin comes in by its installed name or from a file beside the YAML; what cannot be loaded says why in one line."""
+"""A plugin is loaded by its installed name or from a file beside the YAML; if it cannot be, the error is one line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Other:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder with plugins of an operator's own, forgotten by the interpreter at the end."""
+    """Yield a folder with an operator's own plugins, and unload their modules at the end."""
     (tmp_path / "greeter_0815.py").write_text(GREETER)
     (tmp_path / "broken_0815.py").write_text("1 / 0\n")
     (tmp_path / "lacking_0815.py").write_text("import numpy_0815\n")
@@ -66,7 +66,7 @@ def refusal(folder: Path, use: str, settings: str = "{}", **environment: str) ->
     return str(refused.value).removeprefix(f"{folder}/gateway.yaml:")
 
 
-def test_the_shipped_plugins_come_in_by_their_installed_names() -> None:
+def test_the_shipped_plugins_are_loaded_by_their_installed_names() -> None:
     assert set(loading.installed()) >= {"usage-logger", "auth", "rate-limit", "quota", "model-routing"}
     assert loading.plugin_class("auth") is Auth
     assert loading.plugin_class("plugins.quota:Quota") is Quota
@@ -102,7 +102,7 @@ def test_a_disabled_plugin_is_not_even_imported(folder: Path) -> None:
         ("':X'", "importing `` failed: ValueError: Empty module name"),
     ],
 )
-def test_what_cannot_be_loaded_says_why(folder: Path, use: str, error: str) -> None:
+def test_a_plugin_that_cannot_be_loaded_says_why(folder: Path, use: str, error: str) -> None:
     assert refusal(folder, use) == f"3: plugins[1].use: {error}"
 
 

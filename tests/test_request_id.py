@@ -1,4 +1,4 @@
-"""What the id of a request tells."""
+"""A request's id contains its time of arrival."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.records import id_at
 NEW_YEAR_MS = 1_798_761_600_000
 
 
-def test_an_id_tells_its_arrival_to_the_millisecond() -> None:
+def test_an_id_contains_the_arrival_to_the_millisecond() -> None:
     assert arrival_ms(id_at(NEW_YEAR_MS - 1)) == NEW_YEAR_MS - 1
     assert utc(NEW_YEAR_MS - 1) == "2026-12-31T23:59:59.999Z"
 
@@ -23,10 +23,10 @@ def test_a_request_belongs_to_the_month_of_its_arrival_in_utc() -> None:
 @pytest.mark.parametrize(
     "id", ["", "nonsense", "5f0c54ba-9b3a-4c1e-8c59-4a9b4b8c9d10", "zzzzzzzz-zzzz-7197-9f1b-61a58aba6c92", "../../etc"]
 )
-def test_what_is_no_request_id_belongs_nowhere(id: str) -> None:  # noqa: A002
+def test_a_malformed_id_raises_value_error(id: str) -> None:  # noqa: A002
     with pytest.raises(ValueError, match=r"."):
         month(id)
 
 
-def test_the_bound_of_a_moment_separates_ids_before_it_from_those_at_it() -> None:
+def test_first_id_separates_the_ids_before_a_time_from_those_at_it() -> None:
     assert id_at(NEW_YEAR_MS - 1) < first_id(NEW_YEAR_MS) < id_at(NEW_YEAR_MS)

@@ -1,2 +1,2 @@
-"""Benchmarks that can be repeated; they assert nothing. `run` compares with others, `endurance` looks for what grows, `crowd`,
-`settles` and `usage_log` each look at one thing."""
+"""Benchmarks that anyone can repeat; they assert nothing. `run` compares gateways, `endurance` looks for leaks, and `crowd`,
+`settles` and `usage_log` each measure one thing."""

@@ -1,4 +1,4 @@
-"""Runs loads: each starts its gateway anew, rounds alternate between the gateways compared, and medians are reported."""
+"""Running loads: each run starts its gateway anew, rounds alternate between the compared runs, and medians are returned."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Rows = dict[str, Row]
 
 
 class Run(msgspec.Struct):
-    """A gateway, its cores, and its load: see `load.Given`."""
+    """A gateway, the cores that it runs on, and its load, whose keys are the fields of `load.LoadSettings`."""
 
     gateway: Gateway
     load: dict[str, Any]
@@ -29,7 +29,7 @@ class Run(msgspec.Struct):
 
 
 class Bench:
-    """Where and how long to measure. `scale` shortens what has a length of its own, to try it out."""
+    """A benchmark's folder, number of rounds and seconds for each load. `scale` reduces the crowds, for a quick trial."""
 
     def __init__(self, folder: Path, rounds: int, seconds: float, scale: float) -> None:
         self.folder, self.rounds, self.seconds, self.scale = folder, rounds, seconds, scale
@@ -37,26 +37,26 @@ class Bench:
         self.log = folder / "upstream.log"
         self.versions: dict[str, str] = {}
 
-    def made(self, kind: type[Gateway], label: str = "", **given: int) -> Gateway:
-        """Return a gateway with a folder of its own."""
-        gateway = kind(self.folder / (label or kind.name).replace(" ", "-"), self.port, **given)
+    def create(self, kind: type[Gateway], label: str = "", **settings: int) -> Gateway:
+        """Return a gateway with its own folder, and record its version."""
+        gateway = kind(self.folder / (label or kind.name).replace(" ", "-"), self.port, **settings)
         if kind is not Upstream:
-            self.versions[kind.name] = f"{gateway.version} ({kind.does})"
+            self.versions[kind.name] = f"{gateway.version} ({kind.description})"
         return gateway
 
     def measure(self, label: str, run: Run) -> Row:
-        """Start the gateway, put it under its load, and return what that cost."""
+        """Start the gateway, put it under its load, and return the measured figures."""
         gateway = run.gateway
-        given = {
+        settings = {
             "port": gateway.port,
             "token": gateway.token,
             "headers": dict(gateway.headers),
             "seconds": self.seconds,
         }
         with self.upstream(), gateway.serving(run.cores) as pids:
-            told = self.told(given | run.load | {"pids": pids})
-        print(f"  {label:16} {told.strip()}", flush=True)
-        row: Row = json.loads(told)
+            output = self.run_load(settings | run.load | {"pids": pids})
+        print(f"  {label:16} {output.strip()}", flush=True)
+        row: Row = json.loads(output)
         return row
 
     def compare(self, runs: Mapping[str, Run]) -> Rows:
@@ -64,13 +64,13 @@ class Bench:
         return medians([{label: self.measure(label, run) for label, run in runs.items()} for _ in range(self.rounds)])
 
     def upstream(self) -> AbstractContextManager[int]:
-        """Run the upstream on the core of the load."""
+        """Run the upstream on the core of the load, from when it listens."""
         command = [sys.executable, "-m", "tests.bench.upstream", str(self.port)]
         return running(command, "1", self.log, lambda: listens(self.port))
 
-    def told(self, given: dict[str, Any]) -> str:
-        """Run the load on its core, and return what it prints."""
-        command = [*pinned("1"), sys.executable, "-m", "tests.bench.load", json.dumps(given)]
+    def run_load(self, settings: dict[str, Any]) -> str:
+        """Run the load on its core and return what it prints."""
+        command = [*pinned("1"), sys.executable, "-m", "tests.bench.load", json.dumps(settings)]
         return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, timeout=600).stdout
 
 

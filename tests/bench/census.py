@@ -1,4 +1,4 @@
-"""A plugin that writes the number of its worker's tasks, each second, to a file named after the process."""
+"""A plugin that writes the number of tasks of its worker to the file `tasks-PID`, once a second."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gateway import Plugin, Services
 
 
 class Census(Plugin):
-    """A plugin that ignores requests."""
+    """A plugin that counts tasks and handles no request."""
 
     folder: str
 

@@ -1,9 +1,9 @@
-"""What a crowd at the public port costs: memory and CPU of the gateway, and how long another caller waits meanwhile.
+"""The cost of many simultaneous callers: memory and CPU of the gateway, and how long another caller waits meanwhile.
 
-`python -m tests.bench.crowd KIND [COUNT]`, all at once: connections that say nothing (idle), heads (heads) and bodies (drips)
-that come too slowly, streams that nobody reads (readers), bodies of 8 MiB (bodies) or, where the file allows them, 32 MiB
-(huge), and bodies in one-byte chunks (chunks). The gateway, the upstream and the other caller are processes of their own, on
-loopback.
+`python -m tests.bench.crowd KIND [COUNT]` opens all connections at once. The kinds: idle connections (idle), slow heads
+(heads), slow bodies (drips), streams that are not read (readers), bodies of 8 MiB (bodies) or, with a higher `max_body`,
+32 MiB (huge), and bodies in one-byte chunks (chunks). The gateway, the upstreams and the other caller run in their own
+processes, on loopback.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ HUGE = f"port: {{max_body: {32 * MIB}}}"
 OTHER, OF_THE_CROWD = "channels: [{use: fake, model: renamed}]", "channels: [crowd]"
 
 Caller = Callable[[int, str], Awaitable[str]]
-"""What one connection does at a port with its token; returns its result."""
+"""One caller of the crowd: called with a port and a token, it returns how its request ended."""
 
 
 async def serve(kind: str, base_url: str, crowd_url: str) -> None:
-    """Run a gateway until its standard input ends; print its port and the tokens of some accounts.
+    """Run a gateway until standard input ends, and print its port and the tokens of some accounts.
 
-    The crowd has an upstream of its own, so that nobody else waits for that.
+    The crowd has its own upstream, so that the other caller does not wait for it.
     """
     yaml = configuration(base_url, chain=OPEN, more=HUGE if kind == "huge" else "").replace(OTHER, OF_THE_CROWD)
     crowd = f'  crowd: {{base_url: "{crowd_url}", api_key: channel-credential-4711}}'
@@ -59,7 +59,7 @@ async def serve(kind: str, base_url: str, crowd_url: str) -> None:
 
 
 async def answer() -> None:
-    """Run upstreams until standard input ends, one that answers and one that never stops; print their base addresses."""
+    """Run two upstreams until standard input ends, a usual one and one with endless streams, and print their base URLs."""
     flooding: list[Step] = [
         CHUNKED,
         Forever(chunk(b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % (b"x" * PIECE))),
@@ -69,11 +69,11 @@ async def answer() -> None:
         reading = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
         while not reading.done():
             await asyncio.wait([reading], timeout=0.1)
-            usual.requests.clear()  # their bodies would fill its memory
+            usual.requests.clear()  # the recorded bodies would fill the memory
 
 
 async def wait(port: int, token: str) -> None:
-    """Send requests as another caller, and print the milliseconds of each, until ended."""
+    """Send requests as the other caller until terminated, and print how many milliseconds each takes."""
     while True:
         began = time.perf_counter()
         status = (await ask(port, chat(token))).status
@@ -81,7 +81,7 @@ async def wait(port: int, token: str) -> None:
         await asyncio.sleep(0.05)
 
 
-async def started(*arguments: object) -> asyncio.subprocess.Process:
+async def start(*arguments: object) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.bench.crowd", *map(str, arguments)),
         stdin=subprocess.PIPE,
@@ -90,7 +90,7 @@ async def started(*arguments: object) -> asyncio.subprocess.Process:
     )
 
 
-async def told(process: asyncio.subprocess.Process) -> Any:
+async def read_json(process: asyncio.subprocess.Process) -> Any:
     assert process.stdout is not None
     return json.loads(await process.stdout.readline())
 
@@ -105,8 +105,8 @@ def cpu_s(process: asyncio.subprocess.Process) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def stays(sent: Callable[[str], bytes], seconds: float = SETTLE_S) -> Caller:
-    """Send something and keep the connection, reading nothing."""
+def keeps_open(sent: Callable[[str], bytes], seconds: float = SETTLE_S) -> Caller:
+    """Return a caller that sends something and keeps the connection open without reading."""
 
     async def call(port: int, token: str) -> str:
         with socket.socket() as caller:
@@ -119,8 +119,8 @@ def stays(sent: Callable[[str], bytes], seconds: float = SETTLE_S) -> Caller:
     return call
 
 
-def sends(body: bytes, *, chunked: bool = False, pause_s: float = 0.0, piece: int = PIECE) -> Caller:
-    """Send a body piece by piece until there is an answer."""
+def sends_body(body: bytes, *, chunked: bool = False, pause_s: float = 0.0, piece: int = PIECE) -> Caller:
+    """Return a caller that sends a body piece by piece until the response comes."""
     framing = {"Transfer-Encoding": "chunked"} if chunked else {"Content-Length": str(len(body))}
     lines = {"Host": "gateway", "Content-Type": "application/json", **framing}
     view = memoryview(body)
@@ -154,34 +154,34 @@ def by_byte(body: bytes) -> bytes:
 
 
 def crowd_of(kind: str) -> tuple[int, Caller]:
-    """Return how many connections there are, and what each does."""
+    """Return the default number of callers of a kind, and the caller."""
     match kind:
         case "idle":
-            return 5000, stays(lambda token: b"")
+            return 5000, keeps_open(lambda token: b"")
         case "heads":
-            return 5000, stays(lambda token: b"GET /v1/models HTTP/1.1\r\nX-A: " + b"x" * 200)
+            return 5000, keeps_open(lambda token: b"GET /v1/models HTTP/1.1\r\nX-A: " + b"x" * 200)
         case "readers":
-            return 1000, stays(lambda token: chat(token, {"model": "other"}), 15.0)
+            return 1000, keeps_open(lambda token: chat(token, {"model": "other"}), 15.0)
         case "drips":
-            return 1000, sends(body_of(100_000), piece=100, pause_s=1.0)
+            return 1000, sends_body(body_of(100_000), piece=100, pause_s=1.0)
         case "bodies":
-            return 200, sends(body_of(8 * MIB - 1024))
+            return 200, sends_body(body_of(8 * MIB - 1024))
         case "huge":
-            return 1000, sends(body_of(32 * MIB - 1024))
+            return 1000, sends_body(body_of(32 * MIB - 1024))
         case "chunks":
-            return 20, sends(by_byte(body_of(MIB)), chunked=True)
+            return 20, sends_body(by_byte(body_of(MIB)), chunked=True)
         case _:
             raise SystemExit(__doc__)
 
 
 async def main(kind: str, count: int) -> None:
     usual, caller = crowd_of(kind)
-    upstream, other_upstream = await started("answer"), await started("answer")
-    answering, flooding = await told(upstream)
+    upstream, other_upstream = await start("answer"), await start("answer")
+    answering, flooding = await read_json(upstream)
     crowds = flooding if kind == "readers" else answering
-    gateway = await started("serve", kind, (await told(other_upstream))[0], crowds)
-    port, tokens = await told(gateway)
-    other = await started("wait", port, tokens[0])
+    gateway = await start("serve", kind, (await read_json(other_upstream))[0], crowds)
+    port, tokens = await read_json(gateway)
+    other = await start("wait", port, tokens[0])
     await asyncio.sleep(SETTLE_S)
     before, spent, began = memory_mib(gateway, "VmRSS"), cpu_s(gateway), time.perf_counter()
     calls = [caller(port, tokens[1 + number % (ACCOUNTS - 1)]) for number in range(count or usual)]
@@ -198,7 +198,7 @@ async def main(kind: str, count: int) -> None:
         f"another caller: {len(served)} of {len(waits)} served, {statistics.median(served):.0f} ms, {max(served):.0f} at most"
     )
     for process in (gateway, upstream, other_upstream):
-        await process.communicate(b"")  # the end of their standard input
+        await process.communicate(b"")  # they stop when their standard input ends
     await other.wait()
 
 

@@ -1,4 +1,4 @@
-"""The interface of a measured gateway, and this project's gateway with its whole chain."""
+"""The base class of the measured gateways, and this project's gateway with its whole chain."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ GENEROUS: Final = {
 
 
 class Gateway:
-    """A measured gateway: it serves the chat path on `port` and forwards requests to `upstream`."""
+    """A gateway to measure: it serves the chat path on `port` and forwards requests to the port `upstream`."""
 
     name: ClassVar[str]
-    does: ClassVar[str] = "plain proxy"
+    description: ClassVar[str] = "plain proxy"
     streams: ClassVar[int] = 400
-    """Streams of the paced load: as many as it carries."""
+    """The number of streams of the paced load: as many as the gateway carries."""
 
     token = "none"
     headers: Mapping[str, str] = MappingProxyType({})
@@ -40,7 +40,7 @@ class Gateway:
 
     @property
     def command(self) -> list[str]:
-        """Return the command that serves until SIGTERM."""
+        """The command that serves until SIGTERM."""
         raise NotImplementedError
 
     @property
@@ -49,12 +49,12 @@ class Gateway:
 
     @contextmanager
     def serving(self, cores: str = "0") -> Iterator[list[int]]:
-        """Yield the ids of the processes that serve, without the store's."""
+        """Run the gateway and yield the ids of its processes, without the store's."""
         with running(self.command, cores, self.folder / "log", self.answers, self.environment) as pid:
             yield family(pid)
 
     def answers(self) -> bool:
-        """Return whether a request is answered completely."""
+        """Return whether a request gets a complete response."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=10)
         try:
             connection.request("POST", PATH, *question(self.token, "1 0 150", self.headers))
@@ -67,10 +67,10 @@ class Gateway:
 
 
 class Upstream(Gateway):
-    """No gateway: the upstream itself. The difference to it is what a gateway adds."""
+    """The upstream without a gateway. The difference to it is what a gateway adds."""
 
     name = "upstream"
-    does = "nothing"
+    description = "nothing"
 
     def __init__(self, folder: Path, upstream: int) -> None:
         super().__init__(folder, upstream)
@@ -82,13 +82,13 @@ class Upstream(Gateway):
 
 
 class Ours(Gateway):
-    """This gateway; so many plugins that do nothing, and `more`, stand between the quota and the routing.
+    """This gateway, with `noops` plugins that do nothing and the plugins `more` between quota and routing.
 
-    A folder that it served from before is served from again.
+    A folder with data from an earlier run is used again.
     """
 
     name = "sluicegate"
-    does = "the whole chain, a real store"
+    description = "the whole chain, a real store"
 
     def __init__(
         self, folder: Path, upstream: int, *, noops: int = 0, workers: int = 1, more: Iterable[str] = ()
@@ -122,6 +122,6 @@ class Ours(Gateway):
         return version("sluicegate")
 
     def run(self, *words: str) -> str:
-        """Return what one of its commands prints. Raises `subprocess.CalledProcessError`."""
+        """Run one of its commands and return the output. Raise `subprocess.CalledProcessError` if it fails."""
         command = [sys.executable, "-m", "gateway", *words, "-c", str(self.configuration)]
         return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout

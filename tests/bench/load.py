@@ -1,10 +1,10 @@
-"""Callers that read the stamps of the events: one run, one JSON line. It is plain sockets, as the upstream is.
+"""Callers that read the time stamps in the events. Prints one JSON line. It uses plain sockets, as the upstream does.
 
 `python -m tests.bench.load '{"port": 8080, "token": "sk-...", "plan": "20 0 150", "streams": 16, "seconds": 4, ...}'`
 
-Each of `streams` connections asks again as soon as it is answered, for `seconds` after `warm_s`. With `rate` they ask at
-random moments, so many a second. With `once` each asks once, all at the same time, and what is measured is from when all are
-open until all have ended. With `requests` the run ends after so many.
+Each of `streams` connections sends its next request as soon as a response has ended, for `seconds` after `warm_s`. With
+`rate`, requests are sent at random times, this many a second. With `once`, each connection sends one request, all at the same
+time, and the measurement runs from when all are open until all have ended. With `requests`, the run ends after this many.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ STAMP: Final = re.compile(rb"@(\d{20})@")
 END: Final = b"\r\n0\r\n\r\n"
 READ: Final = 64 * 1024
 STAGGER: Final = 20
-"""Connections opened at once, so that the streams do not all begin together."""
+"""How many connections are opened at a time, so that the streams do not all begin together."""
 
 
-class Given(msgspec.Struct):
-    """A load. `plan` is what the upstream should send; `body` the bytes of the prompt."""
+class LoadSettings(msgspec.Struct):
+    """The settings of a load. `plan`: the upstream's plan; `body`: the size of the prompt in bytes."""
 
     port: int
     plan: str
@@ -58,14 +58,14 @@ class Given(msgspec.Struct):
 
 
 class Caller:
-    """One connection, reopened when the gateway closes it."""
+    """A connection, which is opened again when the gateway closes it."""
 
     def __init__(self, load: Load) -> None:
         self.load = load
         self.connect()
 
     def connect(self) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", self.load.given.port))
+        self.socket = socket.create_connection(("127.0.0.1", self.load.settings.port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
         self.load.callers[self.socket.fileno()] = self
@@ -105,7 +105,7 @@ class Caller:
             return
         if not self.tail and not data.startswith(b"HTTP/1.1 200"):
             load.wrong += 1
-            load.cut -= 1  # told as wrong
+            load.cut -= 1  # it is counted as wrong
             load.first_wrong = load.first_wrong or data[:300].decode(errors="replace")
             self.lost()
             return
@@ -126,23 +126,23 @@ class Caller:
             load.answered(self)
 
     def lost(self) -> None:
-        """Count the request under way on a lost connection as failed."""
+        """Handle a closed connection. An open request on it has failed."""
         load, failed = self.load, self.asking
         del load.callers[self.socket.fileno()]
         self.socket.close()
         load.cut += failed
-        if not load.given.once:
+        if not load.settings.once:
             self.connect()
-            if failed or not load.given.rate:
+            if failed or not load.settings.rate:
                 load.answered(self)
 
 
 class Load:
-    """All callers, and what they have received."""
+    """All callers, and what they have measured."""
 
-    def __init__(self, given: Given) -> None:
-        self.given = given
-        self.request = memoryview(given.request())
+    def __init__(self, settings: LoadSettings) -> None:
+        self.settings = settings
+        self.request = memoryview(settings.request())
         self.poll = select.epoll()
         self.callers: dict[int, Caller] = {}
         self.idle: list[Caller] = []
@@ -150,20 +150,20 @@ class Load:
         self.first_wrong = ""
         self.transits, self.first = array("d"), array("d")
         self.random = random.Random(1)
-        self.due = time.monotonic() if given.rate else float("inf")
+        self.due = time.monotonic() if settings.rate else float("inf")
 
     def answered(self, caller: Caller) -> None:
-        if self.given.rate:
+        if self.settings.rate:
             self.idle.append(caller)
-        elif not self.given.once:
+        elif not self.settings.once:
             caller.ask()
 
     def run(self, over: Callable[[], bool], seconds: float) -> None:
-        """Run until the load is over, but no longer than `seconds`."""
+        """Run until `over` returns true, but no longer than `seconds`."""
         deadline = time.monotonic() + seconds
         while not over() and (now := time.monotonic()) < deadline:
             while self.due <= now:
-                self.due += self.random.expovariate(self.given.rate)
+                self.due += self.random.expovariate(self.settings.rate)
                 (self.idle.pop() if self.idle else Caller(self)).ask()
             for descriptor, mask in self.poll.poll(max(0.0, min(0.05, self.due - now)), 256):
                 if caller := self.callers.get(descriptor):
@@ -172,35 +172,35 @@ class Load:
     def open(self) -> None:
         for number in count(1):
             self.answered(caller := Caller(self))
-            if self.given.once:
+            if self.settings.once:
                 caller.ask()
-            if number == self.given.streams:
+            if number == self.settings.streams:
                 return
-            if number % STAGGER == 0 and not self.given.once:
+            if number % STAGGER == 0 and not self.settings.once:
                 self.run(lambda: False, 0.02)
 
     def measure(self) -> dict[str, float]:
-        """Run the load, and return what it cost."""
-        given = self.given
-        idle_kib = resident_kib(given.pids)
+        """Run the load and return the figures."""
+        settings = self.settings
+        idle_kib = resident_kib(settings.pids)
         opening = time.monotonic()
         self.open()
-        if given.once:
-            self.run(lambda: self.begun + self.wrong + self.cut >= given.streams, PATIENCE_S)
-        elif not given.requests:
-            self.run(lambda: False, given.warm_s)
+        if settings.once:
+            self.run(lambda: self.begun + self.wrong + self.cut >= settings.streams, PATIENCE_S)
+        elif not settings.requests:
+            self.run(lambda: False, settings.warm_s)
         opened_s = time.monotonic() - opening
-        open_kib = resident_kib(given.pids)
-        began, cpu, events, completed = time.monotonic(), cpu_ns(given.pids), self.events, self.completed
-        del self.transits[:], self.first[: 0 if given.once else len(self.first)]
-        if given.once:
-            self.run(lambda: self.completed + self.wrong + self.cut >= given.streams, 3 * given.seconds)
-        elif given.requests:
-            self.run(lambda: self.completed >= given.requests, given.seconds)
+        open_kib = resident_kib(settings.pids)
+        began, cpu, events, completed = time.monotonic(), cpu_ns(settings.pids), self.events, self.completed
+        del self.transits[:], self.first[: 0 if settings.once else len(self.first)]
+        if settings.once:
+            self.run(lambda: self.completed + self.wrong + self.cut >= settings.streams, 3 * settings.seconds)
+        elif settings.requests:
+            self.run(lambda: self.completed >= settings.requests, settings.seconds)
             completed = events = 0
         else:
-            self.run(lambda: False, given.seconds)
-        cpu, seconds = cpu_ns(given.pids) - cpu, time.monotonic() - began
+            self.run(lambda: False, settings.seconds)
+        cpu, seconds = cpu_ns(settings.pids) - cpu, time.monotonic() - began
         events, requests = self.events - events, self.completed - completed
         return {
             "requests_per_s": round(requests / seconds, 1),
@@ -212,7 +212,7 @@ class Load:
             "event_ms_p99": percentile(self.transits, 0.99),
             "first_ms_p50": percentile(self.first, 0.5),
             "first_ms_p99": percentile(self.first, 0.99),
-            "kib_per_stream": round((open_kib - idle_kib) / given.streams, 1),
+            "kib_per_stream": round((open_kib - idle_kib) / settings.streams, 1),
             "opened_s": round(opened_s, 2),
             "seconds": round(seconds, 2),
             "completed": self.completed,
@@ -228,7 +228,7 @@ def percentile(values: array[float], share: float) -> float:
 
 if __name__ == "__main__":
     raise_descriptors()
-    load = Load(msgspec.json.decode(sys.argv[1], type=Given))
+    load = Load(msgspec.json.decode(sys.argv[1], type=LoadSettings))
     print(json.dumps(load.measure()))
     if load.first_wrong:
         print(load.first_wrong, file=sys.stderr)

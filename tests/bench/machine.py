@@ -1,4 +1,4 @@
-"""The machine, the versions and the commit of a measurement."""
+"""The machine, the commit and the versions of a measurement."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def versions() -> str:
     return f"Python {platform.python_version()}, {packages}"
 
 
-def moment() -> str:
+def now_utc() -> str:
     return f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
 
 

@@ -1,4 +1,4 @@
-"""A plugin whose `on_request` and `on_end` do nothing."""
+"""A plugin that does nothing at the begin and at the end of a request."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from gateway import Exchange, Plugin
 
 
 class Noop(Plugin):
-    """Measures what a place in the chain costs."""
+    """A plugin for measuring the cost of a plugin in the chain."""
 
     async def on_request(self, exchange: Exchange) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     async def on_end(self, exchange: Exchange) -> None:
-        """Nothing."""
+        """Do nothing."""

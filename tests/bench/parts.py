@@ -1,4 +1,4 @@
-"""The parts of the benchmark. Each is a function that returns a row of figures for each of its cases."""
+"""The parts of the benchmark. Each is a function that returns a row of figures for each case; the report has its docstring."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ TEXTS: Final = (22, 256, 1024, 4096, 16384, 65536)
 BODIES: Final = tuple(1024 * kib for kib in (1, 16, 128, 1024, 8191))
 NOOPS: Final = (0, 1, 2, 5, 10, 50)
 MANY_S: Final = 30
-"""How long the streams of a crowd last."""
+"""Seconds that the streams of a crowd last."""
 
 
-def everyone() -> list[type[Gateway]]:
+def all_gateways() -> list[type[Gateway]]:
     return [Ours, *peers()]
 
 
-def yardstick() -> list[type[Gateway]]:
-    """Return this gateway and, where it is installed, nginx."""
+def reference_gateways() -> list[type[Gateway]]:
+    """This gateway and, where it is installed, nginx."""
     return [Ours, *(peer for peer in peers() if peer is Nginx)]
 
 
 def short(bench: Bench) -> Rows:
     """16 connections ask for 20 events, as fast as they go."""
-    return bench.compare({kind.name: Run(bench.made(kind), SHORT) for kind in everyone()})
+    return bench.compare({kind.name: Run(bench.create(kind), SHORT) for kind in all_gateways()})
 
 
 def paced(bench: Bench) -> Rows:
     """Streams of 50 events, one each 20 ms: each crosses alone, as tokens do. A fiftieth of a request's cost is in it."""
-    gateways = [bench.made(kind) for kind in everyone()]
+    gateways = [bench.create(kind) for kind in all_gateways()]
     rows = bench.compare({each.name: Run(each, {"plan": PACED, "streams": each.streams}) for each in gateways})
     return {each.name: {"streams": each.streams, **rows[each.name]} for each in gateways}
 
 
 def first(bench: Bench) -> Rows:
     """Requests at random moments, half as many as this gateway carries; asked through a gateway and directly."""
-    carried = bench.measure("all it carries", Run(bench.made(Ours, "full"), SHORT))["requests_per_s"]
+    carried = bench.measure("all it carries", Run(bench.create(Ours, "full"), SHORT))["requests_per_s"]
     load = {"plan": SHORT["plan"], "streams": 32, "rate": carried / 2}
-    kinds: list[type[Gateway]] = [Upstream, *yardstick()]
-    return bench.compare({kind.name: Run(bench.made(kind), load) for kind in kinds})
+    kinds: list[type[Gateway]] = [Upstream, *reference_gateways()]
+    return bench.compare({kind.name: Run(bench.create(kind), load) for kind in kinds})
 
 
 def events(bench: Bench) -> Rows:
     """20 streams of 200 events, one each 10 ms, of growing size."""
-    gateways = [bench.made(kind) for kind in yardstick()]
+    gateways = [bench.create(kind) for kind in reference_gateways()]
     return bench.compare(
         {
             f"{size} {each.name}": Run(each, {"plan": f"200 10000 {size}", "streams": 20})
@@ -62,7 +62,7 @@ def events(bench: Bench) -> Rows:
 
 def bodies(bench: Bench) -> Rows:
     """Four connections with prompts of growing size."""
-    gateways = [bench.made(kind) for kind in yardstick()]
+    gateways = [bench.create(kind) for kind in reference_gateways()]
     return bench.compare(
         {
             f"{size // 1024} {each.name}": Run(each, SHORT | {"streams": 4, "body": size})
@@ -74,17 +74,17 @@ def bodies(bench: Bench) -> Rows:
 
 def chain(bench: Bench) -> Rows:
     """The five plugins, and so many that do nothing."""
-    made = {str(noops): bench.made(Ours, f"noops {noops}", noops=noops) for noops in NOOPS}
+    made = {str(noops): bench.create(Ours, f"noops {noops}", noops=noops) for noops in NOOPS}
     return bench.compare({label: Run(gateway, SHORT) for label, gateway in made.items()})
 
 
 def workers(bench: Bench) -> Rows:
     """One worker on one core, and two on two, of which the load needs its share."""
     runs = {}
-    for kind in yardstick():
+    for kind in reference_gateways():
         for number, cores in ((1, "0"), (2, "0,1")):
             label = f"{number} {kind.name}"
-            runs[label] = Run(bench.made(kind, label, workers=number), SHORT | {"streams": 32}, cores)
+            runs[label] = Run(bench.create(kind, label, workers=number), SHORT | {"streams": 32}, cores)
     return bench.compare(runs)
 
 
@@ -109,7 +109,7 @@ def start(bench: Bench) -> Rows:
         print(f"  {gateway.name:16} {took} s", flush=True)
         return {"answers_s": took}
 
-    gateways = [bench.made(kind) for kind in everyone()]
+    gateways = [bench.create(kind) for kind in all_gateways()]
     return medians([{each.name: timed(each) for each in gateways} for _ in range(bench.rounds)])
 
 
@@ -117,9 +117,9 @@ def _crowd(bench: Bench, streams: int, each_s: int, *, workers: int, cores: str)
     streams, lasting_s = round(streams * bench.scale), MANY_S * bench.scale
     plan = f"{round(lasting_s * each_s)} {1_000_000 // each_s} 22"
     load = {"plan": plan, "streams": streams, "seconds": lasting_s, "once": True}
-    gateways = [bench.made(kind, workers=workers) for kind in yardstick()]
+    gateways = [bench.create(kind, workers=workers) for kind in reference_gateways()]
     rows = bench.compare({each.name: Run(each, load, cores) for each in gateways})
-    rows[Upstream.name] = bench.measure(Upstream.name, Run(bench.made(Upstream), load))
+    rows[Upstream.name] = bench.measure(Upstream.name, Run(bench.create(Upstream), load))
     return {
         name: {"streams": streams, "whole": round((row["opened_s"] + row["seconds"]) / lasting_s, 3), **row}
         for name, row in rows.items()

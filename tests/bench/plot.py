@@ -1,4 +1,4 @@
-"""A plot of a few lines, as SVG."""
+"""Plots as SVG: lines and bars."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def lines(y_name: str, x_name: str, drawn: Mapping[str, Points], *, logarithmic: bool = False) -> str:
-    """Return a plot with one line for each name, from zero upwards; `logarithmic` concerns the x axis."""
+    """Return a plot with a line for each name. The y axis begins at zero; `logarithmic` is for the x axis."""
     xs = [x for points in drawn.values() for x, _ in points]
     top = max(y for points in drawn.values() for _, y in points) * 1.1
     scale = math.log if logarithmic else float
@@ -47,7 +47,7 @@ def lines(y_name: str, x_name: str, drawn: Mapping[str, Points], *, logarithmic:
 
 
 def bars(title: str, drawn: Mapping[str, float]) -> str:
-    """Return a plot with a bar for each name, its length logarithmic from one upwards, with its figure."""
+    """Return a plot with a bar and its figure for each name. The scale is logarithmic and begins at one."""
     top = math.log(max(2.0, *drawn.values()))
     height = 2 * MARGIN + 24 * len(drawn)
     parts = [

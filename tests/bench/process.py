@@ -1,4 +1,4 @@
-"""Processes on this machine: starts them on a core, and reads what the kernel counts of them."""
+"""Processes on this machine: starting them on a core, and reading their CPU time, memory and sockets from the kernel."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PORTS: Final = iter(random.sample(range(20_000, 30_000), 1000))
 
 
 def raise_descriptors() -> None:
-    """Allow as many open files as the system does; child processes inherit it."""
+    """Raise the limit of open files as far as the system allows, also for processes started later."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def free_port() -> int:
-    """Return a free port that was not returned before, outside of the range that the system gives to callers."""
+    """Return a free port that was not returned before and is below the system's ephemeral ports."""
     for port in PORTS:
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
@@ -35,7 +35,7 @@ def free_port() -> int:
 
 
 def pinned(cores: str) -> list[str]:
-    """Return a command prefix that keeps a command on these cores, where there are two."""
+    """Return the command prefix that pins a command to these cores, or nothing on a machine with one core."""
     return ["taskset", "-c", cores] if shutil.which("taskset") and (os.cpu_count() or 1) > 1 else []
 
 
@@ -54,9 +54,9 @@ def running(
     reached: Callable[[], bool],
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[int]:
-    """Yield the id of a process once it is `reached`. At the end send SIGTERM to it, then to what it left behind.
+    """Run a process and yield its id when `reached` returns true. At the end, send SIGTERM to it and then to its children.
 
-    Raises `RuntimeError`, with the end of its log, when it is gone or needs too long.
+    Raise `RuntimeError`, with the end of its log, if it exits or takes longer than `PATIENCE_S`.
     """
     with log.open("ab") as written:
         process = subprocess.Popen(
@@ -87,25 +87,25 @@ def running(
 
 
 def family(pid: int) -> list[int]:
-    """Return the ids of a process and of those it started, without the store, which is not compared."""
+    """Return a process and its descendants, without the store, which is not measured."""
     listed = subprocess.run(["ps", "-eo", "pid=,ppid=,comm="], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 2) for line in listed.splitlines()]
-    found = [pid]
-    for parent in found:
-        found += [
+    pids = [pid]
+    for parent in pids:
+        pids += [
             int(each) for each, above, name in rows if int(above) == parent and not name.startswith(("valkey", "redis"))
         ]
-    return found
+    return pids
 
 
 def cpu_ns(pids: Iterable[int]) -> int:
-    """Return the nanoseconds that these processes have run, all threads together."""
+    """Return the CPU time of these processes and all their threads, in nanoseconds."""
     files = [file for pid in pids for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
     return sum(int(file.read_text().split()[0]) for file in files)
 
 
 def resident_kib(pids: Iterable[int]) -> int:
-    """Return the memory of these processes in KiB: shared pages count once, pages that are only mapped from files not at all."""
+    """Return the memory of these processes in KiB: shared pages are counted once, pages mapped from files not at all."""
     text = "".join(Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids)
     return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith(("Pss_Anon", "Pss_Shmem")))
 

@@ -1,4 +1,4 @@
-"""Writes REPORT.md and its plots from the stored results."""
+"""REPORT.md and its plots, written from the stored results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.bench import targets
 from tests.bench.bench import Rows
 from tests.bench.parts import PARTS
 from tests.bench.plot import Points, bars, lines
-from tests.bench.results import Result, kept
+from tests.bench.results import Result, load_results
 
 NAMES: Final = {
     "streams": "streams",
@@ -73,16 +73,16 @@ machine that others use, only ratios within one part mean anything. [PROFILE.md]
 
 
 def write(folder: Path) -> Path:
-    """Write the report beside the folder of results."""
-    results = kept(folder)
+    """Write the report beside the folder of results, and return its path."""
+    results = load_results(folder)
     parts = [part for part in PARTS if part in results]
     rows = {part: results[part].rows for part in parts}
     report = folder.parent / "REPORT.md"
     text = [HEAD, _about(results), "\n## Targets\n\n", targets.table(rows)]
     for part in parts:
         plots = "".join(f"\n![{part}]({name})\n" for name in _plots(folder.parent, part, rows[part]))
-        said = (PARTS[part].__doc__ or "").strip()
-        text.append(f"\n## {TITLES[part]}\n\n{said}\n\n{_table(rows[part], COLUMNS[part])}{plots}")
+        description = (PARTS[part].__doc__ or "").strip()
+        text.append(f"\n## {TITLES[part]}\n\n{description}\n\n{_table(rows[part], COLUMNS[part])}{plots}")
     report.write_text("".join(text))
     return report
 
@@ -95,7 +95,7 @@ def _table(rows: Rows, columns: tuple[str, ...]) -> str:
 
 
 def _about(results: Mapping[str, Result]) -> str:
-    """Return the lines on the machine, and on when each part was measured."""
+    """Return the machine and versions, and when and how each part was measured."""
     gateways = {name: version for result in results.values() for name, version in result.gateways.items()}
     lines = [f"- {text}\n" for text in dict.fromkeys(result.machine for result in results.values())]
     lines += [f"- {text}\n" for text in dict.fromkeys(result.versions for result in results.values())]
@@ -111,7 +111,7 @@ def _about(results: Mapping[str, Result]) -> str:
 
 
 def _plots(folder: Path, part: str, rows: Rows) -> list[str]:
-    """Draw the plots of a part into the folder; return their names."""
+    """Write the plots of a part into the folder, and return their names."""
     match part:
         case "short" | "paced":
             key = "cpu_us_per_request" if part == "short" else "cpu_us_per_event"
@@ -130,7 +130,7 @@ def _plots(folder: Path, part: str, rows: Rows) -> list[str]:
 
 
 def _curves(rows: Rows, key: str) -> dict[str, Points]:
-    """Return the curves of rows that are named by size and gateway."""
+    """Return a curve for each gateway, from rows that are named by size and gateway."""
     curves: dict[str, list[tuple[float, float]]] = {}
     for label, row in rows.items():
         size, _, name = label.partition(" ")

@@ -1,4 +1,4 @@
-"""The results, stored as JSON: a file for each part."""
+"""Results of measurements, stored as JSON: a file for each part."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOLDER: Final = Path(__file__).parent / "results"
 
 
 class Result(msgspec.Struct):
-    """One part's rows, and when, where and on what they were measured. `busy` is the load average at the end."""
+    """The rows of one part, and when, where and with which versions they were measured. `busy`: load average at the end."""
 
     commit: str
     moment: str
@@ -27,11 +27,11 @@ class Result(msgspec.Struct):
     rows: Rows
 
 
-def keep(folder: Path, part: str, result: Result) -> None:
+def save_result(folder: Path, part: str, result: Result) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{part}.json").write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
 
 
-def kept(folder: Path) -> dict[str, Result]:
-    """Return all parts that were measured, by name."""
+def load_results(folder: Path) -> dict[str, Result]:
+    """Return the results of all measured parts, by name."""
     return {file.stem: msgspec.json.decode(file.read_bytes(), type=Result) for file in sorted(folder.glob("*.json"))}

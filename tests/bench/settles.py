@@ -1,8 +1,8 @@
-"""What settlements cost the store: time, and the memory of one account's keys, over many requests.
+"""The cost of settling in the store over many requests: time, and the memory of one account's keys.
 
-`python -m tests.bench.settles [COUNT]` holds and settles COUNT requests (a million by default) of one account, on a server of
-its own, over a day that is shortened to `KEEP_S`, so that the memory of ended requests is trimmed as it would be. After each
-tenth the ledger's lines that may move are archived.
+`python -m tests.bench.settles [COUNT]` holds and settles COUNT requests (a million by default) of one account, on its own
+server. Ended requests are remembered for `KEEP_S` instead of a day, so that they are trimmed as in a long run. After each
+tenth, the lines of the ledger that may move are archived.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS = 10
 
 
 async def measure(url: str, count: int, folder: Path) -> None:
-    """Print a table, one row for each part of the run."""
+    """Print a table with a row for each tenth of the run."""
     client = Client.connect(url, timeout_s=10)
     await Accounts(client).create("bench")
     wallet = Wallet(client, keep_s=KEEP_S, skew_s=SKEW_S)
@@ -72,7 +72,7 @@ async def measure(url: str, count: int, folder: Path) -> None:
 
 
 async def request(wallet: Wallet) -> None:
-    """Hold and settle once: two round trips to the store, shared with requests that run beside it."""
+    """Hold and settle once: two round trips to the store, shared with concurrent requests."""
     request_id = str(uuid7())
     await wallet.hold("bench", request_id, amount=10, floor=0, lease_ms=1000, fingerprint="a", max_holds=2 * AT_ONCE)
     await wallet.settle("bench", request_id, 7)

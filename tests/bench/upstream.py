@@ -1,8 +1,8 @@
-"""An upstream that does nothing but send events, each stamped with the clock: `python -m tests.bench.upstream PORT`.
+"""An upstream that only sends events, each with a time stamp: `python -m tests.bench.upstream PORT`.
 
-What to send is the end of the prompt: `plan EVENTS INTERVAL_US BYTES`, the bytes being those of an event's text. At
-interval 0 the events leave as fast as they go. Each is a write of its own, as from a model. It is plain sockets, so that
-upstream and load together cost less than most of what is measured.
+The end of the prompt says what to send: `plan EVENTS INTERVAL_US BYTES`, BYTES being the size of an event's text. With
+interval 0 the events are sent as fast as possible. Each event is a separate write, as from a model. It uses plain sockets, so
+that upstream and load together cost less than most of the measured gateways.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ END: Final = (
 
 @cache
 def event(size: int) -> bytes:
-    """Return a chunk whose text has `size` bytes, of which the time of sending, put in with `%`, takes 22: `@...@`."""
+    """Return a chunk whose text has `size` bytes. 22 of them, `@...@`, are the time of sending, which is put in with `%`."""
     stamp = b"@" + b"0" * 20 + b"@"
     return chunk(EVENT % (stamp + b"x" * (size - len(stamp)))).replace(stamp, b"@%020d@")
 
 
 class Answering:
-    """One connection, which answers one request after the other."""
+    """A connection, with one request after the other."""
 
     def __init__(self, upstream: Upstream, sock: socket.socket) -> None:
         self.upstream, self.socket = upstream, sock
@@ -86,7 +86,7 @@ class Answering:
             self.missing = int(length[1]) - len(body) if length else 0
         else:
             self.missing -= len(data)
-            self.last = self.last[-256:] + data  # the plan is the last that a body holds
+            self.last = self.last[-256:] + data  # the plan is at the end of the body
         if self.missing <= 0 and (not CHUNKED.search(self.head) or self.last.endswith(b"0\r\n\r\n")):
             self.answer(PLAN.search(self.last[-512:]))
 
@@ -104,13 +104,13 @@ class Answering:
                 self.send(self.event % time.monotonic_ns())
             self.send(END)
 
-    def due(self, moment: int) -> None:
+    def due(self, due_ns: int) -> None:
         """Send the next event, or the end."""
         if self.left == 0:
             self.send(END)
             return
         self.left -= 1
-        self.upstream.schedule[self.interval_ns].append((moment + self.interval_ns, self))
+        self.upstream.schedule[self.interval_ns].append((due_ns + self.interval_ns, self))
         self.send(self.event % time.monotonic_ns())
 
     def send(self, data: bytes) -> None:
@@ -130,7 +130,7 @@ class Answering:
 
 
 class Upstream:
-    """All connections, and when the next event of each is due."""
+    """All connections, and the schedule of their events."""
 
     def __init__(self, port: int) -> None:
         self.listening = socket.create_server(("127.0.0.1", port), backlog=16384)
@@ -139,7 +139,7 @@ class Upstream:
         self.poll.register(self.listening, select.EPOLLIN)
         self.connections: dict[int, Answering] = {}
         self.schedule: defaultdict[int, deque[tuple[int, Answering]]] = defaultdict(deque)
-        """Connections by interval. All of one interval wait equally long, so each queue is in order."""
+        """The due events for each interval. In one interval all wait equally long, so each queue is in order."""
 
     def watch(self, connection: Answering, mask: int) -> None:
         self.poll.modify(connection.socket, mask)
@@ -168,17 +168,17 @@ class Upstream:
             now = time.monotonic_ns()
             for waiting in list(self.schedule.values()):
                 while waiting and waiting[0][0] <= now:
-                    moment, connection = waiting.popleft()
+                    due_ns, connection = waiting.popleft()
                     if connection.left >= 0:
                         try:
-                            connection.due(moment)
+                            connection.due(due_ns)
                         except OSError:
                             connection.close()
 
     def wait_s(self) -> float | None:
-        """Return the seconds until the next event is due."""
-        moments = [waiting[0][0] for waiting in self.schedule.values() if waiting]
-        return max(0, min(moments) - time.monotonic_ns()) / 1e9 if moments else None
+        """Return the seconds until the next event is due, or None."""
+        due_times = [waiting[0][0] for waiting in self.schedule.values() if waiting]
+        return max(0, min(due_times) - time.monotonic_ns()) / 1e9 if due_times else None
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""How fast the usage log is: `python -m tests.bench.usage_log [REQUESTS]`, 200,000 by default.
+"""The speed of the usage log: `python -m tests.bench.usage_log [REQUESTS]`, 200,000 by default.
 
-Two rounds through a real store and a sink in a process of its own, each request an arrival and an end:
+Two rounds through a real store and a sink in its own process, each request with an arrival and an end:
 
-- full: the stream is filled first, then the sink drains it, so that nothing but the sink is measured;
-- beside: requests come and go on this process's event loop, as in a worker, while the sink drains, and the loop's longest
+- full: the stream is filled first, then the sink drains it, so that only the sink is measured;
+- beside: requests are written from this process's event loop, as in a worker, while the sink drains, and the loop's longest
   stall is measured, with the sink and without it.
 
-Then queries on all that was stored. Figures depend on the machine; nothing here is a test.
+Then queries on all stored records. The figures depend on the machine; nothing here is a test.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.records import arrival, end, id_at
 MODELS = ("gpt-4o-mini", "llama-3", "words", "other")
 AT_ONCE = 200
 FULL = 95_000
-"""Requests in one filling: beyond a full stream, entries go to the spool."""
+"""Requests that are written at a time: a full stream would divert further records to the spool."""
 
 
 def request(number: int) -> tuple[Record, Record]:
@@ -45,8 +45,8 @@ def request(number: int) -> tuple[Record, Record]:
     return opened, end(opened, account=account, token_id=f"{account}-k3f9x2ab", model=MODELS[number % 4])
 
 
-async def come_and_go(usage: UsageLog, numbers: Iterable[int]) -> float:
-    """Send arrivals and ends, 200 at once; return the longest stall of the loop, in seconds."""
+async def write_requests(usage: UsageLog, numbers: Iterable[int]) -> float:
+    """Write arrivals and ends, 200 at once, and return the longest stall of the loop in seconds."""
     longest = 0.0
     over = False
 
@@ -71,24 +71,24 @@ async def come_and_go(usage: UsageLog, numbers: Iterable[int]) -> float:
     return longest
 
 
-async def drained(usage: UsageLog) -> None:
-    """Wait until nothing is waiting."""
+async def wait_drained(usage: UsageLog) -> None:
+    """Wait until the stream and the spool are empty."""
     while await usage.length() or usage.spool.files():
         await asyncio.sleep(0.02)
 
 
-async def sink_in(folder: Path, url: str) -> asyncio.subprocess.Process:
+async def start_sink(folder: Path, url: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.sink_process", str(folder), url)
 
 
-async def stopped(process: asyncio.subprocess.Process) -> None:
+async def stop(process: asyncio.subprocess.Process) -> None:
     with suppress(ProcessLookupError):
         process.terminate()
     await process.wait()
 
 
 async def rounds(folder: Path, count: int) -> UsageLog:
-    """Run both rounds, half of the requests each."""
+    """Run both rounds, with half of the requests each."""
     store = EmbeddedStore.start(folder / "store")
     client = Client.connect(store.url, timeout_s=10)
     usage = UsageLog(client, folder / "usage")
@@ -96,31 +96,31 @@ async def rounds(folder: Path, count: int) -> UsageLog:
     kept, took_s = 0, 0.0
     while kept < half:
         filling = min(FULL, half - kept)
-        alone = await come_and_go(usage, range(kept, kept + filling))
+        alone = await write_requests(usage, range(kept, kept + filling))
         began = time.perf_counter()
-        sink = await sink_in(folder, store.url)
-        await drained(usage)
+        sink = await start_sink(folder, store.url)
+        await wait_drained(usage)
         took_s += time.perf_counter() - began
-        await stopped(sink)
+        await stop(sink)
         kept += filling
     tell("full: requests/s that the sink keeps, its start included", kept / took_s)
     tell("full: longest stall of the loop without a sink, ms", alone * 1000)
-    sink = await sink_in(folder, store.url)
+    sink = await start_sink(folder, store.url)
     began = time.perf_counter()
-    stall = await come_and_go(usage, range(half, count))
+    stall = await write_requests(usage, range(half, count))
     took_s, waiting = time.perf_counter() - began, await usage.length()
     tell("beside: requests/s that come and go", (count - half) / took_s)
     tell("beside: longest stall of the loop with the sink, ms", stall * 1000)
     tell("beside: entries that wait at the end", waiting)
-    await drained(usage)
+    await wait_drained(usage)
     tell("beside: requests/s until all are kept", (count - half) / (time.perf_counter() - began))
-    await stopped(sink)
+    await stop(sink)
     await client.close()
     store.stop()
     return usage
 
 
-def questions(folder: Path) -> None:
+def run_queries(folder: Path) -> None:
     some = iter([record.id for record in islice(queries.select(folder, newest_first=True), 1000)])
     totals = queries.summary(folder, [])[0]
     size = sum(path_of(folder, name).stat().st_size for name in months(folder))
@@ -137,7 +137,7 @@ def newest_of(folder: Path, account: str) -> list[Record]:
 
 
 def timed(name: str, ask: Callable[[], object]) -> None:
-    """Return the median and the longest of twenty calls."""
+    """Print the median and the longest of twenty calls."""
     times = []
     for _ in range(20):
         began = time.perf_counter()
@@ -158,7 +158,7 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         usage = asyncio.run(rounds(Path(folder), count))
-        questions(usage.folder)
+        run_queries(usage.folder)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Credentials are used in turn; one that is refused rests, loudly and without being shown."""
+"""Credentials are used in turn; a refused one is suspended, which is logged without showing it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 from gateway.proxy.credentials import SUSPENDED_S, Credentials
 
 
-class Hand:
-    """The hand of a clock."""
+class FakeClock:
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -18,22 +18,22 @@ class Hand:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Hand:
-    hand = Hand()
-    monkeypatch.setattr("time.monotonic", hand)
-    return hand
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    clock = FakeClock()
+    monkeypatch.setattr("time.monotonic", clock)
+    return clock
 
 
-def test_each_has_its_turn() -> None:
+def test_credentials_are_used_in_turn() -> None:
     credentials = Credentials(["a", "b", "c"])
     assert [credentials.next() for _ in range(7)] == list("abcabca")
 
 
-def test_a_channel_without_any_has_an_empty_one() -> None:
+def test_a_channel_without_credentials_has_an_empty_one() -> None:
     assert Credentials([]).next() == ""
 
 
-def test_a_refused_one_rests_and_comes_back(clock: Hand) -> None:
+def test_a_refused_credential_is_suspended_and_used_again_later(clock: FakeClock) -> None:
     credentials = Credentials(["a", "b", "c"])
     assert credentials.refused("b", "openai")
     assert [credentials.next() for _ in range(4)] == list("acac")
@@ -41,7 +41,7 @@ def test_a_refused_one_rests_and_comes_back(clock: Hand) -> None:
     assert sorted(credentials.next() for _ in range(3)) == ["a", "b", "c"]
 
 
-def test_where_all_were_refused_the_one_that_rested_longest_is_used(clock: Hand) -> None:
+def test_when_all_are_refused_the_one_suspended_longest_is_used(clock: FakeClock) -> None:
     credentials = Credentials(["a", "b"])
     assert credentials.refused("b", "openai")
     clock.now += 1
@@ -49,13 +49,13 @@ def test_where_all_were_refused_the_one_that_rested_longest_is_used(clock: Hand)
     assert [credentials.next(), credentials.next()] == ["b", "b"]
 
 
-def test_the_only_one_is_never_set_aside() -> None:
+def test_the_only_credential_is_never_suspended() -> None:
     credentials = Credentials(["a"])
     assert not credentials.refused("a", "openai")
     assert credentials.next() == "a"
 
 
-def test_the_log_names_its_place_and_never_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_shows_the_index_of_a_refused_credential_and_never_its_text(capsys: pytest.CaptureFixture[str]) -> None:
     Credentials(["canary-0", "canary-1"]).refused("canary-1", "openai")
     printed = "".join(capsys.readouterr())
     assert "credential_refused" in printed

@@ -1,4 +1,4 @@
-"""What an answer that is no stream means: for the caller, for the next candidate, for the channel."""
+"""What a response that is no stream means for the caller, for the next candidate and for the channel."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def body(**error: Any) -> bytes:
 
 
 @pytest.mark.parametrize("status", [400, 404, 413, 422])
-def test_what_is_the_callers_fault_is_passed_on_and_final(status: int) -> None:
-    found = of_answer(status, JSON, body(message="too long", code="long", param="messages", type="t", more=1), ())
-    assert found.final
-    assert not found.maybe_billed
-    error = found.error
+def test_a_callers_mistake_is_passed_on_and_final(status: int) -> None:
+    result = of_answer(status, JSON, body(message="too long", code="long", param="messages", type="t", more=1), ())
+    assert result.final
+    assert not result.maybe_billed
+    error = result.error
     assert (error.status, error.message, error.code, error.param, error.type) == (
         status,
         "too long",
@@ -44,27 +44,25 @@ def test_what_is_the_callers_fault_is_passed_on_and_final(status: int) -> None:
         (JSON, b"[" * 100_000),
     ],
 )
-def test_what_does_not_tell_the_caller_what_is_wrong_is_the_channels_fault(
-    headers: dict[str, str], text: bytes
-) -> None:
-    found = of_answer(400, headers, text, ())
-    assert not found.final
-    assert (found.error.status, found.error.code) == (502, "upstream_error")
+def test_a_400_without_a_usable_message_is_the_channels_failure(headers: dict[str, str], text: bytes) -> None:
+    result = of_answer(400, headers, text, ())
+    assert not result.final
+    assert (result.error.status, result.error.code) == (502, "upstream_error")
 
 
 @pytest.mark.parametrize("text", [b'{"error": "no such model"}', b'{"message": "no such model", "object": "error"}'])
-def test_the_other_shapes_of_errors_are_understood(text: bytes) -> None:
+def test_other_error_shapes_are_understood(text: bytes) -> None:
     assert of_answer(404, JSON, text, ()).error.message == "no such model"
 
 
 @pytest.mark.parametrize("status", [401, 402, 403])
-def test_what_speaks_of_our_credential_is_not_shown(status: int) -> None:
-    found = of_answer(status, JSON, body(message="key-one is bad"), KEYS)
-    assert found.credential_refused
-    assert not found.final
-    assert found.cool_s == 0
-    assert found.error.code == "upstream_auth_failed"
-    assert "bad" not in found.error.message
+def test_an_error_about_the_credential_is_not_shown(status: int) -> None:
+    result = of_answer(status, JSON, body(message="key-one is bad"), KEYS)
+    assert result.credential_refused
+    assert not result.final
+    assert result.cool_s == 0
+    assert result.error.code == "upstream_auth_failed"
+    assert "bad" not in result.error.message
 
 
 @pytest.mark.parametrize(
@@ -84,20 +82,20 @@ def test_what_speaks_of_our_credential_is_not_shown(status: int) -> None:
         (500, "", None),
     ],
 )
-def test_how_long_a_channel_wants_to_be_left_alone(status: int, header: str, cool_s: float | None) -> None:
-    found = of_answer(status, {**JSON, "Retry-After": header}, b"{}", ())
-    assert found.cool_s == cool_s
-    assert found.error.status == (429 if status == 429 else 502)
+def test_the_cool_down_follows_status_and_retry_after(status: int, header: str, cool_s: float | None) -> None:
+    result = of_answer(status, {**JSON, "Retry-After": header}, b"{}", ())
+    assert result.cool_s == cool_s
+    assert result.error.status == (429 if status == 429 else 502)
 
 
 def test_no_credential_of_the_channel_is_passed_on() -> None:
-    told = body(message="key-two, key-one, \\u006bey-one", code="key-one", param="key-two", type="key-one")
-    error = of_answer(400, JSON, told.replace(b"\\\\u", b"\\u"), KEYS).error
+    text = body(message="key-two, key-one, \\u006bey-one", code="key-one", param="key-two", type="key-one")
+    error = of_answer(400, JSON, text.replace(b"\\\\u", b"\\u"), KEYS).error
     assert "key-" not in f"{error.message} {error.code} {error.param} {error.type}"
     assert failure.of_event(body(message="it was key-two"), KEYS).error.message.endswith("it was [redacted]")
 
 
-def test_a_long_message_is_cut_after_it_was_scrubbed() -> None:
+def test_a_long_message_is_truncated_after_redaction() -> None:
     error = of_answer(400, JSON, body(message="x" * 1995 + "key-one" + "y" * 5000), KEYS).error
     assert len(error.message) == 2000
     assert "key" not in error.message

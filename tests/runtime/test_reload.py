@@ -74,7 +74,7 @@ async def test_new_exchanges_get_the_new_chain_and_old_ones_keep_theirs(
             assert await generation_of(gateway) == (200, "2")
             assert await stamp_of(gateway, token) == "new"
             assert stopped == []
-            upstream.breaker.set()
+            upstream.gate.set()
             answer = await read_answer(reader)
             writer.close()
             assert (answer.headers["x-stamp"], answer.whole) == ("old", True)

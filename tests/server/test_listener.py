@@ -1,4 +1,4 @@
-"""Whoever waits to be taken is taken in few turns of the event loop, whichever loop it is; who cannot be is taken later."""
+"""Waiting connections are accepted in few turns of the event loop, and accepting resumes after descriptors ran out."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from gateway.server.listener import MAX_PER_TURN, Listener
 from tests.patience import PATIENCE_S
 
 CROWD = 200
+"""Connections that wait at once."""
 
 
-class Noted(asyncio.Protocol):
-    """Notes the turn in which it was made."""
+class RecordingProtocol(asyncio.Protocol):
+    """A protocol that records the turn of the event loop in which its connection was accepted."""
 
-    def __init__(self, made: list[int], turn: Callable[[], int]) -> None:
-        self._made = made
+    def __init__(self, accepted: list[int], turn: Callable[[], int]) -> None:
+        self._accepted = accepted
         self._turn = turn
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._made.append(self._turn())
+        self._accepted.append(self._turn())
 
 
-async def turns_of_a_crowd() -> int:
-    """Over how many turns of the loop those who wait already are taken."""
-    loop, turn, made = asyncio.get_running_loop(), 0, list[int]()
+async def turns_to_accept_crowd() -> int:
+    """Return over how many turns of the loop `CROWD` waiting connections are accepted."""
+    loop, turn, accepted = asyncio.get_running_loop(), 0, list[int]()
     listener = socket.create_server(("127.0.0.1", 0), backlog=CROWD)
     waiting = [socket.create_connection(listener.getsockname()) for _ in range(CROWD)]
     done = loop.create_future()
@@ -39,55 +40,55 @@ async def turns_of_a_crowd() -> int:
     def next_turn() -> None:
         nonlocal turn
         turn += 1
-        if len(made) < CROWD:
+        if len(accepted) < CROWD:
             loop.call_soon(next_turn)
         else:
             done.set_result(None)
 
-    accepting = Listener(listener, lambda: Noted(made, lambda: turn))
+    accepting = Listener(listener, lambda: RecordingProtocol(accepted, lambda: turn))
     next_turn()
     async with asyncio.timeout(PATIENCE_S):
         await done
     accepting.stop()
-    for each in waiting:
-        each.close()
+    for connection in waiting:
+        connection.close()
     await asyncio.sleep(0.05)
-    return made[-1] - made[0] + 1
+    return accepted[-1] - accepted[0] + 1
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
-def test_a_crowd_is_taken_in_few_turns(run: Callable[[Coroutine[Any, Any, int]], int]) -> None:
-    assert run(turns_of_a_crowd()) <= 3 * -(-CROWD // MAX_PER_TURN)
+def test_waiting_connections_are_accepted_in_few_turns(run: Callable[[Coroutine[Any, Any, int]], int]) -> None:
+    assert run(turns_to_accept_crowd()) <= 3 * -(-CROWD // MAX_PER_TURN)
 
 
-async def test_who_finds_no_file_descriptor_is_taken_when_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_accepting_resumes_when_a_file_descriptor_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.server.listener.PAUSE_S", 0.05)
-    listener, made = socket.create_server(("127.0.0.1", 0)), list[int]()
+    listener, accepted = socket.create_server(("127.0.0.1", 0)), list[int]()
     caller = socket.create_connection(listener.getsockname())
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = os.dup(0)
     os.close(highest)
-    accepting = Listener(listener, lambda: Noted(made, lambda: 0))
+    accepting = Listener(listener, lambda: RecordingProtocol(accepted, lambda: 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest, hard))
     try:
         await asyncio.sleep(0.12)
-        assert made == []
+        assert accepted == []
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     async with asyncio.timeout(PATIENCE_S):
-        while not made:
+        while not accepted:
             await asyncio.sleep(0.01)
     accepting.stop()
     caller.close()
     await asyncio.sleep(0.01)
 
 
-async def test_nobody_is_taken_after_the_stop() -> None:
-    listener, made = socket.create_server(("127.0.0.1", 0)), list[int]()
+async def test_no_connection_is_accepted_after_the_stop() -> None:
+    listener, accepted = socket.create_server(("127.0.0.1", 0)), list[int]()
     address = listener.getsockname()
-    accepting = Listener(listener, lambda: Noted(made, lambda: 0))
+    accepting = Listener(listener, lambda: RecordingProtocol(accepted, lambda: 0))
     for _ in range(2):
         accepting.stop()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(address)
-    assert made == []
+    assert accepted == []

@@ -1,4 +1,4 @@
-"""What the server's protocol relies on in aiohttp, and the headers that it writes by itself."""
+"""The private attributes of aiohttp that the server's protocol relies on, and the `Date` header that it writes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ROOT = Path(module.__file__).parent.parent
 
 def test_aiohttp_has_the_attributes_that_are_not_public() -> None:
     missing = [name for name in AIOHTTP_ATTRIBUTES if name not in web.RequestHandler.__slots__]
-    assert not missing, "this aiohttp is another: read its web_protocol.py before you raise the version"
+    assert not missing, "this version of aiohttp differs: read its web_protocol.py before you raise the version"
 
 
 def test_the_list_of_attributes_is_complete() -> None:
-    """Our own attributes are in `__slots__`; each other one with an underscore that is read from `self` is aiohttp's."""
+    """The gateway's own attributes are in `__slots__`; any other `self._name` that the module reads is aiohttp's."""
     source = Path(module.__file__).read_text()
     read = set(re.findall(r"\bself\.(_[a-z]\w*)", source))
     own = set(module.ServerProtocol.__slots__) | set(vars(module.ServerProtocol)) | {"_caller", "_loop"}
@@ -30,12 +30,12 @@ def test_the_list_of_attributes_is_complete() -> None:
 
 def test_no_other_file_uses_attributes_of_the_request_handler() -> None:
     pattern = re.compile(r"\.(" + "|".join(AIOHTTP_ATTRIBUTES) + r")\b")
-    users = {path for path in ROOT.rglob("*.py") if "web.RequestHandler" in path.read_text()}
-    assert users == {Path(module.__file__)}
+    files = {path for path in ROOT.rglob("*.py") if "web.RequestHandler" in path.read_text()}
+    assert files == {Path(module.__file__)}
     assert not pattern.search((ROOT / "server" / "gateway.py").read_text())
 
 
-def test_the_date_is_formatted_once_a_second_as_http_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_date_is_in_http_format_and_formatted_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     dates, now = _DateLine(), [784_111_777.9]
     monkeypatch.setattr("gateway.proxy.caller.time.time", lambda: now[0])
     first = dates.line()

@@ -1,4 +1,4 @@
-"""The public port speaks TLS with what is in the files now, and a stream through it is whole."""
+"""The public port serves TLS with the certificate that is in the files now, and streams through it are complete."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ AUTHORITY = trustme.CA()
 ASK = {"model": "demo-words", "stream": True, "messages": [{"role": "user", "content": "Tell me a story"}]}
 
 
-def issued(folder: Path, name: str = "127.0.0.1", *, key_of: str | None = None) -> Tls:
-    """A certificate of `name` and its key, or another one's, written over what is in the folder."""
+def issue(folder: Path, name: str = "127.0.0.1", *, key_of: str | None = None) -> Tls:
+    """Write a certificate for `name` and its key, or the key of `key_of`, into the folder, and return the settings."""
     certificate = AUTHORITY.issue_cert(name)
     chain = b"".join(blob.bytes() for blob in certificate.cert_chain_pems)
     key = (AUTHORITY.issue_cert(key_of) if key_of else certificate).private_key_pem.bytes()
@@ -43,54 +43,54 @@ def issued(folder: Path, name: str = "127.0.0.1", *, key_of: str | None = None) 
     return Tls(str(folder / "cert.pem"), str(folder / "key.pem"))
 
 
-def trusting() -> ssl.SSLContext:
+def client_context() -> ssl.SSLContext:
     context = ssl.create_default_context()
     AUTHORITY.configure_trust(context)
     return context
 
 
-async def names_shown(context: ssl.SSLContext, name: str) -> tuple[str, str]:
-    """Name and protocol version that who connects is shown. Raises `ssl.SSLError` unless the name fits."""
+async def name_and_version(context: ssl.SSLContext, name: str) -> tuple[str, str]:
+    """Connect, and return the certificate's name and the protocol version. Raise `ssl.SSLError` unless the name matches."""
 
     async def close(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
     async with await asyncio.start_server(close, "127.0.0.1", 0, ssl=context) as server:
         port = server.sockets[0].getsockname()[1]
-        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(), server_hostname=name)
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client_context(), server_hostname=name)
         connection = writer.get_extra_info("ssl_object")
         ((_, shown),) = connection.getpeercert()["subjectAltName"]
         writer.close()
         return shown, connection.version()
 
 
-async def test_who_connects_is_shown_what_the_files_hold_now(tmp_path: Path) -> None:
-    certificate = Certificate(issued(tmp_path, "first.test"))
-    assert await names_shown(certificate.context, "first.test") == ("first.test", "TLSv1.3")
-    assert not certificate.renew(), "nothing changed"
-    issued(tmp_path, "second.test")
+async def test_new_connections_get_the_renewed_certificate(tmp_path: Path) -> None:
+    certificate = Certificate(issue(tmp_path, "first.test"))
+    assert await name_and_version(certificate.context, "first.test") == ("first.test", "TLSv1.3")
+    assert not certificate.renew(), "unchanged files were renewed"
+    issue(tmp_path, "second.test")
     assert certificate.renew()
-    assert await names_shown(certificate.context, "second.test") == ("second.test", "TLSv1.3")
+    assert await name_and_version(certificate.context, "second.test") == ("second.test", "TLSv1.3")
 
 
-async def test_a_pair_that_does_not_fit_changes_nothing_and_is_said_once(tmp_path: Path) -> None:
-    certificate = Certificate(issued(tmp_path, "first.test"))
-    issued(tmp_path, "second.test", key_of="third.test")
+async def test_a_mismatched_pair_is_not_used_and_logged_once(tmp_path: Path) -> None:
+    certificate = Certificate(issue(tmp_path, "first.test"))
+    issue(tmp_path, "second.test", key_of="third.test")
     with capture_logs() as lines:
         assert not certificate.renew()
         assert not certificate.renew()
     assert [line["event"] for line in lines] == ["certificate_refused"]
-    assert (await names_shown(certificate.context, "first.test"))[0] == "first.test"
+    assert (await name_and_version(certificate.context, "first.test"))[0] == "first.test"
     (tmp_path / "cert.pem").unlink()
     assert not certificate.renew()
-    issued(tmp_path, "second.test")
+    issue(tmp_path, "second.test")
     assert certificate.renew()
-    assert (await names_shown(certificate.context, "second.test"))[0] == "second.test"
+    assert (await name_and_version(certificate.context, "second.test"))[0] == "second.test"
 
 
 @pytest.mark.parametrize("wrong", ["missing", "no_pem", "other_key", "locked_key"])
 def test_files_that_cannot_be_used_stop_the_start_with_one_line(tmp_path: Path, wrong: str) -> None:
-    settings = issued(tmp_path, key_of="other.test" if wrong == "other_key" else None)
+    settings = issue(tmp_path, key_of="other.test" if wrong == "other_key" else None)
     if wrong == "missing":
         Path(settings.key).unlink()
     elif wrong == "no_pem":
@@ -106,46 +106,46 @@ def test_files_that_cannot_be_used_stop_the_start_with_one_line(tmp_path: Path, 
 
 
 async def test_old_protocol_versions_are_refused(tmp_path: Path) -> None:
-    context = Certificate(issued(tmp_path)).context
+    context = Certificate(issue(tmp_path)).context
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
 
 
-async def test_changed_files_are_taken_up_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_changed_files_are_loaded_automatically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls, "CHECK_EVERY_S", 0.01)
-    async with renewing(issued(tmp_path, "first.test")) as context:
+    async with renewing(issue(tmp_path, "first.test")) as context:
         assert context is not None
         with capture_logs() as lines:
-            issued(tmp_path, "second.test")
+            issue(tmp_path, "second.test")
             async with asyncio.timeout(PATIENCE_S):
                 while not any(line["event"] == "certificate_renewed" for line in lines):
                     await asyncio.sleep(0.01)
-        assert (await names_shown(context, "second.test"))[0] == "second.test"
+        assert (await name_and_version(context, "second.test"))[0] == "second.test"
     async with renewing(None) as none:
         assert none is None
 
 
-async def test_a_stream_through_the_public_port_is_whole(tmp_path: Path) -> None:
-    settings = issued(tmp_path)
+async def test_a_stream_through_the_public_port_is_complete(tmp_path: Path) -> None:
+    settings = issue(tmp_path)
     file = demo_in(tmp_path)
     file.write_text(f"{file.read_text()}tls: {{certificate: {settings.certificate}, key: {settings.key}}}\n")
     async with serving(file) as served:
         assert served.base_url.startswith("https://127.0.0.1:")
-        connector = aiohttp.TCPConnector(ssl=trusting())
+        connector = aiohttp.TCPConnector(ssl=client_context())
         async with aiohttp.ClientSession(headers=served.headers, connector=connector) as client:
             for _ in range(2):  # the second one on the same connection
                 async with client.post(f"{served.base_url}/chat/completions", json=ASK) as answer:
                     assert answer.status == 200
                     assert (await answer.text()).endswith("data: [DONE]\n\n")
             async with client.post(f"{served.base_url}/chat/completions", json=ASK) as answer:
-                await answer.content.readline()  # and leave
+                await answer.content.readline()  # and close the connection mid-stream
         with pytest.raises(aiohttp.ClientError):
             async with aiohttp.ClientSession() as plain:
                 await plain.get(served.base_url.replace("https", "http"))
         assert await served.stop() == 0
 
 
-async def test_a_handshake_that_is_never_finished_is_cut(tmp_path: Path) -> None:
-    settings = issued(tmp_path)
+async def test_an_unfinished_handshake_is_closed(tmp_path: Path) -> None:
+    settings = issue(tmp_path)
     file = demo_in(tmp_path)
     tls = f"tls: {{certificate: {settings.certificate}, key: {settings.key}}}\n"
     file.write_text(f"{file.read_text()}{tls}port: {{handshake_timeout: 0.5}}\n")
@@ -158,7 +158,7 @@ async def test_a_handshake_that_is_never_finished_is_cut(tmp_path: Path) -> None
                 with suppress(ConnectionResetError):
                     assert await reader.read() == b""
             writer.close()
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting())
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client_context())
         await asyncio.sleep(1)  # longer than a handshake may take
         writer.write(get("/healthz"))
         assert (await read_answer(reader)).status == 200
@@ -166,7 +166,7 @@ async def test_a_handshake_that_is_never_finished_is_cut(tmp_path: Path) -> None
     assert "Traceback" not in (tmp_path / "serve.log").read_text()
 
 
-async def test_who_does_not_read_holds_up_the_upstream_through_tls_too(
+async def test_a_caller_that_does_not_read_pauses_the_upstream_with_tls_too(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
     event = b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % (b"x" * 4000)
@@ -175,10 +175,10 @@ async def test_who_does_not_read_holds_up_the_upstream_through_tls_too(
         file.write_text(f"{configuration(upstream.base_url)}data: {tmp_path}\n")
         async with opened(schema.load(file), store_url) as gateway:
             listener = socket.create_server(("127.0.0.1", 0))
-            await gateway.listen(listener, Certificate(issued(tmp_path)).context)
+            await gateway.listen(listener, Certificate(issue(tmp_path)).context)
             token = await Running(gateway, listener.getsockname()).token()
             port = listener.getsockname()[1]
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting())
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=client_context())
             writer.write(chat(token))
             await reader.readexactly(1000)
             writer.transport.pause_reading()  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What must hold after every exchange, however it ended."""
+"""Checks that hold after every exchange, however it ended: its record, its charge, and the release of its resources."""
 
 from __future__ import annotations
 
@@ -15,28 +15,36 @@ CREDIT = 5_000_000
 
 
 def tasks() -> set[asyncio.Task[object]]:
-    """The tasks under way that are not the scripted upstream's."""
+    """Return the running tasks, without those of the scripted upstream."""
     return {task for task in asyncio.all_tasks() if "Scripted" not in repr(task.get_coro())}
 
 
-async def ended(gateway: Running) -> list[Record]:
-    """The ends of all requests, oldest first."""
+async def records_in_stream(gateway: Running) -> list[Record]:
+    """Return the records in the usage log's stream, arrivals and ends, oldest first."""
     page = await gateway.store.client.call("XRANGE", gateway.store.usage.stream, "-", "+")
-    return [record for _, fields in page if (record := decode(fields[FIELD])).outcome is not None]
+    return [decode(fields[FIELD]) for _, fields in page]
 
 
-async def last_end(gateway: Running) -> Record:
-    """The end of the request that ended last, as soon as nothing is under way."""
+async def end_records(gateway: Running) -> list[Record]:
+    """Return the end records of all requests, oldest first."""
+    return [record for record in await records_in_stream(gateway) if record.outcome is not None]
+
+
+async def last_end_record(gateway: Running) -> Record:
+    """Wait until no exchange is open, and return the last end record."""
     async with asyncio.timeout(PATIENCE_S):
-        while gateway.gateway.runner.open or not (records := await ended(gateway)):
+        while gateway.gateway.runner.open or not (records := await end_records(gateway)):
             await asyncio.sleep(0.01)
     return records[-1]
 
 
-async def given_back(
+async def assert_released(
     gateway: Running, upstream: Scripted | None, before: set[asyncio.Task[object]], pooled: int
 ) -> None:
-    """Holds, slots, streams, sockets and tasks, all of it soon. `pooled` connections to the upstream stay for the next."""
+    """Assert that holds, slots, relays, sockets and tasks are released soon.
+
+    `before` are the tasks that ran before the exchange; `pooled` connections to the upstream stay open for later requests.
+    """
 
     async def idle() -> None:
         known = {*before, asyncio.current_task()}
@@ -53,15 +61,15 @@ async def given_back(
 
 
 async def charged(gateway: Running) -> int:
-    """Micros that are gone from the account."""
+    """Return how many micros the account was charged."""
     account = await gateway.store.accounts.get("tester")
     assert account is not None
     return CREDIT - account.balance_micros
 
 
 async def assert_ended(gateway: Running, outcome: Outcome, charge: str, code: str = "") -> Record:
-    """The record's outcome and code, and that the charge is of the kind that `charge` names, in account and record alike."""
-    record = await last_end(gateway)
+    """Assert the record's outcome and code, and a charge of the kind `charge` in account and record. Return the record."""
+    record = await last_end_record(gateway)
     assert (record.outcome, record.error_code) == (outcome, code)
     assert await charged(gateway) == record.charge_micros == record.prompt_tokens + 2 * record.completion_tokens
     source, delivered = record.usage_source, record.completion_tokens > 0

@@ -1,4 +1,7 @@
-"""A gateway whose processes may die, the store and the upstream they work with, and the books that must then be right."""
+"""A store, the workers of a gateway that a test may kill, and the books that must balance afterwards.
+
+The books are the account, its ledger and the usage log.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from tests.patience import PATIENCE_S
 
 OPENING = 1_000_000_000
 LEASE_S = 4
-"""What the timers below come to."""
+"""Seconds until a hold expires, with the timers below."""
 
 FILE = """
 listen: 127.0.0.1:{port}
@@ -52,7 +55,7 @@ plugins:
 
 
 class Books:
-    """One account, `tester`, with much credit, on a store of the test's own in `folder/store`."""
+    """A store of its own in `folder/store`, the account `tester` with much credit, and the gateway's configuration."""
 
     def __init__(self, folder: Path, upstream: str, on_crash: str = "release") -> None:
         self.folder = folder
@@ -60,42 +63,43 @@ class Books:
         self.embedded = EmbeddedStore.start(folder / "store")
         self.url = self.embedded.url
         self.file = folder / "gateway.yaml"
+        self.log_file = folder / "worker.log"
         self._patient = folder / "patient.yaml"
         self._text = {"port": self.port, "folder": folder, "upstream": upstream, "on_crash": on_crash}
-        self.reach_store_at(self.url)
+        self.use_store_at(self.url)
         self.token = ""
 
-    def reach_store_at(self, url: str) -> None:
-        """Where the gateways that are started from now on find the store."""
+    def use_store_at(self, url: str) -> None:
+        """Configure the gateways that are started from now on to use the store at `url`."""
         text = FILE.format(redis=url, **self._text)
         self.file.write_text(text)
         self._patient.write_text(f"{text}store: {{timeout: {PATIENCE_S}}}\n")
 
     async def open(self, balance: int = OPENING) -> None:
-        """Make the account."""
+        """Create the account and a token."""
         async with self.store() as store:
             await store.accounts.create("tester")
             await store.wallet.credit("tester", "opening", balance)
             self.token = (await store.tokens.create("tester")).token
-            if self.url == self.embedded.url:  # on the disk before anything is killed
+            if self.url == self.embedded.url:  # the account must be on the disk before a test kills the store
                 await store.client.call("WAITAOF", 1, 0, 0)
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[Store]:
-        """The store itself, past whatever is put before it, and given time to answer."""
+        """Yield the store, reached directly and with a long timeout, also where the gateway uses a proxy."""
         async with Store.open(load(self._patient).config, self.url) as store:
             yield store
 
     def kill_store(self) -> None:
-        """Kill the store and start it again on what it left."""
+        """Kill the store and start it again with its data."""
         os.kill(self.embedded.pid, 9)
         self.embedded.stop()
         self.embedded = EmbeddedStore.start(self.folder / "store")
 
     @asynccontextmanager
     async def worker(self, crash_at: str = "") -> AsyncIterator[asyncio.subprocess.Process]:
-        """One worker, ready; terminated at the end where it still lives."""
-        with (self.folder / "worker.log").open("ab") as log:
+        """Start one worker and yield it when it is ready. It is terminated at the end if it still runs."""
+        with self.log_file.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "tests.worker_process", str(self.file), str(self.port)),
                 env=os.environ | {"GATEWAY_CRASH_AT": crash_at},
@@ -112,28 +116,28 @@ class Books:
             await asyncio.wait_for(process.wait(), PATIENCE_S)
 
     def journal(self) -> list[Path]:
-        """The files with what workers could not tell the store yet."""
+        """Return the journal's files: the settlements that workers could not write to the store yet."""
         return list((self.folder / "data" / "journal").glob("*.jsonl"))
 
-    async def delivered(self) -> None:
-        """Wait until the workers have told the store all that is in the journal."""
+    async def wait_delivered(self) -> None:
+        """Wait until the workers have written all settlements in the journal to the store."""
         async with asyncio.timeout(PATIENCE_S):
             while self.journal():
                 await asyncio.sleep(0.005)
 
     def log(self) -> str:
-        """What the workers logged."""
-        return (self.folder / "worker.log").read_text()
+        """Return what the workers logged."""
+        return self.log_file.read_text()
 
     async def account(self) -> Account:
-        """The account as it is now."""
+        """Return the account as it is now."""
         async with self.store() as store:
             account = await store.accounts.get("tester")
         assert account is not None
         return account
 
     async def records(self) -> dict[str, Record]:
-        """The usage log, all of it in its files, and what never ended closed as crashed."""
+        """Move the usage log into its files, close unfinished requests as crashed, and return the records by id."""
         async with self.store() as store:
             sink = Sink(store.usage, retention_months=13, crashed_after_s=600)
             while await sink.move_batch():
@@ -143,7 +147,7 @@ class Books:
             return {record.id: record for record in queries.select(store.usage.folder)}
 
     async def charges(self) -> dict[str, list[int]]:
-        """What each request was charged, line by line of the ledger."""
+        """Return the charges of each request in micros, one for each line of the ledger."""
         charges: dict[str, list[int]] = {}
         async with self.store() as store:
             for _, fields in await store.client.call("XRANGE", "gw:{tester}:ledger", "-", "+"):
@@ -151,8 +155,8 @@ class Books:
                     charges.setdefault(fields[b"id"].decode(), []).append(-int(fields[b"amount"]))
         return charges
 
-    async def verified(self) -> dict[str, Any]:
-        """The report of `gateway verify`, which found nothing wrong; nothing is held."""
+    async def verify(self) -> dict[str, Any]:
+        """Assert that `gateway verify` finds nothing wrong and that nothing is held, and return its report."""
         command = ["verify", "--json", "--config", str(self._patient)]
         result = await asyncio.to_thread(CliRunner().invoke, program(), command)
         assert result.exit_code == 0, result.output

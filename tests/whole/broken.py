@@ -1,17 +1,17 @@
-"""A plugin with a bug."""
+"""Plugins with a bug."""
 
 from gateway import Exchange, Plugin
 
 
 class Broken(Plugin):
-    """Fails on every request."""
+    """A plugin that fails on every request."""
 
     async def on_request(self, exchange: Exchange) -> None:
         raise RuntimeError("boom")
 
 
 class Fragile(Plugin):
-    """Fails on requests that ask for it."""
+    """A plugin that fails on requests with the header `x-break`."""
 
     async def on_request(self, exchange: Exchange) -> None:
         if "x-break" in exchange.request.headers:

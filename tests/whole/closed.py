@@ -1,4 +1,4 @@
-"""A plugin that lets no channel be called."""
+"""A plugin whose circuit breaker is open for every channel."""
 
 from collections.abc import Sequence
 
@@ -7,14 +7,14 @@ from gateway.facts import CircuitBreaker
 
 
 class Shut(CircuitBreaker):
-    """None of them, just now."""
+    """A circuit breaker that admits no candidate."""
 
     async def admit(self, candidates: Sequence[Candidate], request_id: str) -> Candidate:
         raise Refused(503, "model_unavailable", "No channel can serve this model at the moment. Retry shortly.")
 
 
 class Closed(Plugin):
-    """Puts a gate before the channels that routing chose."""
+    """A plugin that puts the circuit breaker `Shut` before the channels that routing chose."""
 
     requires = (Route,)
 

@@ -1,4 +1,4 @@
-"""A whole gateway on a real socket, with a real store and a real upstream behind it."""
+"""Fixtures: a whole gateway on a real socket, with a real store and a fake upstream behind it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ plugins:
 def configuration(
     base_url: str, *, chain: str = CHAIN, channel: str = "", more: str = "", store_timeout: float = PATIENCE_S
 ) -> str:
-    """One channel with a credential and one model of it, behind the whole chain.
+    """Return YAML with the whole chain, one channel with a credential, and its models.
 
-    Whoever takes the store away says how long it is waited for.
+    `channel` is appended to the channel's settings, `more` to the file. A test that stops the store sets `store_timeout`.
     """
     return f"""
 channels:
@@ -48,13 +48,13 @@ store: {{timeout: {store_timeout}}}
 
 @pytest.fixture
 async def upstream() -> AsyncIterator[FakeUpstream]:
-    """An upstream that answers at once."""
+    """Yield an upstream that responds at once."""
     async with FakeUpstream(pace_s=0, key="channel-credential-4711") as fake:
         yield fake
 
 
 @pytest.fixture
 async def gateway(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Running]:
-    """The gateway in front of `upstream`, its store emptied."""
+    """Yield a gateway in front of `upstream`, with an empty store."""
     async with running(configuration(upstream.base_url), tmp_path, store_url) as whole:
         yield whole

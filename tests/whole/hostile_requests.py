@@ -1,7 +1,7 @@
-"""Requests that no client sends: their bytes, and what each must lead to. `TOKEN` stands for a good token, `MARK` for the case.
+"""Malformed and unusual requests: their bytes, and the status and code that each must get.
 
-After every request that is refused with its framing in doubt comes `SMUGGLED`: a good request of its own, which must never
-be read as one.
+`TOKEN` stands for a valid token, `MARK` for the number of the case. A request that is refused for its framing is followed by
+`SMUGGLED`, a valid request that must never be read as one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHUNKS = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One request. `code` is empty where the answer is no error; `status` 0: the connection may close without an answer."""
+    """One request and the expected response. `code` is empty if the response is no error."""
 
     name: str
     sent: bytes
@@ -50,12 +50,12 @@ UNKNOWN_PATHS = r"""
 
 
 def request(*lines: bytes, start: bytes = CHAT, body: bytes = b"", end: bytes = b"\r\n") -> bytes:
-    """A request of these lines."""
+    """Return a request of these lines."""
     return end.join((start, *lines, b"", b"")) + body
 
 
 def post(*lines: bytes, body: bytes = BODY, start: bytes = CHAT) -> bytes:
-    """A good head with more lines after it; the caller gives the framing."""
+    """Return a valid head with more lines after it, and a body; `lines` must give the framing."""
     return request(HOST, BEARER, JSON, *lines, start=start, body=body)
 
 

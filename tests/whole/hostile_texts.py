@@ -1,4 +1,4 @@
-"""Texts that break parsers: JSON that must pass, JSON that must not, and strings that are trouble wherever they are shown.
+"""Texts that break parsers: JSON that must be accepted, JSON that must be refused, and strings that break programs.
 
 The JSON follows the cases of the public JSON test suites: each row is one corner of RFC 8259.
 """

@@ -1,4 +1,4 @@
-"""Callers that ask again and again while something happens to the program or its store, and a look at the books after it."""
+"""Load for the tests that kill or disturb the program or its store, and the check of the books afterwards."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from gateway.exchange import Outcome
 from tests.cli.processes import all_ready
@@ -15,11 +16,11 @@ from tests.whole.raw import ask, chat
 
 CALLERS = 8
 EXACT = 1 + 2 * 12
-"""The fake upstream counts words: one of the prompt, twelve of its answer."""
+"""Micros for one request: the fake upstream counts one word of prompt and twelve words of response."""
 
 
 class Callers:
-    """Ask again and again, and note what they got."""
+    """Callers that send one request after the other. `whole`: ids of complete responses; `refused`: ids of 503 responses."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
@@ -29,6 +30,7 @@ class Callers:
 
     @asynccontextmanager
     async def asking(self) -> AsyncIterator[None]:
+        """Send requests until the block ends."""
         tasks = [asyncio.create_task(self._ask()) for _ in range(CALLERS)]
         try:
             yield
@@ -52,25 +54,25 @@ class Callers:
 
 
 @asynccontextmanager
-async def serving(books: Books, workers: int) -> AsyncIterator[int]:
-    """The whole program; its pid. Its end is a good one."""
-    command = ("-m", "gateway", "serve", "--config", str(books.file), "--workers", str(workers))
-    with (books.folder / "worker.log").open("ab") as log:
+async def serving(file: Path, workers: int, log: Path) -> AsyncIterator[int]:
+    """Run `gateway serve` with a configuration file and yield its pid. Assert that it ends with exit code 0."""
+    command = ("-m", "gateway", "serve", "--config", str(file), "--workers", str(workers))
+    with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, stdout=asyncio.subprocess.PIPE, stderr=log
+            sys.executable, *command, stdout=asyncio.subprocess.PIPE, stderr=output
         )
     try:
         await all_ready(process)
         yield process.pid
     finally:
         process.terminate()
-        assert await asyncio.wait_for(process.wait(), 40) == 0, books.log()
+        assert await asyncio.wait_for(process.wait(), 40) == 0, await asyncio.to_thread(log.read_text)
 
 
 async def under_load(books: Books, workers: int, disturb: Callable[[int, Callers], Awaitable[None]]) -> Callers:
-    """Callers ask while `disturb` works on the program; afterwards all leases pass and the books are looked at."""
+    """Send requests while `disturb(pid, callers)` runs, wait until all leases have expired, and check the books."""
     callers = Callers(books)
-    async with serving(books, workers) as pid:
+    async with serving(books.file, workers, books.log_file) as pid:
         async with callers.asking():
             await disturb(pid, callers)
             served = len(callers.whole)
@@ -78,15 +80,19 @@ async def under_load(books: Books, workers: int, disturb: Callable[[int, Callers
                 while len(callers.whole) < served + 20:
                     await asyncio.sleep(0.05)
         await asyncio.sleep(LEASE_S)
-        await books.delivered()
-    await look_at(books, callers)
+        await books.wait_delivered()
+    await check_books(books, callers)
     return callers
 
 
-async def look_at(books: Books, callers: Callers, floor: int = 0) -> None:
-    """Who has a whole answer was charged once; what crashed its cost where that was known, else `floor` where it was held."""
+async def check_books(books: Books, callers: Callers, floor: int = 0) -> None:
+    """Assert that the books balance and that each request was charged correctly.
+
+    A complete response was charged once and a refused request not at all. A request that crashed was charged its cost if
+    that was known, else `floor` if it was held.
+    """
     records = await books.records()
-    await books.verified()
+    await books.verify()
     charges = await books.charges()
     assert callers.whole <= records.keys()
     assert {request_id: sum(charges.get(request_id, [])) for request_id in callers.whole} == dict.fromkeys(

@@ -1,4 +1,4 @@
-"""A data folder that another version wrote, used only by what is promised to stay: commands, ports, YAML keys, Redis keys."""
+"""A data folder that another version wrote, used only through stable interfaces: commands, ports, YAML keys, Redis keys."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.patience import PATIENCE_S
 FIXTURE: Final = Path(__file__).parent.parent / "fixtures" / "data-95e8e78"
 PORTS: Final = ("PUBLIC", "ADMIN", "GOOD", "SLOW", "BROKEN", "CUTTING", "STALLING", "ERRING")
 SECRETS: Final = ("GATEWAY_PEPPER", "GATEWAY_ADMIN_TOKEN")
-"""What the environment may not give: they are in the folder."""
+"""Variables that are removed from the environment: the folder has these secrets."""
 LAST_DAY: Final = "2025-11-03"
-"""Of the folder's records; what a test adds is of later days, whenever it runs."""
+"""The day of the folder's last record. Records that a test adds are of later days."""
 REQUEST: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class OldData:
-    """The folder, its archive and its configuration in `folder`, and the gateway that uses them."""
+    """The data folder, its archive and its configuration in `folder`, and the commands of the gateway that uses them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.data, self.archive = folder, folder / "data", folder / "archive"
@@ -39,24 +39,24 @@ class OldData:
         shutil.copy(FIXTURE / "gateway.yaml", folder)
 
     def unpack(self) -> None:
-        """Put there what the old version left."""
+        """Unpack what the old version left."""
         with tarfile.open(FIXTURE / "data.tar.gz") as packed:
             packed.extractall(self.folder, filter="data")
 
-    async def tell(self, *arguments: str, code: int = 0) -> str:
-        """What one command prints."""
+    async def run(self, *arguments: str, code: int = 0) -> str:
+        """Run one command, assert its exit code, and return what it prints."""
         process = await self._started(*arguments, stderr=asyncio.subprocess.PIPE)
         out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
         assert process.returncode == code, (arguments, out.decode(), err.decode())
         return out.decode()
 
-    async def told(self, *arguments: str, code: int = 0) -> list[Any]:
-        """The JSON lines that one command prints."""
-        return [json.loads(line) for line in (await self.tell(*arguments, code=code)).splitlines()]
+    async def run_json(self, *arguments: str, code: int = 0) -> list[Any]:
+        """Run one command and return the JSON lines that it prints."""
+        return [json.loads(line) for line in (await self.run(*arguments, code=code)).splitlines()]
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[asyncio.subprocess.Process]:
-        """`gateway serve`, ready; killed at the end where it still runs."""
+        """Run `gateway serve` and yield it when it is ready. It is killed at the end if it still runs."""
         with (self.folder / "serve.log").open("ab") as log:
             process = await self._started("serve", stderr=log.fileno())
         try:
@@ -69,7 +69,7 @@ class OldData:
 
     @asynccontextmanager
     async def upstream(self, name: str, mode: str = "words", pace_s: float = 0) -> AsyncIterator[None]:
-        """`gateway fake-upstream` on the port of this name."""
+        """Run `gateway fake-upstream` on the port of this name."""
         arguments = ("--port", str(self.ports[name]), "--mode", mode, "--pace", str(pace_s))
         process = await self._started("fake-upstream", *arguments, stderr=asyncio.subprocess.DEVNULL)
         try:
@@ -87,21 +87,21 @@ class OldData:
 
     @contextmanager
     def store(self) -> Iterator[Raw]:
-        """The embedded store itself, while a gateway serves."""
+        """Yield the embedded store, while a gateway serves."""
         with Redis(unix_socket_path=str(self.data / "store.sock"), decode_responses=True) as redis:
             yield Raw(redis)
 
     async def settled(self) -> None:
-        """Wait until nothing waits any more: no charge in the journal, no record in spool or stream, no hold."""
+        """Wait until no charge is in the journal, no record in spool or stream, and nothing is held."""
         with self.store() as store, suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
-                while self._waiting(store):
+                while self._pending(store):
                     await asyncio.sleep(0.05)
             return
         with self.store() as store:
-            raise AssertionError(f"still waiting: {self._waiting(store)}")
+            raise AssertionError(f"still pending: {self._pending(store)}")
 
-    def _waiting(self, store: Raw) -> list[object]:
+    def _pending(self, store: Raw) -> list[object]:
         files = [*(self.data / "journal").glob("*.jsonl"), *(self.data / "usage" / "spool").glob("*.jsonl")]
         streams = [key for key in store.keys("gw:usage:*") if store.ask("XLEN", key)]
         return [*files, *streams, *store.keys("gw:{*}:holds")]
@@ -118,46 +118,46 @@ class OldData:
 
 
 class Raw:
-    """The store's keys as they are."""
+    """The keys of the store, read with plain Redis commands."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
     def ask(self, *command: str | int) -> Any:
-        """What it answers to one command."""
+        """Send one command and return the reply."""
         return self._redis.execute_command(*command)  # type: ignore[no-untyped-call, unused-ignore]
 
     def keys(self, pattern: str = "*") -> list[str]:
-        """All keys that match, sorted."""
+        """Return all keys that match, sorted."""
         return sorted(self.ask("KEYS", pattern))
 
     def patterns(self, *, lasting: bool = False) -> dict[str, str]:
-        """The kinds of keys that there are, and their types; `lasting`: only those that do not go by themselves."""
+        """Return the patterns of the keys and their types; with `lasting`, only of keys without an expiry."""
         keys = [key for key in self.keys() if not lasting or self.ask("TTL", key) == -1]
         return {pattern(key): str(self.ask("TYPE", key)) for key in keys}
 
     def accounts(self) -> list[str]:
-        """The accounts' ids."""
+        """Return the accounts' ids."""
         return [key[4:-9] for key in self.keys("gw:{*}:account")]
 
     def ledger(self, account: str) -> list[list[Any]]:
-        """An account's lines: id and fields."""
+        """Return the lines of an account's ledger: id and fields."""
         return [[line, fields] for line, fields in self.ask("XRANGE", f"gw:{{{account}}}:ledger", "-", "+")]
 
     def fields(self) -> dict[str, list[str]]:
-        """The names inside of what is kept of accounts, tokens and lines of ledgers."""
+        """Return the names of the stored fields of accounts, tokens and ledger lines."""
         account, token, line = set[str](), set[str](), set[str]()
         for name in self.accounts():
             account |= set(self.ask("HKEYS", f"gw:{{{name}}}:account"))
             for record in self.ask("HVALS", f"gw:{{{name}}}:tokens"):
-                kept = json.loads(record)
-                token |= {*kept, *(f"token.{field}" for field in kept["token"])}
+                stored = json.loads(record)
+                token |= {*stored, *(f"token.{field}" for field in stored["token"])}
             line |= {field for _, fields in self.ledger(name) for field in fields}
         return {"account": sorted(account), "token": sorted(token), "line": sorted(line)}
 
 
 def pattern(key: str) -> str:
-    """A key with `*` for each name in it."""
+    """Return a key with `*` for each name in it."""
     key = REQUEST.sub("*", key)
     key = re.sub(r"^gw:\{channels\}:.*:", "gw:{channels}:*:", key)
     key = re.sub(r"^gw:\{(?!channels\})[a-z0-9]+\}", "gw:{*}", key)
@@ -165,29 +165,29 @@ def pattern(key: str) -> str:
 
 
 async def money(old: OldData) -> dict[str, Any]:
-    """What the commands tell of accounts and their books."""
-    found: dict[str, Any] = {"accounts": await old.told("account", "list", "--json")}
+    """Return what the commands print about accounts and their books."""
+    results: dict[str, Any] = {"accounts": await old.run_json("account", "list", "--json")}
     for name, more in (("verify", ()), ("verify with the archive", ("--archive", "archive"))):
-        (report,) = await old.told("verify", "--json", *more)
+        (report,) = await old.run_json("verify", "--json", *more)
         for kind in ("expired", "stale"):
             report[kind] = sorted([each["account"], *REQUEST.findall(each["what"])] for each in report[kind])
         del report["notes"]
-        found[name] = report
-    return found
+        results[name] = report
+    return results
 
 
 async def usage(old: OldData) -> dict[str, Any]:
-    """What the commands tell of the usage log up to the folder's last day, by id; without sums of what never ended."""
+    """Return what the commands print of the usage log up to `LAST_DAY`: records by id, and sums of requests that ended."""
     summary = ("usage", "summary", "--by", "account,token,model,channel,day", "--to", LAST_DAY, "--json")
-    exported, totals = await asyncio.gather(old.told("usage", "export"), old.told(*summary))
+    exported, totals = await asyncio.gather(old.run_json("usage", "export"), old.run_json(*summary))
     records = {record["id"]: record for record in exported if record["arrived_at"][:10] <= LAST_DAY}
     assert len(records) == sum(record["arrived_at"][:10] <= LAST_DAY for record in exported), "a request is there twice"
     return {"records": records, "summary": [total for total in totals if total["token_id"] or not total["account"]]}
 
 
 async def state(old: OldData, accounts: list[str]) -> dict[str, Any]:
-    """What else the commands tell."""
-    found: dict[str, Any] = {"channels": await old.told("channels", "--json"), "tokens": {}}
+    """Return what the commands print about channels and tokens."""
+    results: dict[str, Any] = {"channels": await old.run_json("channels", "--json"), "tokens": {}}
     for account in accounts:
-        found["tokens"][account] = await old.told("token", "list", account, "--json")
-    return found
+        results["tokens"][account] = await old.run_json("token", "list", account, "--json")
+    return results

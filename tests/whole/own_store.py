@@ -1,4 +1,4 @@
-"""A store of a test's own that can be broken in every way that a store breaks, and mended."""
+"""A store server that a test can make fail in each way that a store can fail, and repair."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from gateway.store.client.embedded import SETTINGS, find_server
 from tests.patience import PATIENCE_S
 
 SLOW_S: Final = 2.0
-"""For how long a slow store lets each command wait."""
+"""How long a slow store delays each command."""
 LOADED_SLOWLY: Final = ("--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024")
 
 
 class OwnStore:
-    """A server in `folder`, and a connection of an operator, which nothing takes away."""
+    """A server in `folder`, and an operator's connection that stays open during the faults."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -35,20 +35,20 @@ class OwnStore:
         self.slowing: asyncio.Task[None] | None = None
 
     async def start(self, *settings: str) -> None:
-        """Start the server on what it left, and wait until it answers, be it that it is loading."""
+        """Start the server with its data, and wait until it replies, even if it is still loading."""
         places = ("--dir", self._folder, "--unixsocket", self._socket, "--logfile", self._folder / "log")
-        # A server that is killed forgets nothing that it acknowledged: on a busy disk `everysec` writes seconds late.
+        # A killed server must not lose acknowledged writes: on a busy disk `everysec` writes seconds late.
         more = ("--enable-debug-command", "yes", "--appendfsync", "always", *settings)
         self.process = subprocess.Popen([find_server(), *SETTINGS, *map(str, places), *more])  # noqa: ASYNC220 - it forks
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 with suppress(RedisError, OSError):
-                    await self.tell("CONFIG", "GET", "port")
+                    await self.command("CONFIG", "GET", "port")
                     return
                 await asyncio.sleep(0.005)
 
-    async def tell(self, *command: str | int) -> Any:
-        """What the server answers its operator."""
+    async def command(self, *command: str | int) -> Any:
+        """Send a command on the operator's connection and return the reply."""
         return await self.operator.execute_command(*command)  # type: ignore[no-untyped-call, unused-ignore]
 
     def signal(self, number: int) -> None:
@@ -79,21 +79,21 @@ Act = Callable[[OwnStore], Awaitable[object]]
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """How it begins and how it ends."""
+    """A fault: how it begins and how it ends."""
 
     begin: Act
     end: Act
 
 
-def _told(*commands: str) -> Act:
+def _commands(*commands: str) -> Act:
     async def act(store: OwnStore) -> None:
         for command in commands:
-            await store.tell(*command.split(" "))
+            await store.command(*command.split(" "))
 
     return act
 
 
-def _signalled(number: int) -> Act:
+def _signal(number: int) -> Act:
     async def act(store: OwnStore) -> None:
         store.signal(number)
 
@@ -110,9 +110,9 @@ async def _restart(store: OwnStore) -> None:
 
 
 async def _load(store: OwnStore) -> None:
-    """Come back with so much to load that it takes seconds."""
-    await store.tell("DEBUG", "POPULATE", 3000, "ballast", 100)
-    await store.tell("BGREWRITEAOF")
+    """Restart with so much data that loading takes seconds."""
+    await store.command("DEBUG", "POPULATE", 3000, "ballast", 100)
+    await store.command("BGREWRITEAOF")
     while (await store.operator.info("persistence"))["aof_rewrite_in_progress"]:
         await asyncio.sleep(0.01)
     await store.end()
@@ -121,7 +121,7 @@ async def _load(store: OwnStore) -> None:
 
 
 async def _loaded(store: OwnStore) -> None:
-    await store.tell("CONFIG", "SET", "key-load-delay", 0)
+    await store.command("CONFIG", "SET", "key-load-delay", 0)
     while (await store.operator.info("persistence"))["loading"]:
         await asyncio.sleep(0.01)
 
@@ -129,15 +129,15 @@ async def _loaded(store: OwnStore) -> None:
 async def _slow_down(store: OwnStore) -> None:
     async def sleep() -> None:
         while True:
-            await store.tell("DEBUG", "SLEEP", str(SLOW_S))
+            await store.command("DEBUG", "SLEEP", str(SLOW_S))
 
     store.slowing = asyncio.create_task(sleep())
-    reader, somebody = await asyncio.open_unix_connection(store.url.removeprefix("unix://"))
+    reader, connection = await asyncio.open_unix_connection(store.url.removeprefix("unix://"))
     with suppress(TimeoutError):
         while True:
-            somebody.write(b"PING\r\n")
+            connection.write(b"PING\r\n")
             await asyncio.wait_for(reader.readline(), 0.1)
-    somebody.close()
+    connection.close()
 
 
 async def _speed_up(store: OwnStore) -> None:
@@ -147,42 +147,42 @@ async def _speed_up(store: OwnStore) -> None:
 
 
 async def _run_on(store: OwnStore) -> None:
-    """A script that does not end; from the moment that others are told so."""
-    await store.tell("CONFIG", "SET", "busy-reply-threshold", "1")
-    _, somebody = await asyncio.open_unix_connection(store.url.removeprefix("unix://"))
-    somebody.write(b'EVAL "while true do end" 0\r\n')
+    """Run a script that does not end, and wait until other connections get BUSY."""
+    await store.command("CONFIG", "SET", "busy-reply-threshold", "1")
+    _, connection = await asyncio.open_unix_connection(store.url.removeprefix("unix://"))
+    connection.write(b'EVAL "while true do end" 0\r\n')
     with suppress(ResponseError):
         while True:
-            await store.tell("PING")
-    somebody.close()
+            await store.command("PING")
+    connection.close()
 
 
 REFUSING: Final = {
     "away": Fault(OwnStore.end, OwnStore.start),
-    "frozen": Fault(_signalled(signal.SIGSTOP), _signalled(signal.SIGCONT)),
+    "frozen": Fault(_signal(signal.SIGSTOP), _signal(signal.SIGCONT)),
     "slow": Fault(_slow_down, _speed_up),
     "loading": Fault(_load, _loaded),
-    "a replica now": Fault(_told("REPLICAOF 127.0.0.1 1"), _told("REPLICAOF NO ONE")),
+    "a replica now": Fault(_commands("REPLICAOF 127.0.0.1 1"), _commands("REPLICAOF NO ONE")),
     "a replica without its master": Fault(
-        _told("CONFIG SET replica-serve-stale-data no", "REPLICAOF 127.0.0.1 1"), _told("REPLICAOF NO ONE")
+        _commands("CONFIG SET replica-serve-stale-data no", "REPLICAOF 127.0.0.1 1"), _commands("REPLICAOF NO ONE")
     ),
-    "out of memory": Fault(_told("CONFIG SET maxmemory 1"), _told("CONFIG SET maxmemory 0")),
+    "out of memory": Fault(_commands("CONFIG SET maxmemory 1"), _commands("CONFIG SET maxmemory 0")),
     "without its replicas": Fault(
-        _told("CONFIG SET min-replicas-to-write 1"), _told("CONFIG SET min-replicas-to-write 0")
+        _commands("CONFIG SET min-replicas-to-write 1"), _commands("CONFIG SET min-replicas-to-write 0")
     ),
-    "busy with a script": Fault(_run_on, _told("SCRIPT KILL")),
+    "busy with a script": Fault(_run_on, _commands("SCRIPT KILL")),
     "full of connections": Fault(
-        _told("CONFIG SET maxclients 1", "CLIENT KILL TYPE normal"), _told("CONFIG SET maxclients 10000")
+        _commands("CONFIG SET maxclients 1", "CLIENT KILL TYPE normal"), _commands("CONFIG SET maxclients 10000")
     ),
     "locked": Fault(
-        _told("CONFIG SET requirepass another", "CLIENT KILL TYPE normal"), _told("CONFIG SET requirepass ")
+        _commands("CONFIG SET requirepass another", "CLIENT KILL TYPE normal"), _commands("CONFIG SET requirepass ")
     ),
 }
-"""While these last nobody is served."""
+"""While one of these lasts, every request is refused."""
 
 PASSING: Final = {
     "restarted": Fault(_restart, _nothing),
-    "its scripts flushed": Fault(_told("SCRIPT FLUSH"), _nothing),
-    "its connections cut": Fault(_told("CLIENT KILL TYPE normal"), _nothing),
+    "its scripts flushed": Fault(_commands("SCRIPT FLUSH"), _nothing),
+    "its connections cut": Fault(_commands("CLIENT KILL TYPE normal"), _nothing),
 }
-"""Of these nobody notices anything."""
+"""After one of these, no request fails."""

@@ -1,4 +1,4 @@
-"""A caller that speaks raw HTTP/1.1, and reads exactly what came."""
+"""A caller that writes raw HTTP/1.1 and reads the response exactly as it was sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHAT = "/v1/chat/completions"
 
 
 class Answer(msgspec.Struct):
-    """One answer as it came over the socket. `whole`: it ended as its framing promised."""
+    """A response as it came over the socket. `whole`: its body is complete by its framing; `pieces`: its chunks."""
 
     status: int
     headers: dict[str, str]
@@ -24,13 +24,13 @@ class Answer(msgspec.Struct):
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error object of a JSON answer."""
+        """The error object of a JSON response."""
         error: dict[str, Any] = json.loads(self.body)["error"]
         return error
 
 
 def chat(token: str | None, body: Any = None, *, headers: dict[str, str] | None = None, path: str = CHAT) -> bytes:
-    """The bytes of a chat request; `body` is merged into a minimal one, or taken as it is where it is bytes."""
+    """Return the bytes of a chat request. `body` is merged into a minimal one, or used unchanged if it is bytes."""
     minimal = {"model": "words", "messages": [{"role": "user", "content": "hi"}], "stream": True}
     raw = body if isinstance(body, bytes) else json.dumps(minimal | (body or {})).encode()
     lines = {"Host": "gateway", "Content-Type": "application/json", "Content-Length": str(len(raw))}
@@ -41,18 +41,18 @@ def chat(token: str | None, body: Any = None, *, headers: dict[str, str] | None 
 
 
 def head(method: str, path: str, headers: dict[str, str]) -> bytes:
-    """A request line and headers; a header whose value is empty is left out."""
+    """Return a request line and headers. A header with an empty value is left out."""
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items() if value)
     return f"{method} {path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
 
 
 def get(path: str, token: str | None = None, method: str = "GET") -> bytes:
-    """A request without a body."""
+    """Return the bytes of a request without a body."""
     return head(method, path, {"Host": "gateway", "Authorization": f"Bearer {token}" if token else ""})
 
 
 async def ask(port: int, request: bytes) -> Answer:
-    """Send one request on a connection of its own and read its whole answer."""
+    """Send one request on a new connection and return the response."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(request)
@@ -63,7 +63,7 @@ async def ask(port: int, request: bytes) -> Answer:
 
 
 async def read_answer(reader: asyncio.StreamReader) -> Answer:
-    """Read one answer, whatever its framing."""
+    """Read one response, whatever its framing."""
     start = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     status = int(start[0].split(" ")[1])
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in start[1:] if line)}

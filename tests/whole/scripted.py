@@ -1,4 +1,4 @@
-"""An upstream that sends exactly the bytes it was given, cut exactly where it was told."""
+"""An upstream that plays scripts: bytes to send, each step a write of its own, pauses, and ways to end the connection."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ LAST = b"0\r\n\r\n"
 
 
 class Fin:
-    """Close the connection properly."""
+    """A step that closes the connection."""
 
 
 class Reset:
-    """Reset the connection."""
+    """A step that resets the connection."""
 
 
 class Hold:
-    """Say nothing more, until the gateway closes."""
+    """A step that sends nothing until the gateway closes the connection."""
 
 
 class Forever:
-    """Send the same bytes again and again, until `until` says so or the gateway closes."""
+    """A step that sends the same bytes repeatedly, until `until` returns true or the gateway closes the connection."""
 
     def __init__(self, data: bytes, pace_s: float = 0.0, until: Callable[[], bool] = lambda: False) -> None:
         self.data = data
@@ -39,14 +39,14 @@ Step = bytes | float | type[Fin] | type[Reset] | type[Hold] | Forever
 
 
 def chunk(data: bytes) -> bytes:
-    """One HTTP chunk."""
+    """Return data as one HTTP chunk."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 class Scripted:
-    """The first request is answered by the first of `scripts`, and so on; the last one answers all the rest.
+    """An upstream that plays the first of `scripts` for the first request, and so on; the last one for all later requests.
 
-    `gone` is set when the gateway closes a connection, `open` holds the connections that it has not closed.
+    `arrived` is set when a request has come, `gone` when the gateway closes a connection. `open` holds the open connections.
     """
 
     def __init__(self, *scripts: Sequence[Step], tls: ssl.SSLContext | None = None) -> None:
@@ -62,7 +62,7 @@ class Scripted:
 
     @property
     def base_url(self) -> str:
-        """Ends in /v1."""
+        """The base URL for a channel, which ends in /v1."""
         assert self._server is not None
         scheme = "https" if self._tls else "http"
         host = "localhost" if self._tls else "127.0.0.1"
@@ -128,9 +128,9 @@ class Scripted:
 
 
 class Gated(Scripted):
-    """The first answer stops after `before` until `breaker` is opened, then comes `after`; all others are whole at once."""
+    """An upstream whose first response pauses between `before` and `after` until `gate` is set; all others are sent at once."""
 
     def __init__(self, before: bytes, after: bytes) -> None:
-        self.breaker = asyncio.Event()
-        held: list[Step] = [CHUNKED + chunk(before), Forever(b"", 0.01, until=self.breaker.is_set), chunk(after) + LAST]
+        self.gate = asyncio.Event()
+        held: list[Step] = [CHUNKED + chunk(before), Forever(b"", 0.01, until=self.gate.is_set), chunk(after) + LAST]
         super().__init__(held, [CHUNKED + chunk(before + after) + LAST])

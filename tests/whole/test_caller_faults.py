@@ -1,4 +1,4 @@
-"""What a caller may do wrong: the upstream's connection, the charge, the record, and that all is given back."""
+"""Faults of callers: the upstream's connection, the charge, the record, and the release of all resources."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from gateway import Outcome
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S, soon
-from tests.whole.aftermath import assert_ended, charged, ended, given_back, last_end, tasks
+from tests.whole.aftermath import assert_ended, assert_released, charged, end_records, last_end_record, tasks
 from tests.whole.conftest import configuration
 from tests.whole.raw import ask, chat, get, read_answer
 from tests.whole.scripted import CHUNKED, LAST, Forever, Hold, Scripted, Step, chunk
 from tests.whole.test_stream import CHARGE, PASSED, STREAM, USAGE, WORDS
 
 GONE = Outcome.CALLER_GONE
-HELD_MOST = 128 * 1024
+MAX_UNSENT = 128 * 1024
 ENDLESS = Forever(chunk(WORDS[1] * 4000))
 
 
 class Caller:
-    """A caller on a socket of its own, with a small buffer: what it does not read stays with the gateway."""
+    """A caller on a socket with a small receive buffer, so that unread data stays in the gateway."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.socket()
@@ -61,7 +61,7 @@ LEAVING: list[Callable[[Caller], None]] = [Caller.leave, Caller.reset, Caller.sh
 async def between(
     script: list[Step], url: str, folder: Path, *, channel: str = "", more: str = ""
 ) -> AsyncIterator[tuple[Running, Scripted, Caller]]:
-    """A gateway between a caller and an upstream."""
+    """Yield a gateway, its scripted upstream and a caller."""
     async with (
         Scripted(script) as upstream,
         running(configuration(upstream.base_url, channel=channel, more=more), folder, url) as gateway,
@@ -74,7 +74,7 @@ async def between(
 
 
 @pytest.mark.parametrize("leave", LEAVING)
-async def test_leaves_during_the_body(
+async def test_a_caller_that_leaves_during_the_body_is_not_charged(
     store_url: str, client: Client, tmp_path: Path, leave: Callable[[Caller], None]
 ) -> None:
     async with between([Hold], store_url, tmp_path) as (gateway, upstream, caller):
@@ -86,15 +86,15 @@ async def test_leaves_during_the_body(
                 await asyncio.sleep(0.01)
         leave(caller)
         await assert_ended(gateway, GONE, "nothing")
-        await given_back(gateway, upstream, before, 0)
+        await assert_released(gateway, upstream, before, 0)
         assert upstream.connections == 0
         ledger = await gateway.store.client.call("XRANGE", "gw:{tester}:ledger", "-", "+")
-        assert len(ledger) == 1, "the credit, and no hold that came to anything"
+        assert len(ledger) == 1, "only the credit: no charge was written"
 
 
 @pytest.mark.parametrize("leave", LEAVING)
 @pytest.mark.parametrize("script", [[Hold], [CHUNKED, Hold], [CHUNKED, Forever(chunk(b": x\n\n"), 0.01)]])
-async def test_leaves_before_the_first_event(
+async def test_a_caller_that_leaves_before_the_first_event_pays_the_input(
     store_url: str, client: Client, tmp_path: Path, leave: Callable[[Caller], None], script: list[Step]
 ) -> None:
     async with between(script, store_url, tmp_path) as (gateway, upstream, caller):
@@ -105,17 +105,17 @@ async def test_leaves_before_the_first_event(
         leave(caller)
         await soon(upstream.gone.wait())
         await assert_ended(gateway, GONE, "input")
-        await given_back(gateway, upstream, before, 0)
+        await assert_released(gateway, upstream, before, 0)
 
 
-async def test_leaves_while_the_connection_to_the_upstream_is_made(
+async def test_a_caller_that_leaves_while_the_upstream_connects_is_not_charged(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
         address = full.getsockname()
-        with socket.create_connection(address), socket.socket() as second:  # the queue is full: who connects now waits
+        with socket.create_connection(address), socket.socket() as second:  # the queue is full: the next connect waits
             second.setblocking(False)
             second.connect_ex(address)
             yaml = configuration(f"http://127.0.0.1:{address[1]}/v1")
@@ -131,11 +131,11 @@ async def test_leaves_while_the_connection_to_the_upstream_is_made(
                 assert gateway.gateway.runner.open == 1
                 caller.leave()
                 await assert_ended(gateway, GONE, "nothing")
-                await given_back(gateway, None, before, 0)
+                await assert_released(gateway, None, before, 0)
 
 
 @pytest.mark.parametrize("leave", LEAVING)
-async def test_leaves_mid_stream(
+async def test_a_caller_that_leaves_mid_stream_pays_the_estimate(
     store_url: str, client: Client, tmp_path: Path, leave: Callable[[Caller], None]
 ) -> None:
     script: list[Step] = [CHUNKED, Forever(chunk(WORDS[1]), 0.01)]
@@ -148,10 +148,12 @@ async def test_leaves_mid_stream(
         await soon(upstream.gone.wait())
         record = await assert_ended(gateway, GONE, "estimate")
         assert record.status == 200
-        await given_back(gateway, upstream, before, 0)
+        await assert_released(gateway, upstream, before, 0)
 
 
-async def test_leaves_mid_stream_of_a_channel_that_drains(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_caller_that_leaves_a_draining_channel_pays_the_exact_usage(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
     script: list[Step] = [CHUNKED + chunk(WORDS[0]), 1.0, chunk(STREAM) + LAST]
     async with between(script, store_url, tmp_path, channel=", on_caller_gone: drain") as (gateway, upstream, caller):
         token = await gateway.token()
@@ -161,10 +163,10 @@ async def test_leaves_mid_stream_of_a_channel_that_drains(store_url: str, client
         caller.leave()
         await assert_ended(gateway, GONE, "exact")
         assert await charged(gateway) == CHARGE
-        await given_back(gateway, upstream, before, 1)
+        await assert_released(gateway, upstream, before, 1)
 
 
-async def test_a_drain_ends_at_its_limit_also_where_the_caller_did_not_read(
+async def test_a_drain_ends_at_its_limit_even_if_the_caller_did_not_read(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
     channel = ", on_caller_gone: drain, drain_limit: 0.5, timers: {write_stall: 0.3}"
@@ -172,7 +174,7 @@ async def test_a_drain_ends_at_its_limit_also_where_the_caller_did_not_read(
         token = await gateway.token()
         await caller.send(chat(token))
         async with asyncio.timeout(PATIENCE_S):
-            while not any(relay.unsent > HELD_MOST // 2 for relay in gateway.gateway.runner.failover.relays):
+            while not any(relay.unsent > MAX_UNSENT // 2 for relay in gateway.gateway.runner.failover.relays):
                 await asyncio.sleep(0.002)
         sent, loop = upstream.sent, asyncio.get_running_loop()
         caller.reset()
@@ -180,10 +182,12 @@ async def test_a_drain_ends_at_its_limit_also_where_the_caller_did_not_read(
         await asyncio.wait_for(upstream.gone.wait(), PATIENCE_S)
         assert loop.time() - left_at > 0.45
         assert upstream.sent > sent
-        assert (await last_end(gateway)).outcome is GONE
+        assert (await last_end_record(gateway)).outcome is GONE
 
 
-async def test_closes_right_after_the_last_chunk(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_reset_after_the_last_chunk_leaves_the_request_completed(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
     script: list[Step] = [CHUNKED + chunk(STREAM) + LAST]
     async with between(script, store_url, tmp_path) as (gateway, upstream, caller):
         token = await gateway.token()
@@ -193,10 +197,12 @@ async def test_closes_right_after_the_last_chunk(store_url: str, client: Client,
             pass
         caller.reset()
         await assert_ended(gateway, Outcome.COMPLETED, "exact")
-        await given_back(gateway, upstream, before, 1)
+        await assert_released(gateway, upstream, before, 1)
 
 
-async def test_closes_as_soon_as_it_sees_done(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_close_after_the_done_event_leaves_the_request_completed(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
     script: list[Step] = [CHUNKED + chunk(STREAM), Hold]
     async with between(script, store_url, tmp_path) as (gateway, upstream, caller):
         token = await gateway.token()
@@ -206,10 +212,12 @@ async def test_closes_as_soon_as_it_sees_done(store_url: str, client: Client, tm
             pass
         caller.leave()
         await assert_ended(gateway, Outcome.COMPLETED, "exact")
-        await given_back(gateway, upstream, before, 0)
+        await assert_released(gateway, upstream, before, 0)
 
 
-async def test_does_not_read(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_caller_that_does_not_read_is_stopped_with_a_bounded_buffer(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
     channel = ", timers: {write_stall: 2, idle: 1}"
     async with between([CHUNKED, ENDLESS], store_url, tmp_path, channel=channel) as (gateway, upstream, caller):
         token = await gateway.token()
@@ -221,13 +229,15 @@ async def test_does_not_read(store_url: str, client: Client, tmp_path: Path) -> 
                 most = max([most, *(relay.unsent for relay in gateway.gateway.runner.failover.relays)])
                 sent = upstream.sent
                 await asyncio.sleep(0.002)
-        assert 32 * 1024 < most <= HELD_MOST
-        assert sent < 20_000_000, "reading from the upstream paused"
+        assert 32 * 1024 < most <= MAX_UNSENT
+        assert sent < 20_000_000, "the gateway did not pause reading from the upstream"
         await assert_ended(gateway, Outcome.STOPPED, "estimate")
-        await given_back(gateway, upstream, before, 0)
+        await assert_released(gateway, upstream, before, 0)
 
 
-async def test_reads_slowly(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_caller_that_reads_slowly_is_served_with_a_bounded_buffer(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
     stall_s, events = 1, 2_000
     channel = f", timers: {{write_stall: {stall_s}, idle: {stall_s}}}"
     script: list[Step] = [CHUNKED, *[chunk(WORDS[1] * 10)] * (events // 10), chunk(USAGE + WORDS[-1]) + LAST]
@@ -235,41 +245,43 @@ async def test_reads_slowly(store_url: str, client: Client, tmp_path: Path) -> N
         token = await gateway.token()
         before = tasks()
         await caller.send(chat(token))
-        got, most, began = b"", 0, asyncio.get_running_loop().time()
-        while not got.endswith(LAST):
-            got += await caller.read()
+        received, most, began = b"", 0, asyncio.get_running_loop().time()
+        while not received.endswith(LAST):
+            received += await caller.read()
             most = max([most, *(relay.unsent for relay in gateway.gateway.runner.failover.relays)])
             await asyncio.sleep(0.02)
         assert asyncio.get_running_loop().time() - began > stall_s
-        assert got.count(b"word0") == events
-        assert most <= HELD_MOST
+        assert received.count(b"word0") == events
+        assert most <= MAX_UNSENT
         caller.leave()
         await assert_ended(gateway, Outcome.COMPLETED, "exact")
-        await given_back(gateway, upstream, before, 1)
+        await assert_released(gateway, upstream, before, 1)
 
 
-async def test_who_does_not_read_the_end_of_an_answer_is_dropped(
+async def test_a_caller_that_does_not_read_the_end_of_a_response_is_disconnected(
     store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.proxy.caller.UNREAD_S", 0.2)
-    unread: list[Running] = []
+    gateways: list[Running] = []
 
     def is_full() -> bool:
-        return any(relay.unsent for relay in unread[0].gateway.runner.failover.relays)
+        return any(relay.unsent for relay in gateways[0].gateway.runner.failover.relays)
 
     script: list[Step] = [CHUNKED, Forever(chunk(WORDS[1] * 100), 0.001, is_full), chunk(STREAM) + LAST]
     async with between(script, store_url, tmp_path) as (gateway, _, caller):
-        unread.append(gateway)
+        gateways.append(gateway)
         token = await gateway.token()
         before = tasks()
         await caller.send(chat(token))
-        assert (await last_end(gateway)).outcome is Outcome.COMPLETED
+        assert (await last_end_record(gateway)).outcome is Outcome.COMPLETED
         async with asyncio.timeout(PATIENCE_S):
             while tasks() - before:
                 await asyncio.sleep(0.01)
 
 
-async def test_sends_a_second_request_while_a_stream_runs(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_requests_sent_while_a_stream_runs_are_answered_in_order(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
     script: list[Step] = [CHUNKED + chunk(STREAM[:300]), 0.1, chunk(STREAM[300:]) + LAST]
     async with between(script, store_url, tmp_path) as (gateway, upstream, _):
         token = await gateway.token()
@@ -282,12 +294,12 @@ async def test_sends_a_second_request_while_a_stream_runs(store_url: str, client
         writer.close()
         assert (first.body, second.body) == (PASSED, PASSED)
         assert third.status == 200
-        await given_back(gateway, upstream, before, 1)
-        assert [record.outcome for record in await ended(gateway)] == [Outcome.COMPLETED] * 3
+        await assert_released(gateway, upstream, before, 1)
+        assert [record.outcome for record in await end_records(gateway)] == [Outcome.COMPLETED] * 3
         assert await charged(gateway) == 2 * CHARGE
 
 
-async def test_connects_and_closes_a_thousand_times(
+async def test_a_thousand_connections_that_close_early_leave_nothing_behind(
     store_url: str, client: Client, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with between([Hold], store_url, tmp_path) as (gateway, upstream, _):
@@ -302,7 +314,7 @@ async def test_connects_and_closes_a_thousand_times(
             (caller.reset if number % 2 else caller.leave)()
         answer = await ask(gateway.port, get("/v1/models", token))
         assert answer.status == 200
-        await given_back(gateway, upstream, before, 0)
+        await assert_released(gateway, upstream, before, 0)
         printed = capfd.readouterr()
         assert len((printed.out + printed.err).splitlines()) < 10
-        assert len(await ended(gateway)) == 1
+        assert len(await end_records(gateway)) == 1

@@ -1,4 +1,4 @@
-"""Several channels behind a model: callers notice only when nothing at all can serve them."""
+"""Several channels behind a model: failover, cool-downs, limits and credentials."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from plugins.model_routing import ModelRouting
 from tests.patience import PATIENCE_S, soon
-from tests.whole.aftermath import charged, ended, given_back, last_end, tasks
+from tests.whole.aftermath import assert_released, charged, end_records, last_end_record, tasks
 from tests.whole.conftest import CHAIN
 from tests.whole.raw import Answer, ask, chat
 from tests.whole.scripted import CHUNKED, LAST, Fin, Forever, Hold, Reset, Scripted, Step, chunk
 from tests.whole.test_stream import PASSED, STREAM, WORDS
-from tests.whole.test_upstream_faults import whole
+from tests.whole.test_upstream_faults import full_response
 
 GOOD: list[Step] = [CHUNKED + chunk(STREAM) + LAST]
-REFUSED = whole("401 No", b'{"error": {"message": "bad key"}}')
+REFUSED = full_response("401 No", b'{"error": {"message": "bad key"}}')
 
 
 def yaml(*base_urls: str, each: str = "", tiers: bool = True) -> str:
-    """One model, served by channels `c0`, `c1`, ... in this order, or of equal rank."""
+    """Return YAML with one model served by channels `c0`, `c1`, ..., in this order or, without `tiers`, of equal priority."""
     names = [f"c{n}" for n in range(len(base_urls))]
     channels = "\n".join(f'  {name}: {{base_url: "{url}"{each}}}' for name, url in zip(names, base_urls, strict=True))
     servings = ", ".join(f"{{use: {name}, priority: {n if tiers else 0}}}" for n, name in enumerate(names))
@@ -40,10 +40,10 @@ def yaml(*base_urls: str, each: str = "", tiers: bool = True) -> str:
 
 
 @asynccontextmanager
-async def in_front_of(
+async def gateway_with(
     folder: Path, url: str, *scripts: list[Step], each: str = ""
 ) -> AsyncIterator[tuple[Running, list[Scripted]]]:
-    """A gateway whose channels are these scripts, in this order."""
+    """Yield a gateway whose channels play these scripts, and the upstreams, in this order."""
     upstreams = [Scripted(script) for script in scripts]
     for upstream in upstreams:
         await upstream.__aenter__()
@@ -59,7 +59,7 @@ async def conditions(gateway: Running) -> dict[str, Condition]:
 
 
 async def until(gateway: Running, channel: str, condition: Condition) -> None:
-    """Until the gateway knows that the channel is so, and it is."""
+    """Wait until the channel has this condition in the store and in the gateway's copy."""
     routing = gateway.gateway.chain.steps[-1].plugin
     assert isinstance(routing, ModelRouting)
     async with asyncio.timeout(PATIENCE_S):
@@ -74,27 +74,27 @@ async def until_called(upstream: Scripted, times: int) -> None:
 
 
 async def answered(calls: Sequence[asyncio.Task[Answer]], count: int) -> None:
-    """Until so many of the calls have been."""
+    """Wait until `count` of the calls are answered."""
     async with asyncio.timeout(PATIENCE_S):
         while sum(call.done() for call in calls) < count:
             await asyncio.sleep(0.01)
 
 
-def held_by(breaker: asyncio.Event) -> list[Step]:
-    """An answer that begins at once, and ends when the gate is opened."""
-    return [CHUNKED + chunk(WORDS[1]), Forever(b"", 0.01, until=breaker.is_set), chunk(STREAM) + LAST]
+def pausing_script(gate: asyncio.Event) -> list[Step]:
+    """Return a script of a response that begins at once, and ends when the gate is set."""
+    return [CHUNKED + chunk(WORDS[1]), Forever(b"", 0.01, until=gate.is_set), chunk(STREAM) + LAST]
 
 
 RETRIED: dict[str, list[Step]] = {
     "refused": [],
     "closed": [Fin],
     "silent": [Hold],
-    "429": [whole("429 Slow", b"{}", "Retry-After: 7")],
-    "529": [whole("529 Overloaded", b"{}")],
-    "500": [whole("500 No", b"{}")],
+    "429": [full_response("429 Slow", b"{}", "Retry-After: 7")],
+    "529": [full_response("529 Overloaded", b"{}")],
+    "500": [full_response("500 No", b"{}")],
     "401": [REFUSED],
-    "redirect": [whole("307 There", b"", "Location: http://127.0.0.1:1/")],
-    "page": [whole("200 OK", b"<p>", kind="text/html")],
+    "redirect": [full_response("307 There", b"", "Location: http://127.0.0.1:1/")],
+    "page": [full_response("200 OK", b"<p>", kind="text/html")],
     "first error": [CHUNKED + chunk(b'data: {"error": {"message": "no"}}\n\n') + LAST],
     "no event": [CHUNKED + LAST],
     "garbage": [b"hello\r\n\r\n", Hold],
@@ -102,46 +102,46 @@ RETRIED: dict[str, list[Step]] = {
 
 
 @pytest.mark.parametrize("fault", RETRIED)
-async def test_the_next_channel_serves_what_the_first_did_not(
+async def test_the_next_channel_serves_when_the_first_fails(
     store_url: str, client: Client, tmp_path: Path, fault: str
 ) -> None:
     each = ", timers: {first_byte: 0.5}" if fault == "silent" else ""
-    async with in_front_of(tmp_path, store_url, RETRIED[fault], GOOD, each=each) as (gateway, (first, second)):
+    async with gateway_with(tmp_path, store_url, RETRIED[fault], GOOD, each=each) as (gateway, (first, second)):
         token = await gateway.token()
         if fault == "refused":
             await first.__aexit__(None, None, None)
         before = tasks()
         answer = await ask(gateway.port, chat(token))
         assert (answer.status, answer.body, answer.whole) == (200, PASSED, True)
-        record = await last_end(gateway)
+        record = await last_end_record(gateway)
         assert [tried.channel for tried in record.attempts] == ["c0", "c1"]
         assert (record.outcome, record.channel) == (Outcome.COMPLETED, "c1")
         assert record.attempts[0].error
         assert record.charge_micros == await charged(gateway)
         may_be_billed = fault in ("closed", "silent")
-        assert (record.prompt_tokens > 11) == may_be_billed, "an attempt that the upstream may have billed counts"
-        await given_back(gateway, second, before, 1)
+        assert (record.prompt_tokens > 11) == may_be_billed, "an attempt that may have been billed adds to the usage"
+        await assert_released(gateway, second, before, 1)
         assert len(second.requests) == 1
 
 
-async def test_a_callers_own_mistake_is_not_tried_again(store_url: str, client: Client, tmp_path: Path) -> None:
-    wrong = [whole("400 No", b'{"error": {"message": "too long", "type": "invalid_request_error"}}')]
-    async with in_front_of(tmp_path, store_url, list(wrong), GOOD) as (gateway, (_, second)):
+async def test_a_callers_mistake_is_not_retried(store_url: str, client: Client, tmp_path: Path) -> None:
+    wrong = [full_response("400 No", b'{"error": {"message": "too long", "type": "invalid_request_error"}}')]
+    async with gateway_with(tmp_path, store_url, list(wrong), GOOD) as (gateway, (_, second)):
         answer = await ask(gateway.port, chat(await gateway.token()))
         assert (answer.status, answer.error["message"]) == (400, "too long")
         assert second.requests == []
 
 
-async def test_nothing_is_tried_again_after_the_first_byte(store_url: str, client: Client, tmp_path: Path) -> None:
-    async with in_front_of(tmp_path, store_url, [CHUNKED + chunk(WORDS[1]), Reset], GOOD) as (gateway, (_, second)):
+async def test_nothing_is_retried_after_the_first_byte(store_url: str, client: Client, tmp_path: Path) -> None:
+    async with gateway_with(tmp_path, store_url, [CHUNKED + chunk(WORDS[1]), Reset], GOOD) as (gateway, (_, second)):
         answer = await ask(gateway.port, chat(await gateway.token()))
         assert (answer.status, answer.whole) == (200, False)
         assert second.requests == []
 
 
 async def test_at_most_three_channels_are_called_and_none_twice(store_url: str, client: Client, tmp_path: Path) -> None:
-    bad: list[Step] = [whole("500 No", b"{}")]
-    async with in_front_of(tmp_path, store_url, bad, bad, bad, GOOD) as (gateway, upstreams):
+    bad: list[Step] = [full_response("500 No", b"{}")]
+    async with gateway_with(tmp_path, store_url, bad, bad, bad, GOOD) as (gateway, upstreams):
         answer = await ask(gateway.port, chat(await gateway.token()))
         assert (answer.status, answer.error["code"]) == (502, "upstream_error")
         assert [len(upstream.requests) for upstream in upstreams] == [1, 1, 1, 0]
@@ -150,7 +150,7 @@ async def test_at_most_three_channels_are_called_and_none_twice(store_url: str, 
 async def test_a_channel_is_not_called_twice_under_another_name_of_the_model(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    async with Scripted([whole("500 No", b"{}")]) as upstream:
+    async with Scripted([full_response("500 No", b"{}")]) as upstream:
         text = yaml(upstream.base_url).replace(
             "{use: c0, priority: 0}", "{use: c0}, {use: c0, model: other, priority: 1}"
         )
@@ -159,10 +159,10 @@ async def test_a_channel_is_not_called_twice_under_another_name_of_the_model(
             assert len(upstream.requests) == 1
 
 
-async def test_a_channel_that_fails_gets_nothing_while_it_cools_and_then_one_probe(
+async def test_a_failing_channel_gets_no_request_while_it_cools_and_then_one_probe(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    async with in_front_of(tmp_path, store_url, [whole("500 No", b"{}")], GOOD) as (gateway, (first, second)):
+    async with gateway_with(tmp_path, store_url, [full_response("500 No", b"{}")], GOOD) as (gateway, (first, second)):
         token = await gateway.token()
         gateway.store.channels.cooldown = CooldownRules(first_ms=3_600_000, max_ms=3_600_000)
         for _ in range(3):
@@ -171,26 +171,26 @@ async def test_a_channel_that_fails_gets_nothing_while_it_cools_and_then_one_pro
         for _ in range(10):
             assert (await ask(gateway.port, chat(token))).status == 200
         assert len(first.requests) == 3
-        await gateway.store.client.call("HSET", "gw:{channels}:c0:state", "until", 1)  # it has cooled
+        await gateway.store.client.call("HSET", "gw:{channels}:c0:state", "until", 1)  # the cool-down is over
         await until(gateway, "c0", Condition.PROBING)
-        breaker, before = asyncio.Event(), len(second.requests)
-        first.scripts = ([CHUNKED, Forever(b"", 0.01, until=breaker.is_set), chunk(STREAM) + LAST],)
+        gate, before = asyncio.Event(), len(second.requests)
+        first.scripts = ([CHUNKED, Forever(b"", 0.01, until=gate.is_set), chunk(STREAM) + LAST],)
         calls = [asyncio.create_task(ask(gateway.port, chat(token))) for _ in range(10)]
         await until_called(first, 4)
         await until_called(second, before + 9)
-        breaker.set()
+        gate.set()
         assert [answer.status for answer in await asyncio.gather(*calls)] == [200] * 10
-        assert len(first.requests) == 4, "one call shows whether it serves again"
+        assert len(first.requests) == 4, "more than one probe was sent"
         await until(gateway, "c0", Condition.HEALTHY)
         assert (await ask(gateway.port, chat(token))).status == 200
         assert len(first.requests) == 5
 
 
-async def test_when_all_cool_the_caller_is_told_when_to_come_back(
+async def test_when_all_channels_cool_the_response_says_when_to_retry(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    busy: list[Step] = [whole("429 Slow", b"{}", "Retry-After: 55")]
-    async with in_front_of(tmp_path, store_url, busy, busy) as (gateway, (first, second)):
+    busy: list[Step] = [full_response("429 Slow", b"{}", "Retry-After: 55")]
+    async with gateway_with(tmp_path, store_url, busy, busy) as (gateway, (first, second)):
         token = await gateway.token()
         answer = await ask(gateway.port, chat(token))
         assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (
@@ -209,33 +209,33 @@ async def test_when_all_cool_the_caller_is_told_when_to_come_back(
         )
         assert 1 <= int(answer.headers["retry-after"]) <= 55
         assert (len(first.requests), len(second.requests)) == (1, 1)
-        record = await last_end(gateway)
+        record = await last_end_record(gateway)
         assert (record.outcome, record.error_code, record.attempts) == (Outcome.REFUSED, "model_unavailable", [])
         assert await charged(gateway) == 0
-        await given_back(gateway, second, before, 1)
+        await assert_released(gateway, second, before, 1)
 
 
-async def test_a_full_channel_is_passed_over_and_when_all_are_full_the_caller_waits(
+async def test_a_full_channel_is_skipped_and_requests_are_refused_when_all_are_full(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    breaker = asyncio.Event()
-    slow = held_by(breaker)
-    async with in_front_of(tmp_path, store_url, slow, slow, each=", concurrent: 2") as (gateway, upstreams):
+    gate = asyncio.Event()
+    slow = pausing_script(gate)
+    async with gateway_with(tmp_path, store_url, slow, slow, each=", concurrent: 2") as (gateway, upstreams):
         token = await gateway.token()
         calls = [asyncio.create_task(ask(gateway.port, chat(token))) for _ in range(7)]
         await answered(calls, 3)
-        breaker.set()
+        gate.set()
         assert sorted(answer.status for answer in await asyncio.gather(*calls)) == [200] * 4 + [503] * 3
         assert [len(upstream.requests) for upstream in upstreams] == [2, 2]
-        await last_end(gateway)
+        await last_end_record(gateway)
         for channel in ("c0", "c1"):
             while await gateway.store.client.call("ZCARD", f"gw:{{channels}}:{channel}:slots"):
                 await asyncio.sleep(0.01)
-        assert (await ask(gateway.port, chat(token))).status == 200, "the slots are free again"
+        assert (await ask(gateway.port, chat(token))).status == 200, "the slots were not released"
 
 
-async def test_a_channel_has_a_limit_a_minute(store_url: str, client: Client, tmp_path: Path) -> None:
-    async with in_front_of(tmp_path, store_url, GOOD, GOOD, each=", requests_per_minute: 2") as (gateway, upstreams):
+async def test_a_channels_requests_per_minute_are_limited(store_url: str, client: Client, tmp_path: Path) -> None:
+    async with gateway_with(tmp_path, store_url, GOOD, GOOD, each=", requests_per_minute: 2") as (gateway, upstreams):
         token = await gateway.token()
         statuses = [(await ask(gateway.port, chat(token))).status for _ in range(5)]
         assert statuses == [200, 200, 200, 200, 503]
@@ -245,11 +245,11 @@ async def test_a_channel_has_a_limit_a_minute(store_url: str, client: Client, tm
 async def test_two_gateways_agree_on_cool_downs_within_a_second_and_share_a_limit(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    breaker = asyncio.Event()
+    gate = asyncio.Event()
     (tmp_path / "other").mkdir()
     async with (
-        Scripted([whole("429 Slow", b"{}", "Retry-After: 100")]) as first,
-        Scripted(held_by(breaker)) as second,
+        Scripted([full_response("429 Slow", b"{}", "Retry-After: 100")]) as first,
+        Scripted(pausing_script(gate)) as second,
     ):
         text = yaml(first.base_url, second.base_url, each=", concurrent: 3")
         async with running(text, tmp_path, store_url) as one, running(text, tmp_path / "other", store_url) as two:
@@ -258,16 +258,18 @@ async def test_two_gateways_agree_on_cool_downs_within_a_second_and_share_a_limi
             await until(one, "c0", Condition.COOLING)
             await soon(until(two, "c0", Condition.COOLING))
             assert len(first.requests) == 1
-            asked = [ask(gateway.port, chat(each)) for gateway, each in ((one, token), (two, other)) for _ in range(5)]
-            calls = [early, *map(asyncio.create_task, asked)]
+            requests = [
+                ask(gateway.port, chat(each)) for gateway, each in ((one, token), (two, other)) for _ in range(5)
+            ]
+            calls = [early, *map(asyncio.create_task, requests)]
             await answered(calls, 8)
-            breaker.set()
+            gate.set()
             answers = await asyncio.gather(*calls)
             assert sorted(answer.status for answer in answers) == [200] * 3 + [503] * 8
-            assert len(first.requests) == 1, "the other gateway knows that it cools"
+            assert len(first.requests) == 1, "the other gateway called a channel that cools"
 
 
-async def test_a_channel_that_dies_in_the_middle_of_load_costs_only_the_streams_that_are_open_on_it(
+async def test_a_channel_that_stops_under_load_breaks_only_its_open_streams(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
     first, second = FakeUpstream(pace_s=0.005), FakeUpstream(pace_s=0.005)
@@ -293,7 +295,7 @@ async def test_a_channel_that_dies_in_the_middle_of_load_costs_only_the_streams_
                 await asyncio.sleep(0.01)
         stop.set()
         await asyncio.gather(*callers)
-        assert open_there > 5, "both were in use"
+        assert open_there > 5, "the load did not use both channels"
         assert {answer.status for answer in answers} == {200}
         cut = [answer for answer in answers if not answer.whole]
         assert len(cut) <= 8
@@ -302,15 +304,16 @@ async def test_a_channel_that_dies_in_the_middle_of_load_costs_only_the_streams_
                 json.loads(answer.body.split(b"\n\n")[-2].removeprefix(b"data: "))["error"]["code"]
                 == "upstream_truncated"
             )
-        await last_end(gateway)
-        assert {record.outcome for record in await ended(gateway)} <= {Outcome.COMPLETED, Outcome.UPSTREAM_TRUNCATED}
+        await last_end_record(gateway)
+        assert {record.outcome for record in await end_records(gateway)} <= {
+            Outcome.COMPLETED,
+            Outcome.UPSTREAM_TRUNCATED,
+        }
     await second.stop()
 
 
-async def test_a_disabled_channel_is_passed_over_within_a_second(
-    store_url: str, client: Client, tmp_path: Path
-) -> None:
-    async with in_front_of(tmp_path, store_url, GOOD, GOOD) as (gateway, (first, second)):
+async def test_a_disabled_channel_is_skipped_within_a_second(store_url: str, client: Client, tmp_path: Path) -> None:
+    async with gateway_with(tmp_path, store_url, GOOD, GOOD) as (gateway, (first, second)):
         token = await gateway.token()
         await gateway.store.channels.set_enabled("c0", False)
         await soon(until(gateway, "c0", Condition.DISABLED))
@@ -322,7 +325,7 @@ async def test_a_disabled_channel_is_passed_over_within_a_second(
         assert (len(first.requests), len(second.requests)) == (1, 1)
 
 
-async def test_several_credentials_take_turns_and_a_refused_one_is_set_aside(
+async def test_credentials_are_used_in_turn_and_a_refused_one_is_suspended(
     store_url: str, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys = ", api_keys: [canary-zero, canary-one, canary-two]"
@@ -333,7 +336,7 @@ async def test_several_credentials_take_turns_and_a_refused_one_is_set_aside(
     ):
         token = await gateway.token()
         answers = [await ask(gateway.port, chat(token)) for _ in range(4)]
-        record = await last_end(gateway)
+        record = await last_end_record(gateway)
     assert [answer.status for answer in answers] == [200] * 4
     used = [request.split(b"Bearer ")[1].split(b"\r\n")[0].decode() for request in upstream.requests]
     assert used == ["canary-zero", "canary-one", "canary-two", "canary-zero", "canary-two"]
@@ -348,7 +351,7 @@ async def test_several_credentials_take_turns_and_a_refused_one_is_set_aside(
 async def test_a_channel_whose_credentials_are_all_refused_cools(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    async with in_front_of(tmp_path, store_url, [REFUSED], each=", api_keys: [one, two]") as (gateway, (upstream,)):
+    async with gateway_with(tmp_path, store_url, [REFUSED], each=", api_keys: [one, two]") as (gateway, (upstream,)):
         answer = await ask(gateway.port, chat(await gateway.token()))
         assert (answer.status, answer.error["code"]) == (502, "upstream_auth_failed")
         assert len(upstream.requests) == 2

@@ -1,4 +1,4 @@
-"""The official client against the whole gateway: text piece by piece, errors as its own classes, no retry where none helps."""
+"""The official OpenAI client against the whole gateway: streamed text, errors as the client's classes, no useless retries."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_text_arrives_piece_by_piece(gateway: Running) -> None:
         ("", 0, "words", openai.APIStatusError, "insufficient_balance"),
     ],
 )
-async def test_errors_are_the_clients_own_and_never_retried(
+async def test_errors_raise_the_clients_own_classes_and_are_never_retried(
     gateway: Running,
     upstream: FakeUpstream,
     token: str,
@@ -53,7 +53,7 @@ async def test_errors_are_the_clients_own_and_never_retried(
 
 
 @pytest.mark.parametrize("mode", ["cut", "truncate", "error-event"])
-async def test_no_broken_answer_is_taken_for_a_whole_one(gateway: Running, upstream: FakeUpstream, mode: str) -> None:
+async def test_a_broken_stream_raises_an_error(gateway: Running, upstream: FakeUpstream, mode: str) -> None:
     upstream.mode = mode
     async with client_of(gateway, await gateway.token()) as client:
         with pytest.raises(openai.APIError):

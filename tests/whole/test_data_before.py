@@ -1,6 +1,6 @@
-"""A data folder that the version before the packages were rearranged left in the middle of its work is read by this one.
+"""This version reads a data folder that was written by commit 95e8e78, which was killed at work.
 
-`tests/fixtures/data-95e8e78/README.md` says what is in it. Only what is promised to stay is used here.
+`tests/fixtures/data-95e8e78/README.md` says what is in it. The tests use stable interfaces only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.whole.raw import Answer, ask, chat, get
 EXPECTED: Final[dict[str, Any]] = json.loads((FIXTURE / "expected.json").read_text())
 TOKENS: Final[dict[str, str]] = EXPECTED["tokens"]
 CHARGE: Final = 1 + 2 * 12
-"""Micros for the model `words`: one word asked, and twelve of the fake upstream."""
+"""Micros for a request of the model `words`: one word of prompt, and twelve words of the fake upstream."""
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="a killed gateway's store is found by its lock on Linux"
@@ -33,85 +33,85 @@ def old(tmp_path: Path) -> OldData:
     return data
 
 
-def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Part by part, so that a failure names the part."""
-    assert found.keys() == expected.keys()
+def assert_same(results: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Compare part by part, so that a failure names the part."""
+    assert results.keys() == expected.keys()
     for name, part in expected.items():
-        assert found[name] == part, name
+        assert results[name] == part, name
 
 
-async def test_every_command_tells_what_it_told_before(old: OldData) -> None:
+async def test_every_command_prints_what_it_printed_before(old: OldData) -> None:
     expected = EXPECTED["stopped"]
-    found = await usage(old) | await state(old, list(expected["tokens"]))
-    (erin,) = await old.told("account", "show", "erin", "--json")
-    assert erin["holds"] == 1, "before anything that ends what is over"
+    results = await usage(old) | await state(old, list(expected["tokens"]))
+    (erin,) = await old.run_json("account", "show", "erin", "--json")
+    assert erin["holds"] == 1, "the hold must be open until a command or a gateway ends it"
     in_file = max(expected["records"])
-    (shown,) = await old.told("usage", "show", in_file, "--json")
+    (shown,) = await old.run_json("usage", "show", in_file, "--json")
     assert shown == expected["records"][in_file]
     in_stream = min(EXPECTED["served"]["records"].keys() - expected["records"].keys())
-    (shown,) = await old.told("usage", "show", in_stream, "--json")
+    (shown,) = await old.run_json("usage", "show", in_stream, "--json")
     assert shown == EXPECTED["served"]["records"][in_stream]
-    assert in_stream in await old.tell("trace", in_stream)
-    listed = await old.told("usage", "list", "--account", "alice", "--limit", "1000", "--json")
+    assert in_stream in await old.run("trace", in_stream)
+    listed = await old.run_json("usage", "list", "--account", "alice", "--limit", "1000", "--json")
     of_alice = [record for record in expected["records"].values() if record["account"] == "alice"]
     assert listed == sorted(of_alice, key=lambda record: str(record["id"]), reverse=True)
-    found |= await money(old)
-    same(found, expected)
-    assert found["verify"]["wrong"] == found["verify with the archive"]["wrong"] == []
-    assert found["verify"]["expired"], "the hold of a gateway that was killed"
-    assert found["verify"]["stale"] == [["bob", EXPECTED["late"]["rid"]]]
-    assert found["verify"]["unread"] == found["verify with the archive"]["lines"] - found["verify"]["lines"] > 0
+    results |= await money(old)
+    assert_same(results, expected)
+    assert results["verify"]["wrong"] == results["verify with the archive"]["wrong"] == []
+    assert results["verify"]["expired"], "the hold of the killed gateway is not reported"
+    assert results["verify"]["stale"] == [["bob", EXPECTED["late"]["rid"]]]
+    assert results["verify"]["unread"] == results["verify with the archive"]["lines"] - results["verify"]["lines"] > 0
 
 
-async def test_served_again_it_goes_on_where_it_was(old: OldData) -> None:
+async def test_a_gateway_started_on_the_folder_continues_the_work(old: OldData) -> None:
     async with old.upstream("GOOD"), old.serving() as process:
         await old.settled()
-        await as_before(old)
+        await assert_as_before(old)
         with old.store() as store:
-            each_charged_once(store)
-        await used(old)
+            assert_each_charged_once(store)
+        await use_tokens(old)
         await old.settled()
         with old.store() as store:
             assert_keys(store)
         process.terminate()
         assert await process.wait() == 0
-    await archived_on(old)
+    await archive_the_rest(old)
 
 
-async def as_before(old: OldData) -> None:
-    """All that waited has arrived, and the books are those that the old version came to with this folder."""
+async def assert_as_before(old: OldData) -> None:
+    """Assert that everything pending was written, and that the books equal those of the old version with this folder."""
     expected = EXPECTED["served"] | {"records": dict(EXPECTED["served"]["records"])}
-    found = await usage(old) | await money(old)
-    for records in (found["records"], expected["records"]):
+    results = await usage(old) | await money(old)
+    for records in (results["records"], expected["records"]):
         unended = records.pop(EXPECTED["open"], None)
         assert unended is not None
-        assert unended["outcome"] in (None, "gateway_crashed"), "the latter a minute after the start"
-    same(found, expected)
-    assert EXPECTED["asked"].keys() <= {*found["records"], EXPECTED["open"]}
-    for request, record in found["records"].items():
+        assert unended["outcome"] in (None, "gateway_crashed"), "it is closed as crashed a minute after the start"
+    assert_same(results, expected)
+    assert EXPECTED["asked"].keys() <= {*results["records"], EXPECTED["open"]}
+    for request, record in results["records"].items():
         if record["outcome"] != "gateway_crashed":
             assert EXPECTED["asked"].get(request) == record["status"], request
-    assert found["verify"]["wrong"] == found["verify with the archive"]["wrong"] == []
-    waited = Counter[str]()
+    assert results["verify"]["wrong"] == results["verify with the archive"]["wrong"] == []
+    pending = Counter[str]()
     for settlement in EXPECTED["journal"]:
-        waited[settlement["account"]] += settlement["cost"]
-        assert found["records"][settlement["rid"]]["charge_micros"] == settlement["cost"] > 0
-    for account in found["accounts"]:
+        pending[settlement["account"]] += settlement["cost"]
+        assert results["records"][settlement["rid"]]["charge_micros"] == settlement["cost"] > 0
+    for account in results["accounts"]:
         name = account["id"]
         lines = [fields for _, fields in EXPECTED["ledger"][name]]
-        first = sum(int(line["amount"]) for line in lines) + archived_of(old, name)
-        assert name == "erin" or account["balance_micros"] == first - waited[name], name
+        first = sum(int(line["amount"]) for line in lines) + archived_sum(old, name)
+        assert name == "erin" or account["balance_micros"] == first - pending[name], name
         assert (account["held_micros"], account["holds"]) == (0, 0)
 
 
-def archived_of(old: OldData, account: str) -> int:
-    """What the account's archived lines come to."""
+def archived_sum(old: OldData, account: str) -> int:
+    """Return the sum of the account's archived lines."""
     file = old.archive / f"{account}.jsonl"
     return sum(json.loads(line)["amount"] for line in file.read_text().splitlines()) if file.exists() else 0
 
 
-def each_charged_once(store: Raw) -> None:
-    """The old lines are there as they were, and behind them the journal's charges and the end of the open hold."""
+def assert_each_charged_once(store: Raw) -> None:
+    """Assert that the old lines are unchanged, followed by the journal's charges and the end of the open hold."""
     ends: dict[str, list[int]] = {}
     for account, before in EXPECTED["ledger"].items():
         now = store.ledger(account)
@@ -125,22 +125,22 @@ def each_charged_once(store: Raw) -> None:
 
 
 def assert_keys(store: Raw) -> None:
-    """No other keys than the known ones, and of these still all that last."""
-    found = store.patterns()
-    assert found.items() <= EXPECTED["keys"].items()
-    assert EXPECTED["lasting"].items() <= found.items()
+    """Assert that there are no unknown keys, and that all known keys without an expiry are still there."""
+    results = store.patterns()
+    assert results.items() <= EXPECTED["keys"].items()
+    assert EXPECTED["lasting"].items() <= results.items()
     assert store.fields() == EXPECTED["fields"]
 
 
-async def used(old: OldData) -> None:
-    """Old tokens are served and charged, or refused for what was written of them and their accounts."""
+async def use_tokens(old: OldData) -> None:
+    """Assert that old tokens are served and charged, or refused as their stored state and that of their accounts demands."""
 
-    async def said(token: str, model: str = "words") -> Answer:
+    async def send(token: str, model: str = "words") -> Answer:
         return await ask(old.ports["PUBLIC"], chat(TOKENS.get(token, token), {"model": model}))
 
-    before = {account["id"]: account["balance_micros"] for account in await old.told("account", "list", "--json")}
+    before = {account["id"]: account["balance_micros"] for account in await old.run_json("account", "list", "--json")}
     for token in ("laptop", "local", "bob", "ci"):
-        answer = await said(token)
+        answer = await send(token)
         assert (answer.status, answer.whole) == (200, True), answer
         assert answer.body.endswith(b"data: [DONE]\n\n")
     for token, model, status, code in (
@@ -160,23 +160,23 @@ async def used(old: OldData) -> None:
         ("laptop", "narrow", 503, "model_unavailable"),
         ("laptop", "minute", 503, "model_unavailable"),
     ):
-        answer = await said(token, model)
+        answer = await send(token, model)
         assert answer.status == status, (token, model, answer)
         assert answer.error["code"] == code, (token, model)
-    now = {account["id"]: account["balance_micros"] for account in await old.told("account", "list", "--json")}
+    now = {account["id"]: account["balance_micros"] for account in await old.run_json("account", "list", "--json")}
     assert {name: before[name] - now[name] for name in now if before[name] != now[name]} == {
         "alice": 3 * CHARGE,
         "bob": CHARGE,
     }
-    await callers_own(old, now["alice"])
-    await operators_port(old)
+    await assert_own_requests(old, now["alice"])
+    await assert_admin_port(old)
 
 
-async def callers_own(old: OldData, balance: int) -> None:
-    """A caller finds each of its requests, and nobody else's."""
+async def assert_own_requests(old: OldData, balance: int) -> None:
+    """Assert that a caller can read the records of its account's requests, and no others."""
     port, token = old.ports["PUBLIC"], TOKENS["laptop"]
-    told = json.loads((await ask(port, get("/v1/account", token))).body)
-    assert balance in told.values(), told
+    account = json.loads((await ask(port, get("/v1/account", token))).body)
+    assert balance in account.values(), account
     for request, record in EXPECTED["served"]["records"].items():
         if request in EXPECTED["asked"] and request != EXPECTED["open"]:
             answer = await ask(port, get(f"/v1/requests/{request}", token))
@@ -184,8 +184,8 @@ async def callers_own(old: OldData, balance: int) -> None:
             assert answer.status == 404 or json.loads(answer.body)["id"] == request
 
 
-async def operators_port(old: OldData) -> None:
-    """The admin port takes the token that is in the folder."""
+async def assert_admin_port(old: OldData) -> None:
+    """Assert that the admin port accepts the token that is in the folder."""
     token = (old.data / "admin.token").read_text().strip()
     summary = get("/usage/summary?by=account&to=2025-08-31", token)
     answer = await ask(old.ports["ADMIN"], summary)
@@ -193,11 +193,11 @@ async def operators_port(old: OldData) -> None:
     assert {total["account"] for total in json.loads(answer.body)} >= {"alice", "bob", "carol", "dave", "erin"}
 
 
-async def archived_on(old: OldData) -> None:
-    """The rest of the old lines follows into the same archive, and the books are right with and without it."""
+async def archive_the_rest(old: OldData) -> None:
+    """Archive the rest of the old lines, and assert that they are appended and that the books balance as before."""
     before = await money(old)
     files = {file: file.read_bytes() for file in old.archive.iterdir()}
-    await old.tell("account", "archive", "--all", "--before", "2025-11-10", "--to", "archive")
+    await old.run("account", "archive", "--all", "--before", "2025-11-10", "--to", "archive")
     for file, text in files.items():
         assert file.read_bytes().startswith(text)
     after = await money(old)

@@ -1,4 +1,4 @@
-"""A stop under load: every stream that was open ends whole or says why not, all are charged and recorded, the exit is 0.
+"""A stop under load: each open stream is completed or ends with an error, all are charged and recorded, the exit code is 0.
 
 `DRAIN_ROUNDS=20 pytest tests/whole/test_drain.py` runs the longer form.
 """
@@ -41,20 +41,20 @@ async def books(tmp_path: Path, upstream: FakeUpstream) -> AsyncIterator[Books]:
 
 
 async def answers(books: Books) -> list[Answer]:
-    """What one caller gets, again and again until nobody takes its connection."""
-    got: list[Answer] = []
+    """Send one request after the other until a connection is refused, and return the responses."""
+    received: list[Answer] = []
     while True:
         try:
-            got.append(await ask(books.port, chat(books.token)))
+            received.append(await ask(books.port, chat(books.token)))
         except (OSError, EOFError):
-            return got
+            return received
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("round_", range(ROUNDS))
 async def test_a_stop_under_load_loses_nothing(books: Books, upstream: FakeUpstream, workers: int, round_: int) -> None:
-    async with serving(books, workers):
-        upstream.mode, upstream.pace_s = "endless", 0.1  # which outlasts the drain
+    async with serving(books.file, workers, books.log_file):
+        upstream.mode, upstream.pace_s = "endless", 0.1  # these streams outlast the drain
         slow = [asyncio.create_task(ask(books.port, chat(books.token))) for _ in range(6)]
         while len(upstream.requests) < 6:
             await asyncio.sleep(0.01)
@@ -63,7 +63,7 @@ async def test_a_stop_under_load_loses_nothing(books: Books, upstream: FakeUpstr
         while len(upstream.requests) < 40:
             await asyncio.sleep(0.01)
     cut = await asyncio.gather(*slow)
-    others = [answer for got in await asyncio.gather(*callers) for answer in got]
+    others = [answer for received in await asyncio.gather(*callers) for answer in received]
     assert {(answer.status, answer.whole) for answer in cut} == {(200, False)}
     whole = [answer for answer in others if (answer.status, answer.whole) == (200, True)]
     cut += [answer for answer in others if (answer.status, answer.whole) == (200, False)]  # on a busy machine
@@ -72,7 +72,7 @@ async def test_a_stop_under_load_loses_nothing(books: Books, upstream: FakeUpstr
     assert {answer.status for answer in others} <= {200, 503}
 
     records = await books.records()
-    await books.verified()
+    await books.verify()
     charges = {request_id: sum(lines) for request_id, lines in (await books.charges()).items()}
     assert {charges[answer.headers["x-request-id"]] for answer in whole} == {EXACT}
     assert {records[answer.headers["x-request-id"]].outcome for answer in cut} == {Outcome.STOPPED}

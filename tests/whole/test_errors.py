@@ -1,4 +1,4 @@
-"""The error table, row by row, as a caller meets it on the wire."""
+"""The error table, row by row, as a caller receives it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gateway.testing import Running, running
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import Answer, ask, chat, get, head
 
-GARBLED_TOKEN = "sk-tester-abcdefgh-0000000000000000000000000000"
+INVALID_TOKEN = "sk-tester-abcdefgh-0000000000000000000000000000"
 
 
 def assert_error(answer: Answer, status: int, kind: str, code: str, *, param: str | None = None) -> dict[str, Any]:
-    """The one error shape, with the id of the header and without anything that is not on our list."""
+    """Assert the common error shape, with the header's request id and without unwanted headers. Return the error."""
     assert (answer.status, answer.error["type"], answer.error["code"]) == (status, kind, code), answer.body
     assert set(answer.error) == {"message", "type", "param", "code", "request_id"}
     assert answer.error["param"] == param
@@ -38,30 +38,30 @@ async def chat_with(gateway: Running, token: str | None, body: Any = None, **mor
 # The token.
 
 
-async def test_token_missing(gateway: Running) -> None:
+async def test_a_missing_token_is_refused(gateway: Running) -> None:
     answer = await chat_with(gateway, None)
     assert_error(answer, 401, "authentication_error", "token_missing")
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
-async def test_token_wrong(gateway: Running) -> None:
-    assert_error(await chat_with(gateway, GARBLED_TOKEN), 401, "authentication_error", "token_invalid")
+async def test_an_unknown_token_is_refused(gateway: Running) -> None:
+    assert_error(await chat_with(gateway, INVALID_TOKEN), 401, "authentication_error", "token_invalid")
 
 
-async def test_token_deleted(gateway: Running) -> None:
+async def test_a_deleted_token_is_refused(gateway: Running) -> None:
     token = await gateway.token()
     (known,) = await gateway.store.tokens.all_of("tester")
     await gateway.store.tokens.delete(known.id)
     assert_error(await chat_with(gateway, token), 401, "authentication_error", "token_invalid")
 
 
-async def test_token_expired(gateway: Running) -> None:
+async def test_an_expired_token_is_refused(gateway: Running) -> None:
     await gateway.token()
     created = await gateway.store.tokens.create("tester", expires_at=1)
     assert_error(await chat_with(gateway, created.token), 401, "authentication_error", "token_expired")
 
 
-async def test_token_disabled(gateway: Running) -> None:
+async def test_a_disabled_token_is_refused(gateway: Running) -> None:
     token = await gateway.token()
     (known,) = await gateway.store.tokens.all_of("tester")
     await gateway.store.tokens.set_status(known.id, TokenStatus.DISABLED)
@@ -72,26 +72,26 @@ async def test_token_disabled(gateway: Running) -> None:
 
 
 @pytest.mark.parametrize("status", [AccountStatus.SUSPENDED, AccountStatus.CLOSED])
-async def test_account_status_forbids(gateway: Running, status: AccountStatus) -> None:
+async def test_an_inactive_account_is_refused(gateway: Running, status: AccountStatus) -> None:
     token = await gateway.token()
     await gateway.store.accounts.set_status("tester", status)
     assert_error(await chat_with(gateway, token), 403, "permission_error", "account_inactive")
 
 
 @pytest.mark.parametrize("group", ["closed", "unheardof"])
-async def test_group_forbids_the_service(gateway: Running, group: str) -> None:
+async def test_a_disabled_or_unknown_group_is_refused(gateway: Running, group: str) -> None:
     token = await gateway.token(group=group)
     assert_error(await chat_with(gateway, token), 403, "permission_error", "group_forbidden")
 
 
-async def test_the_tokens_own_model_list(gateway: Running) -> None:
+async def test_a_model_outside_the_tokens_list_is_refused(gateway: Running) -> None:
     await gateway.token()
     created = await gateway.store.tokens.create("tester", models=("other",))
     answer = await chat_with(gateway, created.token)
     assert_error(answer, 403, "permission_error", "token_restricted", param="model")
 
 
-async def test_the_tokens_own_address_list(gateway: Running) -> None:
+async def test_an_address_outside_the_tokens_list_is_refused(gateway: Running) -> None:
     await gateway.token()
     created = await gateway.store.tokens.create("tester", addresses=("10.0.0.0/8",))
     assert_error(await chat_with(gateway, created.token), 403, "permission_error", "token_restricted")
@@ -101,19 +101,21 @@ async def test_the_tokens_own_address_list(gateway: Running) -> None:
 
 
 @pytest.mark.parametrize("model", ["no-such-model", "hidden"])
-async def test_model_wrong_or_not_available(gateway: Running, model: str) -> None:
+async def test_an_unknown_or_unavailable_model_is_not_found(gateway: Running, model: str) -> None:
     answer = await chat_with(gateway, await gateway.token(), {"model": model})
     assert_error(answer, 404, "invalid_request_error", "model_not_found", param="model")
 
 
-async def test_balance_too_low(gateway: Running) -> None:
+async def test_too_low_a_balance_is_refused(gateway: Running) -> None:
     token = await gateway.token(credit=1)
     answer = await chat_with(gateway, token)
     assert_error(answer, 402, "insufficient_quota", "insufficient_balance")
     assert "retry-after" not in answer.headers
 
 
-async def test_too_fast(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_request_beyond_the_rate_limit_is_refused(
+    upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path
+) -> None:
     chain = CHAIN.replace("requests_per_minute: 1000", "requests_per_minute: 1")
     async with running(configuration(upstream.base_url, chain=chain), tmp_path, store_url) as gateway:
         token = await gateway.token()
@@ -125,7 +127,9 @@ async def test_too_fast(upstream: FakeUpstream, store_url: str, client: Client, 
     assert 1 <= int(answer.headers["retry-after-ms"]) <= 59_000
 
 
-async def test_too_many_at_once(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_request_beyond_the_concurrency_limit_is_refused(
+    upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path
+) -> None:
     upstream.mode = "silent"
     chain = CHAIN.replace("concurrent: 50", "concurrent: 1")
     async with running(configuration(upstream.base_url, chain=chain), tmp_path, store_url) as gateway:
@@ -160,7 +164,7 @@ async def test_too_many_at_once(upstream: FakeUpstream, store_url: str, client: 
         ("403", 502, "upstream_auth_failed"),
     ],
 )
-async def test_upstream_failed_or_refused(
+async def test_an_upstream_failure_is_a_502_and_costs_nothing(
     gateway: Running, upstream: FakeUpstream, mode: str, status: int, code: str
 ) -> None:
     upstream.mode = mode
@@ -174,27 +178,29 @@ async def test_upstream_failed_or_refused(
     assert (account.balance_micros, account.held_micros) == (5_000_000, 0)
 
 
-async def test_upstream_says_the_request_is_wrong(gateway: Running, upstream: FakeUpstream) -> None:
+async def test_an_upstreams_404_is_passed_on(gateway: Running, upstream: FakeUpstream) -> None:
     upstream.mode = "404"
     answer = await chat_with(gateway, await gateway.token())
     assert answer.status == 404
     assert answer.error["request_id"] == answer.headers["x-request-id"]
 
 
-async def test_upstream_is_limiting(gateway: Running, upstream: FakeUpstream) -> None:
+async def test_an_upstreams_429_is_passed_on_with_its_retry_after(gateway: Running, upstream: FakeUpstream) -> None:
     upstream.mode = "429"
     answer = await chat_with(gateway, await gateway.token())
     assert_error(answer, 429, "rate_limit_error", "upstream_rate_limited")
     assert answer.headers["retry-after"] == "7"
 
 
-async def test_upstream_unreachable(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_an_unreachable_upstream_is_a_502(store_url: str, client: Client, tmp_path: Path) -> None:
     async with running(configuration("http://127.0.0.1:1/v1"), tmp_path, store_url) as gateway:
         answer = await chat_with(gateway, await gateway.token())
     assert_error(answer, 502, "upstream_error", "upstream_unreachable")
 
 
-async def test_upstream_too_slow(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_silent_upstream_is_a_504(
+    upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path
+) -> None:
     upstream.mode = "silent"
     yaml = configuration(upstream.base_url, channel=", timers: {first_byte: 0.2}")
     async with running(yaml, tmp_path, store_url) as gateway:
@@ -203,14 +209,14 @@ async def test_upstream_too_slow(upstream: FakeUpstream, store_url: str, client:
     assert answer.headers["x-should-retry"] == "false"
 
 
-# The upstream, after the first byte: one error event at an event border, then the cut.
+# The upstream, after the first byte: one error event after the last whole event, and the connection is closed.
 
 
 @pytest.mark.parametrize(
     ("mode", "code"),
     [("cut", "upstream_truncated"), ("truncate", "upstream_truncated"), ("stall", "upstream_timeout")],
 )
-async def test_stream_breaks(
+async def test_a_broken_stream_ends_with_an_error_event(
     upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path, mode: str, code: str
 ) -> None:
     upstream.mode = mode
@@ -230,7 +236,7 @@ async def test_stream_breaks(
 # The service.
 
 
-async def test_redis_away(upstream: FakeUpstream, tmp_path: Path) -> None:
+async def test_an_unreachable_store_is_a_503(upstream: FakeUpstream, tmp_path: Path) -> None:
     from gateway.store.client.embedded import EmbeddedStore
 
     store = EmbeddedStore.start(tmp_path / "store")
@@ -243,14 +249,16 @@ async def test_redis_away(upstream: FakeUpstream, tmp_path: Path) -> None:
     assert upstream.requests == []
 
 
-async def test_draining(gateway: Running) -> None:
+async def test_a_draining_gateway_refuses_requests(gateway: Running) -> None:
     gateway.gateway.draining = True
     answer = await chat_with(gateway, await gateway.token())
     assert_error(answer, 503, "service_error", "service_unavailable")
     assert answer.headers["connection"] == "close"
 
 
-async def test_a_bug_of_ours(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_bug_in_a_plugin_is_a_500(
+    upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path
+) -> None:
     broken = CHAIN + "  - use: tests.whole.broken:Broken\n"
     async with running(configuration(upstream.base_url, chain=broken), tmp_path, store_url) as gateway:
         answer = await chat_with(gateway, await gateway.token())
@@ -263,7 +271,7 @@ async def test_a_bug_of_ours(upstream: FakeUpstream, store_url: str, client: Cli
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"a": NaN}', b"\xff\xfe{"])
-async def test_bad_json(gateway: Running, body: bytes) -> None:
+async def test_invalid_json_is_refused(gateway: Running, body: bytes) -> None:
     assert_error(await chat_with(gateway, await gateway.token(), body), 400, "invalid_request_error", "invalid_json")
 
 
@@ -283,28 +291,32 @@ async def test_bad_json(gateway: Running, body: bytes) -> None:
         ("model", 7),
     ],
 )
-async def test_bad_field(gateway: Running, field: str, value: Any) -> None:
+async def test_an_invalid_field_is_refused_by_name(gateway: Running, field: str, value: Any) -> None:
     answer = await chat_with(gateway, await gateway.token(), {field: value})
     assert answer.error["param"].startswith(field)
     assert_error(answer, 400, "invalid_request_error", "invalid_request", param=answer.error["param"])
 
 
 @pytest.mark.parametrize("value", [False, None, "true", 1])
-async def test_stream_not_true(gateway: Running, upstream: FakeUpstream, value: Any) -> None:
+async def test_a_request_without_streaming_is_refused(gateway: Running, upstream: FakeUpstream, value: Any) -> None:
     answer = await chat_with(gateway, await gateway.token(), {"stream": value})
     error = assert_error(answer, 400, "invalid_request_error", "stream_required", param="stream")
     assert '"stream": true' in error["message"]
     assert upstream.requests == []
 
 
-async def test_body_too_large(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_too_large_a_body_is_refused(
+    upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path
+) -> None:
     yaml = configuration(upstream.base_url, more="port: {max_body: 100}")
     async with running(yaml, tmp_path, store_url) as gateway:
         answer = await chat_with(gateway, await gateway.token(), b" " * 101)
     assert_error(answer, 413, "invalid_request_error", "body_too_large")
 
 
-async def test_body_too_slow(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_too_slow_a_body_is_refused(
+    upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path
+) -> None:
     yaml = configuration(upstream.base_url, more="port: {body_timeout: 0.2}")
     async with running(yaml, tmp_path, store_url) as gateway:
         answer = await ask(gateway.port, chat(await gateway.token())[:-1])
@@ -314,7 +326,7 @@ async def test_body_too_slow(upstream: FakeUpstream, store_url: str, client: Cli
 @pytest.mark.parametrize(
     "headers", [{"Content-Type": "text/plain"}, {"Content-Type": ""}, {"Content-Encoding": "gzip"}]
 )
-async def test_wrong_media_type_or_encoding(gateway: Running, headers: dict[str, str]) -> None:
+async def test_another_media_type_or_encoding_is_refused(gateway: Running, headers: dict[str, str]) -> None:
     answer = await chat_with(gateway, await gateway.token(), headers=headers)
     assert_error(answer, 415, "invalid_request_error", "unsupported_media_type")
 
@@ -322,12 +334,12 @@ async def test_wrong_media_type_or_encoding(gateway: Running, headers: dict[str,
 # The path.
 
 
-async def test_the_path_repeats_v1(gateway: Running) -> None:
+async def test_the_error_for_a_repeated_v1_says_how_to_fix_it(gateway: Running) -> None:
     answer = await chat_with(gateway, None, path="/v1/v1/chat/completions")
     assert "already ends in /v1" in assert_error(answer, 404, "invalid_request_error", "unknown_path")["message"]
 
 
-async def test_the_base_address_lacks_v1(gateway: Running) -> None:
+async def test_the_error_for_a_missing_v1_says_how_to_fix_it(gateway: Running) -> None:
     answer = await chat_with(gateway, None, path="/chat/completions")
     assert "must end in /v1" in assert_error(answer, 404, "invalid_request_error", "unknown_path")["message"]
 
@@ -346,7 +358,7 @@ async def test_the_base_address_lacks_v1(gateway: Running) -> None:
         "/v2/models",
     ],
 )
-async def test_any_other_path(gateway: Running, path: str) -> None:
+async def test_an_unknown_path_is_refused(gateway: Running, path: str) -> None:
     assert_error(await ask(gateway.port, get(path)), 404, "invalid_request_error", "unknown_path")
 
 
@@ -358,12 +370,14 @@ async def test_any_other_path(gateway: Running, path: str) -> None:
         ("PUT", "/v1/requests/1", "GET"),
     ],
 )
-async def test_known_path_with_another_method(gateway: Running, method: str, path: str, allowed: str) -> None:
+async def test_another_method_on_a_known_path_is_refused(
+    gateway: Running, method: str, path: str, allowed: str
+) -> None:
     answer = await ask(gateway.port, get(path, method=method))
     assert_error(answer, 405, "invalid_request_error", "method_not_allowed")
     assert answer.headers["allow"] == allowed
 
 
-async def test_what_is_not_http(gateway: Running) -> None:
+async def test_malformed_http_is_refused(gateway: Running) -> None:
     answer = await ask(gateway.port, head("GET", "/v1/models", {"Bad Name": "x"}))
     assert_error(answer, 400, "invalid_request_error", "invalid_request")

@@ -1,4 +1,4 @@
-"""The example plugins together, in the chain of a whole gateway, as the guide says they are used."""
+"""The example plugins together, in the chain of a whole gateway."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXAMPLES: list[dict[str, object]] = [
 ]
 
 
-async def test_all_five_serve_side_by_side_and_refuse_in_the_shape_of_everything_else(
+async def test_the_five_examples_work_together_and_refuse_in_the_common_error_shape(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
     async with FakeUpstream(pace_s=0) as upstream:
@@ -33,7 +33,7 @@ async def test_all_five_serve_side_by_side_and_refuse_in_the_shape_of_everything
         assert len(upstream.requests) == 1
 
 
-async def test_who_comes_from_elsewhere_is_refused_before_a_token_is_asked_for(
+async def test_a_forbidden_address_is_refused_before_the_token_is_checked(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
     closed = {**EXAMPLES[0], "with": {"networks": ["192.0.2.0/24"]}}

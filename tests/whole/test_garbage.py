@@ -1,4 +1,4 @@
-"""An exchange and a connection leave nothing behind that only the garbage collector can find."""
+"""Exchanges and connections create no reference cycles: all their objects are freed without the garbage collector."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.whole.raw import chat, read_answer
 
 @pytest.fixture
 def garbage() -> Iterator[list[object]]:
-    """What the collector finds, once it is asked, instead of freeing it."""
+    """Disable the collector, and yield the list into which `gc.collect()` puts what it finds instead of freeing it."""
     gc.collect()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
@@ -62,7 +62,7 @@ async def test_connections_are_freed_as_they_close(tmp_path: Path, store_url: st
 
 
 def ours(garbage: list[object]) -> dict[str, int]:
-    """How many objects of which packages the collector finds, of those that an exchange and a connection are made of."""
+    """Collect, and count the objects of the packages that exchanges and connections are made of."""
     gc.collect()
-    found = Counter(type(each).__module__.partition(".")[0] for each in garbage)
-    return {name: found[name] for name in ("gateway", "plugins", "httptools", "aiohttp") if found[name]}
+    counts = Counter(type(each).__module__.partition(".")[0] for each in garbage)
+    return {name: counts[name] for name in ("gateway", "plugins", "httptools", "aiohttp") if counts[name]}

@@ -1,8 +1,8 @@
-"""Bytes that no client sends, at the real port: what the caller gets, what the upstream sees, what is left behind.
+"""Malformed and unusual requests at a real port: the response, the upstream's request, the records, and what is left behind.
 
-Each case of `hostile_requests` is one connection. The answer is the expected one in the one error shape, or the proper
-answer; the upstream sees nothing, or exactly the request that we build; what follows on the connection is never read as
-a request unless the framing before it was sound; and what was a request has one record.
+Each case of `hostile_requests` is one connection. The response is the expected one, and an error has the common shape; the
+upstream receives nothing, or exactly the request that the gateway builds; the bytes that follow are read as a request only if
+the framing before them was valid; and each request has one record.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from gateway.server.protocol import MALFORMED
 from gateway.store.accounts import AccountError
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
-from gateway.usage.log import FIELD
-from gateway.usage.record import decode
 from tests.patience import PATIENCE_S
+from tests.whole.aftermath import records_in_stream
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.hostile_requests import GROUPS, SMUGGLED, Case
 from tests.whole.hostile_texts import NAUGHTY
@@ -71,7 +70,10 @@ async def gateway(scripted: Scripted, store_url: str, client: Client, tmp_path: 
 
 
 async def exchange(port: int, token: bytes, case: Case, mark: bytes) -> tuple[list[Answer], bytes]:
-    """The answers on one connection, and what came after them. Where the framing is sound, a question for the health follows."""
+    """Send a case on a new connection, and return the responses and the bytes that came after them.
+
+    After a request with valid framing, a request for /healthz follows on the same connection.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**22)
     answers: list[Answer] = []
     try:
@@ -95,32 +97,32 @@ async def exchange(port: int, token: bytes, case: Case, mark: bytes) -> tuple[li
         writer.close()
 
 
-def verdict(case: Case, secrets: list[bytes], answers: list[Answer], rest: bytes) -> str:
-    """What is wrong with the answers, or nothing."""
+def problem(case: Case, secrets: list[bytes], answers: list[Answer], rest: bytes) -> str:
+    """Return what is wrong with the responses, or an empty string."""
     if not answers:
-        return "no answer"
+        return "no response"
     first, *others = answers
     code = first.error["code"] if first.status >= 400 else ""
     if (first.status, code) != (case.status, case.code):
         return f"{first.status} {code} {first.body[:80]!r}"
     if code and (set(first.error) != ERROR_SHAPE or first.error["request_id"] != first.headers["x-request-id"]):
-        return "not in our shape"
-    said = first.body + repr(first.headers).encode()
-    if any(piece in said for piece in secrets):
+        return "not the common error shape"
+    sent = first.body + repr(first.headers).encode()
+    if any(piece in sent for piece in secrets):
         return "a piece of a secret"
     if set(first.headers) - HEADERS_OUT:
-        return f"headers that are not on our list: {set(first.headers) - HEADERS_OUT}"
+        return f"unexpected headers: {set(first.headers) - HEADERS_OUT}"
     if abs(parsedate_to_datetime(first.headers["date"]).timestamp() - time.time()) > PATIENCE_S:
         return f"a wrong date: {first.headers['date']}"
     if case.smuggles and rest:
-        return f"read on: {rest[:40]!r}"
+        return f"the smuggled request was read: {rest[:40]!r}"
     if others and others[0].body != b"ok\n":
-        return f"lost its place: {others[0]}"
+        return f"the next request was misread: {others[0]}"
     return ""
 
 
-def sent_wrongly(request: bytes) -> str:
-    """What of an upstream's request we did not build."""
+def upstream_problem(request: bytes) -> str:
+    """Return what is wrong with a request that the upstream received, or an empty string."""
     start, *lines = request.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
     names = [line.partition(":")[0].lower() for line in lines]
     if start != "POST /v1/chat/completions HTTP/1.1" or len(names) != len(set(names)) or set(names) - HEADERS_UPSTREAM:
@@ -128,68 +130,67 @@ def sent_wrongly(request: bytes) -> str:
     return (
         ""
         if "authorization: bearer channel-credential-4711" in [line.lower() for line in lines]
-        else "not our credential"
+        else "not the channel's credential"
     )
 
 
 @pytest.mark.parametrize("group", GROUPS)
-async def test_hostile_requests(
+async def test_hostile_requests_are_served_or_refused_as_expected(
     gateway: Running, scripted: Scripted, group: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     token = (await gateway.token(credit=10**12)).encode()
-    kept = token.rpartition(b"-")[2], b"channel-credential-4711"
-    secrets = [secret[at : at + 8] for secret in kept for at in range(len(secret) - 7)]
-    turn = asyncio.Semaphore(CONNECTIONS)
+    whole_secrets = token.rpartition(b"-")[2], b"channel-credential-4711"
+    secrets = [secret[at : at + 8] for secret in whole_secrets for at in range(len(secret) - 7)]
+    limit = asyncio.Semaphore(CONNECTIONS)
     marks = {f"{number:04}".encode(): case for number, case in enumerate(GROUPS[group])}
 
     answered: list[tuple[Case, Answer]] = []
 
     async def one(mark: bytes, case: Case) -> str:
-        async with turn:
+        async with limit:
             try:
                 answers, rest = await exchange(gateway.port, token, case, mark)
-                wrong = verdict(case, secrets, answers, rest)
+                wrong = problem(case, secrets, answers, rest)
                 answered.extend((case, answer) for answer in answers[:1])
             except TimeoutError:
-                wrong = "hangs, or is kept open"
+                wrong = "hangs, or the connection stays open"
         return f"{case.name}: {wrong}" if wrong else ""
 
     wrong = [text for text in await asyncio.gather(*(one(*item) for item in marks.items())) if text]
     for mark, case in marks.items():
         seen = sum(b'"content":"' + mark + b'"' in request for request in scripted.requests)
         if seen != (case.status == 200 and b"/completions" in case.sent):
-            wrong.append(f"{case.name}: the upstream saw it {seen} times")
-    wrong += [text for request in scripted.requests if (text := sent_wrongly(request))]
+            wrong.append(f"{case.name}: the upstream received it {seen} times")
+    wrong += [text for request in scripted.requests if (text := upstream_problem(request))]
     assert not wrong, "\n".join(wrong)
     assert not any(b"EVIL" in request for request in scripted.requests)
-    await given_back(gateway)
-    assert await wrongly_recorded(gateway, answered) == []
-    assert capfd.readouterr() == ("", ""), "what was sent is in the log"
+    await assert_nothing_held(gateway)
+    assert await record_problems(gateway, answered) == []
+    assert capfd.readouterr() == ("", ""), "data of a request was logged"
 
 
-async def wrongly_recorded(gateway: Running, answered: list[tuple[Case, Answer]]) -> list[str]:
-    """Whoever was a request and has not one arrival and one end that tells its status, or was none and has a record."""
+async def record_problems(gateway: Running, answered: list[tuple[Case, Answer]]) -> list[str]:
+    """Return the cases that lack one arrival and one end with the response's status, or that have a record wrongly."""
     records: defaultdict[str, list[int | None]] = defaultdict(list)
-    for _, fields in await gateway.store.client.call("XRANGE", gateway.store.usage.stream, "-", "+"):
-        record = decode(fields[FIELD])
+    for record in await records_in_stream(gateway):
         records[record.id].append(record.status if record.outcome else None)
     wrong = []
     for case, answer in answered:
-        told = records.pop(answer.headers["x-request-id"], [])
+        recorded = records.pop(answer.headers["x-request-id"], [])
         one = [None, answer.status]
-        if told not in ([one] if was_a_request(case, answer) else [[], one] if answer.status == 431 else [[]]):
-            wrong.append(f"{case.name}: {told}")
-    return wrong + [f"nobody was told of {unknown}" for unknown in records]
+        if recorded not in ([one] if has_record(case, answer) else [[], one] if answer.status == 431 else [[]]):
+            wrong.append(f"{case.name}: {recorded}")
+    return wrong + [f"a record whose id no response has: {unknown}" for unknown in records]
 
 
-def was_a_request(case: Case, answer: Answer) -> bool:
-    """HTTP, and for a path under /v1. Where the head is too large, it may be over before that is known."""
+def has_record(case: Case, answer: Answer) -> bool:
+    """Return whether this was an HTTP request for a path under /v1. With too large a head (431), the path may be unknown."""
     not_http = answer.status >= 400 and answer.error["message"] == MALFORMED
     return not not_http and answer.status != 431 and case.sent.split(None, 2)[1].startswith(b"/v1")
 
 
-async def given_back(gateway: Running) -> None:
-    """Nothing is held: no money, no body, no exchange."""
+async def assert_nothing_held(gateway: Running) -> None:
+    """Assert that no money is held, no body budget is reserved, and no exchange is open."""
     await gateway.gateway.runner.wait_ended()
     account = await gateway.store.accounts.get("tester")
     assert account is not None
@@ -197,7 +198,7 @@ async def given_back(gateway: Running) -> None:
     assert (gateway.gateway.runner.open, gateway.gateway.budget.reserved) == (0, 0)
 
 
-async def test_naughty_strings_are_no_account_names(gateway: Running) -> None:
+async def test_naughty_strings_are_refused_as_account_names(gateway: Running) -> None:
     for name in NAUGHTY:
         if not ACCOUNT_ID.fullmatch(name):
             with pytest.raises(AccountError) as refused:

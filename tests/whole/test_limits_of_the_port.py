@@ -1,4 +1,4 @@
-"""The limits, clocks and budgets of the public port: each cuts one caller off, while another is served."""
+"""The limits, timeouts and budgets of the public port: each refuses one caller, while others are served."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Serving = Callable[[str], AbstractAsyncContextManager[Running]]
 
 @pytest.fixture
 def serving(upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path) -> Serving:
-    """A gateway with settings of its port."""
+    """Return a function that starts a gateway with the given settings of its port."""
     return lambda port: running(configuration(upstream.base_url, more=f"port: {{{port}}}"), tmp_path, store_url)
 
 
 class Caller:
-    """One connection, used as one likes."""
+    """A caller's connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -42,7 +42,7 @@ class Caller:
         self.writer.write(data)
 
     async def drip(self, data: bytes, pause_s: float) -> None:
-        """One byte at a time, until the other side has had enough."""
+        """Send one byte at a time until the connection closes."""
         for byte in data:
             if self.writer.is_closing():
                 return
@@ -53,8 +53,8 @@ class Caller:
         async with asyncio.timeout(5):
             return await read_answer(self.reader)
 
-    async def the_end(self) -> bytes:
-        """What still comes before the connection is closed."""
+    async def read_to_close(self) -> bytes:
+        """Return the bytes that come before the connection is closed."""
         async with asyncio.timeout(5):
             return await self.reader.read()
 
@@ -64,7 +64,7 @@ Connect = Callable[[Running], Awaitable[Caller]]
 
 @pytest.fixture
 async def connect() -> AsyncIterator[Connect]:
-    """Opens connections, and closes them at the end."""
+    """Yield a function that opens connections, and close them at the end."""
     opened: list[Caller] = []
 
     async def connect(gateway: Running) -> Caller:
@@ -86,18 +86,18 @@ async def assert_served(gateway: Running, token: str) -> None:
 # The head.
 
 
-async def test_a_head_that_trickles_is_cut_off(serving: Serving, connect: Connect) -> None:
+async def test_a_slow_head_times_out(serving: Serving, connect: Connect) -> None:
     async with serving("head_timeout: 0.2") as gateway:
         token = await gateway.token()
         slow = await connect(gateway)
         dripping = asyncio.create_task(slow.drip(get("/v1/account", token), 0.02))
         await assert_served(gateway, token)
         assert_error(await slow.answer(), 408, "invalid_request_error", "invalid_request")
-        assert await slow.the_end() == b""
+        assert await slow.read_to_close() == b""
         dripping.cancel()
 
 
-async def test_so_is_the_second_head_of_a_connection(serving: Serving, connect: Connect) -> None:
+async def test_a_slow_second_head_times_out(serving: Serving, connect: Connect) -> None:
     async with serving("head_timeout: 0.2") as gateway:
         slow = await connect(gateway)
         slow.send(get("/v1/models"))
@@ -113,15 +113,15 @@ async def test_a_head_in_several_pieces_is_read(serving: Serving, connect: Conne
         assert (await caller.answer()).status == 200
 
 
-async def test_a_connection_that_says_nothing_is_closed(serving: Serving, connect: Connect) -> None:
+async def test_an_idle_connection_is_closed(serving: Serving, connect: Connect) -> None:
     async with serving("idle_timeout: 0.2") as gateway:
         fresh, used = await connect(gateway), await connect(gateway)
         used.send(get("/healthz"))
         await used.answer()
-        assert (await fresh.the_end(), await used.the_end()) == (b"", b"")
+        assert (await fresh.read_to_close(), await used.read_to_close()) == (b"", b"")
 
 
-async def test_a_head_that_never_ends_is_cut_off_at_its_limit(gateway: Running, connect: Connect) -> None:
+async def test_an_endless_head_is_refused_at_its_limit(gateway: Running, connect: Connect) -> None:
     endless = await connect(gateway)
     endless.send(b"GET /v1/models HTTP/1.1\r\n")
     sent = 0
@@ -133,11 +133,11 @@ async def test_a_head_that_never_ends_is_cut_off_at_its_limit(gateway: Running, 
             break
     assert_error(await endless.answer(), 431, "invalid_request_error", "invalid_request")
     assert sent < 2 * Port().max_head
-    assert await endless.the_end() == b""
+    assert await endless.read_to_close() == b""
 
 
 @pytest.mark.parametrize("after", [b"GET /v1/mod", b"X: " + b"x" * 200_000], ids=["a slow head", "a long head"])
-async def test_what_follows_a_request_does_not_touch_its_stream(
+async def test_data_after_a_request_does_not_disturb_its_stream(
     serving: Serving, upstream: FakeUpstream, after: bytes, connect: Connect
 ) -> None:
     upstream.pace_s = 0.03
@@ -152,14 +152,14 @@ async def test_what_follows_a_request_does_not_touch_its_stream(
         answer = await caller.answer()
         assert (answer.status, answer.whole) == (200, True)
         assert b"[DONE]" in answer.body
-        await caller.the_end()
+        await caller.read_to_close()
 
 
 # The body.
 
 
 @pytest.mark.parametrize("tail", [b"zz\r\n", b"-1\r\n", b"3\r\nabcd\r\n"])
-async def test_framing_that_breaks_after_the_head_is_answered_at_once(
+async def test_broken_framing_after_the_head_is_refused_at_once(
     gateway: Running, tail: bytes, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     lines = {"Host": "gateway", "Content-Type": "application/json", "Transfer-Encoding": "chunked"}
@@ -169,38 +169,36 @@ async def test_framing_that_breaks_after_the_head_is_answered_at_once(
     await asyncio.sleep(0.05)
     caller.send(tail + SMUGGLED)
     assert_error(await soon(caller.answer()), 400, "invalid_request_error", "invalid_request")
-    assert await soon(caller.the_end()) == b""
-    assert caplog.records == [], "who breaks framing fills the log"
+    assert await soon(caller.read_to_close()) == b""
+    assert caplog.records == [], "broken framing was logged: callers could fill the log"
 
 
-async def test_framing_that_breaks_after_the_answer_ends_the_connection(gateway: Running, connect: Connect) -> None:
+async def test_broken_framing_after_the_response_closes_the_connection(gateway: Running, connect: Connect) -> None:
     caller = await connect(gateway)
     caller.send(head("POST", "/v1/chat/completions", {"Host": "gateway", "Transfer-Encoding": "chunked"}))
     assert (await caller.answer()).status == 401
     caller.send(b"zz\r\n" + SMUGGLED)
-    assert await caller.the_end() == b""
+    assert await caller.read_to_close() == b""
 
 
-async def test_a_body_that_was_expected_is_not_read_as_a_request_after_a_refusal(
-    gateway: Running, connect: Connect
-) -> None:
+async def test_an_expected_body_is_not_read_as_a_request_after_a_refusal(gateway: Running, connect: Connect) -> None:
     caller = await connect(gateway)
     caller.send(chat("no-token", b"", headers={"Expect": "100-continue", "Content-Length": "77"}))
     answer = await caller.answer()
     assert_error(answer, 401, "authentication_error", "token_invalid")
     assert answer.headers["connection"] == "close"
     caller.send(SMUGGLED)
-    assert await caller.the_end() == b""
+    assert await caller.read_to_close() == b""
 
 
 async def test_a_large_body_is_refused_before_it_is_sent(gateway: Running, connect: Connect) -> None:
     caller = await connect(gateway)
     caller.send(chat(await gateway.token(), b"", headers={"Expect": "100-continue", "Content-Length": str(2**40)}))
     assert_error(await caller.answer(), 413, "invalid_request_error", "body_too_large")
-    assert await caller.the_end() == b""
+    assert await caller.read_to_close() == b""
 
 
-async def test_who_asks_before_sending_is_told_to_send(gateway: Running, connect: Connect) -> None:
+async def test_expect_100_continue_is_answered_before_the_body(gateway: Running, connect: Connect) -> None:
     request = chat(await gateway.token(), headers={"Expect": "100-continue"})
     start, _, body = request.partition(b"\r\n\r\n")
     caller = await connect(gateway)
@@ -210,27 +208,27 @@ async def test_who_asks_before_sending_is_told_to_send(gateway: Running, connect
     assert (await caller.answer()).status == 200
 
 
-async def test_a_body_slower_than_the_rate_is_cut_off_before_its_time_and_a_slow_honest_one_is_read(
+async def test_a_body_below_the_minimum_rate_times_out_and_one_above_it_is_read(
     serving: Serving, connect: Connect
 ) -> None:
     async with serving("body_grace: 1, min_body_rate: 2000") as gateway:
         token = await gateway.token()
-        slow, honest = await connect(gateway), await connect(gateway)
-        sound, body = chat(token, {"user": "x" * 4000}).split(b"\r\n\r\n", 1)
-        for caller in (slow, honest):
-            caller.send(sound + b"\r\n\r\n")
+        slow, steady = await connect(gateway), await connect(gateway)
+        start_lines, body = chat(token, {"user": "x" * 4000}).split(b"\r\n\r\n", 1)
+        for caller in (slow, steady):
+            caller.send(start_lines + b"\r\n\r\n")
         dripping = asyncio.create_task(slow.drip(body, 0.005))
         cut_off = asyncio.create_task(slow.answer())
         for start in range(0, len(body), 300):
-            honest.send(body[start : start + 300])
+            steady.send(body[start : start + 300])
             await asyncio.sleep(0.1)
-        assert (await honest.answer()).status == 200
+        assert (await steady.answer()).status == 200
         assert_error(await cut_off, 408, "invalid_request_error", "body_timeout")
         dripping.cancel()
 
 
 @pytest.mark.parametrize("chunks", [b"1\r\nx\r\n", b"1;" + b"e" * 200 + b"\r\nx\r\n"])
-async def test_what_frames_a_body_does_not_count_as_its_coming(
+async def test_chunk_framing_does_not_count_towards_the_body_rate(
     serving: Serving, connect: Connect, chunks: bytes
 ) -> None:
     async with serving("body_grace: 0.2, min_body_rate: 1000") as gateway:
@@ -263,10 +261,10 @@ async def test_bodies_beyond_the_budget_are_refused_until_there_is_room(serving:
         assert (await ask(gateway.port, padded)).status == 200
 
 
-# Room.
+# Capacity.
 
 
-async def test_exchanges_beyond_the_most_that_may_be_open_are_refused(
+async def test_exchanges_beyond_max_open_are_refused(
     serving: Serving, upstream: FakeUpstream, connect: Connect
 ) -> None:
     upstream.mode = "silent"
@@ -291,13 +289,13 @@ def highest_descriptor() -> int:
     return max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
 
 
-async def test_near_the_end_of_file_descriptors_open_streams_go_on_and_new_requests_are_refused(
+async def test_when_descriptors_run_low_open_streams_continue_and_requests_are_refused(
     serving: Serving, upstream: FakeUpstream, connect: Connect
 ) -> None:
     upstream.pace_s = 0.03
     highest = highest_descriptor()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken: list[int] = []
+    descriptors: list[int] = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + RESERVED_DESCRIPTORS + 40, hard))
     try:
         async with serving("max_open: 10") as gateway:
@@ -306,27 +304,27 @@ async def test_near_the_end_of_file_descriptors_open_streams_go_on_and_new_reque
             stream.send(chat(token))
             while not upstream.requests:
                 await asyncio.sleep(0.01)
-            while not taken or taken[-1] < highest + 40:
-                taken.append(os.dup(0))
+            while not descriptors or descriptors[-1] < highest + 40:
+                descriptors.append(os.dup(0))
             silent = await connect(gateway)
             refused = await ask(gateway.port, chat(token))
             assert_error(refused, 503, "service_error", "service_unavailable")
             assert refused.headers["connection"] == "close"
             answer = await stream.answer()
             assert (answer.status, answer.whole) == (200, True)
-            assert b"408 " in await silent.the_end()
-            while taken:
-                os.close(taken.pop())
+            assert b"408 " in await silent.read_to_close()
+            while descriptors:
+                os.close(descriptors.pop())
             await assert_served(gateway, token)
     finally:
-        for number in taken:
+        for number in descriptors:
             os.close(number)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 # The defaults.
 
-LOOSEST = {
+LIMITS = {
     Port: {
         "max_head": 64 * 1024,
         "max_body": 8 * 1024 * 1024,
@@ -345,10 +343,10 @@ LOOSEST = {
 }
 
 
-@pytest.mark.parametrize("section", LOOSEST)
-def test_no_default_is_looser_than_what_was_tried(section: type[Port] | type[Timers]) -> None:
+@pytest.mark.parametrize("section", LIMITS)
+def test_no_default_is_looser_than_the_limits(section: type[Port] | type[Timers]) -> None:
     defaults = {name: getattr(section(), name) for name in section.__struct_fields__}
-    assert defaults.keys() == LOOSEST[section].keys()
-    looser = {name for name, value in defaults.items() if value > LOOSEST[section][name]} - {"min_body_rate"}
+    assert defaults.keys() == LIMITS[section].keys()
+    looser = {name for name, value in defaults.items() if value > LIMITS[section][name]} - {"min_body_rate"}
     assert looser == set()
     assert defaults.get("min_body_rate", 1024) >= 1024

@@ -1,7 +1,7 @@
-"""A worker ends at once at each point of an exchange's life: the books are right, and the charge is what the rules say.
+"""A worker crashes at each crash point of an exchange: the books balance, and the charge follows the rules.
 
-`MONEY_SEEDS=170 MONEY_SEED=7 pytest tests/whole/test_money_crashes.py -s` tries each point ten times under load, and every
-kind of charge for what crashed.
+`MONEY_SEEDS=170 MONEY_SEED=7 pytest tests/whole/test_money_crashes.py -s` tests each crash point ten times under load, and
+each setting of `on_crash`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gateway.exchange import Outcome
 from gateway.fake_upstream import FakeUpstream
 from tests.patience import PATIENCE_S
 from tests.whole.books import LEASE_S, Books
-from tests.whole.load import EXACT, Callers, look_at
+from tests.whole.load import EXACT, Callers, check_books
 from tests.whole.raw import Answer, ask, chat
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the store of a test ends with its thread")
@@ -44,10 +44,10 @@ SOME_HELD = ("upstream.sent", "settle.before")
 CHARGED = ("settle.after", "record.before", "record.after", "answer.finished")
 
 FLOOR = -(-len('[{"role": "user", "content": "hi"}]') // 4)
-
+"""The floor in micros: the estimate of the input, a token for every four bytes of the messages."""
 
 UNDER_LOAD = tuple(label for label in LABELS if label != "archive.written")
-IN_NEED = ("journal.kept", "journal.delivered", "settlements.repeated")
+STORE_DOWN = ("journal.kept", "journal.delivered", "settlements.repeated")
 SEEDS = int(os.environ.get("MONEY_SEEDS", "0"))
 SEED = int(os.environ.get("MONEY_SEED", random.randrange(1 << 32)))
 
@@ -64,7 +64,7 @@ async def opened(folder: Path, on_crash: str = "release", pace_s: float = 0.002)
 
 
 async def crashed(books: Books, label: str, *, stream: bool = True) -> Answer | None:
-    """What a caller got of the request during which the worker ended."""
+    """Send a request during which the worker crashes, and return what the caller got of the response."""
     answer = None
     async with books.worker(crash_at=label) as worker:
         with suppress(OSError, EOFError):
@@ -74,25 +74,25 @@ async def crashed(books: Books, label: str, *, stream: bool = True) -> Answer | 
 
 
 async def settled_books(books: Books, lease_s: float = 0) -> tuple[list[int], Outcome | None]:
-    """After a restart and the length of a lease: the charges of the one request, and how its record was closed."""
+    """Restart the worker, wait for `lease_s`, and return the charges and the outcome of the only request."""
     began = time.monotonic()
     async with books.worker():
         await asyncio.sleep(began + lease_s - time.monotonic())
     records = await books.records()
-    await books.verified()
+    await books.verify()
     (charges,) = (await books.charges()).values() or [[]]
     assert (await books.account()).balance_micros == 1_000_000_000 - sum(charges)
     (record,) = records.values() or [None]
     return charges, record.outcome if record else None
 
 
-def test_every_label_is_tried() -> None:
-    tried = {label.partition(":")[0] for label in UNHELD + HELD + CHARGED}
-    assert tried | {"journal.kept", "journal.delivered", "settlements.repeated", "archive.written"} == set(LABELS)
+def test_every_crash_point_is_covered() -> None:
+    covered = {label.partition(":")[0] for label in UNHELD + HELD + CHARGED}
+    assert covered | {"journal.kept", "journal.delivered", "settlements.repeated", "archive.written"} == set(LABELS)
 
 
 @pytest.mark.parametrize("label", UNHELD)
-async def test_before_the_hold_nothing_is_charged(tmp_path: Path, label: str) -> None:
+async def test_a_crash_before_the_hold_charges_nothing(tmp_path: Path, label: str) -> None:
     async with opened(tmp_path) as books:
         assert await crashed(books, label) is None
         charges, outcome = await settled_books(books)
@@ -103,7 +103,7 @@ async def test_before_the_hold_nothing_is_charged(tmp_path: Path, label: str) ->
     ("label", "on_crash"),
     [*((label, "release") for label in HELD), *((label, "charge_floor") for label in (HELD if SEEDS else SOME_HELD))],
 )
-async def test_while_it_is_held_the_lease_decides(tmp_path: Path, label: str, on_crash: str) -> None:
+async def test_a_crash_during_the_hold_is_settled_by_the_lease(tmp_path: Path, label: str, on_crash: str) -> None:
     async with opened(tmp_path, on_crash) as books:
         answer = await crashed(books, label)
         assert answer is None or not answer.whole
@@ -112,17 +112,17 @@ async def test_while_it_is_held_the_lease_decides(tmp_path: Path, label: str, on
 
 
 @pytest.mark.parametrize("label", CHARGED)
-async def test_once_charged_it_is_charged_exactly_once(tmp_path: Path, label: str) -> None:
+async def test_a_crash_after_the_charge_charges_exactly_once(tmp_path: Path, label: str) -> None:
     async with opened(tmp_path) as books:
         answer = await crashed(books, label)
         assert answer is not None
-        assert answer.whole == (label == "answer.finished"), "who has a whole answer has been charged"
+        assert answer.whole == (label == "answer.finished"), "a response was completed before its charge"
         ended = label in ("record.after", "answer.finished")
         assert await settled_books(books) == ([EXACT], Outcome.COMPLETED if ended else Outcome.GATEWAY_CRASHED)
 
 
 @pytest.mark.parametrize("label", ["settle.before", "record.before", "answer.finished"])
-async def test_of_a_json_answer_nothing_leaves_before_it_is_charged(tmp_path: Path, label: str) -> None:
+async def test_a_json_response_is_sent_only_after_its_charge(tmp_path: Path, label: str) -> None:
     async with opened(tmp_path) as books:
         answer = await crashed(books, label, stream=False)
         assert (answer is not None) == (label == "answer.finished")
@@ -132,11 +132,11 @@ async def test_of_a_json_answer_nothing_leaves_before_it_is_charged(tmp_path: Pa
         assert outcome is (Outcome.COMPLETED if label == "answer.finished" else Outcome.GATEWAY_CRASHED)
 
 
-async def test_what_is_in_the_journal_is_charged_once_whoever_dies_with_it(tmp_path: Path) -> None:
+async def test_a_journaled_charge_is_applied_once_despite_crashes(tmp_path: Path) -> None:
     async with opened(tmp_path, pace_s=0.1) as books:
         async with books.worker(crash_at="journal.kept") as worker:
             asking = asyncio.create_task(ask(books.port, chat(books.token)))
-            await until(lambda: held(books))
+            await until(lambda: has_hold(books))
             os.kill(books.embedded.pid, signal.SIGSTOP)
             assert await asyncio.wait_for(worker.wait(), PATIENCE_S) == EXIT_CODE
             os.kill(books.embedded.pid, signal.SIGCONT)
@@ -144,26 +144,26 @@ async def test_what_is_in_the_journal_is_charged_once_whoever_dies_with_it(tmp_p
         async with books.worker(crash_at="journal.delivered") as worker:
             assert await asyncio.wait_for(worker.wait(), PATIENCE_S) == EXIT_CODE
         async with books.worker():
-            await books.delivered()
+            await books.wait_delivered()
         charges, _ = await settled_books(books, LEASE_S)
         assert sum(charges) > 0
 
 
-async def test_settlements_that_were_repeated_are_charged_once(tmp_path: Path) -> None:
+async def test_replayed_settlements_are_charged_once(tmp_path: Path) -> None:
     async with opened(tmp_path) as books:
         async with books.worker(crash_at="settlements.repeated") as worker:
             assert (await ask(books.port, chat(books.token))).whole
-            await forgetting(books, worker)
+            await kill_store_until_exit(books, worker)
             assert worker.returncode == EXIT_CODE
         assert (await settled_books(books))[0] == [EXACT]
 
 
 @pytest.mark.parametrize("number", range(SEEDS or 1))
-async def test_wherever_it_ends_under_load_the_rules_decide(tmp_path: Path, number: int) -> None:
+async def test_a_crash_at_any_point_under_load_is_charged_by_the_rules(tmp_path: Path, number: int) -> None:
     seed = (SEED + number) % (1 << 32)
     chance, label = random.Random(seed), UNDER_LOAD[seed % len(UNDER_LOAD)]
     on_crash = chance.choice(("release", "charge_floor"))
-    times = 1 if label in IN_NEED else chance.randint(1, 40)
+    times = 1 if label in STORE_DOWN else chance.randint(1, 40)
     print(f"MONEY_SEED={seed}: {label}:{times}, {on_crash}")
     async with opened(tmp_path, on_crash) as books:
         callers = Callers(books)
@@ -175,13 +175,13 @@ async def test_wherever_it_ends_under_load_the_rules_decide(tmp_path: Path, numb
                 await disturbing
         ended = time.monotonic()
         async with books.worker():
-            await books.delivered()
+            await books.wait_delivered()
             await asyncio.sleep(ended + LEASE_S - time.monotonic())
-        await look_at(books, callers, FLOOR if on_crash == "charge_floor" else 0)
+        await check_books(books, callers, FLOOR if on_crash == "charge_floor" else 0)
 
 
-async def forgetting(books: Books, worker: asyncio.subprocess.Process) -> None:
-    """The store forgets its last second again and again until the worker, which learns which one it talks to, repeats it."""
+async def kill_store_until_exit(books: Books, worker: asyncio.subprocess.Process) -> None:
+    """Kill the store repeatedly, so that it loses recent writes, until the worker replays them and crashes there."""
     ending = asyncio.create_task(worker.wait())
     async with asyncio.timeout(PATIENCE_S):
         while not (await asyncio.wait([ending], timeout=2.5))[0]:
@@ -189,24 +189,24 @@ async def forgetting(books: Books, worker: asyncio.subprocess.Process) -> None:
 
 
 async def disturb(label: str, books: Books, worker: asyncio.subprocess.Process, after_s: float) -> None:
-    """Bring the worker to a label that it meets only in need."""
+    """Stop or kill the store, where the worker reaches the crash point only then."""
     if label == "settlements.repeated":
         await asyncio.sleep(after_s)
-        await forgetting(books, worker)
-    elif label in IN_NEED:
+        await kill_store_until_exit(books, worker)
+    elif label in STORE_DOWN:
         await asyncio.sleep(after_s)
         os.kill(books.embedded.pid, signal.SIGSTOP)
         try:
-            await until(lambda: kept(books))
+            await until(lambda: has_journal(books))
         finally:
             os.kill(books.embedded.pid, signal.SIGCONT)
 
 
-async def held(books: Books) -> bool:
+async def has_hold(books: Books) -> bool:
     return (await books.account()).holds == 1
 
 
-async def kept(books: Books) -> bool:
+async def has_journal(books: Books) -> bool:
     return bool(books.journal())
 
 

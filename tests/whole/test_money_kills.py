@@ -1,4 +1,4 @@
-"""Processes and networks fail at random under load: the books are right, and who has a whole answer was charged once.
+"""Processes and networks fail at random under load: the books balance, and each complete response was charged once.
 
 `MONEY_SECONDS=60 MONEY_SEED=7 pytest tests/whole/test_money_kills.py -s` runs the longer form; `MONEY_CLUSTER=1`
 adds a cluster of three nodes that are killed too.
@@ -44,14 +44,14 @@ async def books(tmp_path: Path) -> AsyncIterator[Books]:
 
 
 async def killed(books: Books, kill_store: Callable[[random.Random], None]) -> Callers:
-    """What callers got while workers and the store were killed at random."""
+    """Kill workers and the store at random under load, check the books, and return the callers."""
     chance = random.Random(SEED)
 
     async def disturb(pid: int, _: Callers) -> None:
         deadline = asyncio.get_running_loop().time() + SECONDS
         while asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(chance.uniform(0.2, 1.5))
-            family = sorted(children(pid))  # fewer where one that died often waits for its next start
+            family = sorted(children(pid))  # fewer while the parent waits before it starts a worker again
             if not family or chance.random() < 0.2:
                 await asyncio.to_thread(kill_store, chance)
             else:
@@ -59,20 +59,22 @@ async def killed(books: Books, kill_store: Callable[[random.Random], None]) -> C
                     os.kill(chance.choice(family), signal.SIGKILL)
 
     callers = await under_load(books, 2, disturb)
-    print(f"{len(callers.whole)} whole answers, {len(callers.refused)} refused")
+    print(f"{len(callers.whole)} complete responses, {len(callers.refused)} refused")
     return callers
 
 
-async def test_workers_and_the_store_are_killed(books: Books) -> None:
+async def test_the_books_balance_after_workers_and_the_store_are_killed(books: Books) -> None:
     callers = await killed(books, lambda _: books.kill_store())
     assert len(callers.whole) > 20
 
 
-@pytest.mark.skipif("MONEY_CLUSTER" not in os.environ, reason="a store on one node shows most of it: MONEY_CLUSTER=1")
-async def test_workers_and_the_nodes_of_a_cluster_are_killed(books: Books, tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    "MONEY_CLUSTER" not in os.environ, reason="takes long, and one node shows most of it: set MONEY_CLUSTER=1"
+)
+async def test_the_books_balance_after_workers_and_cluster_nodes_are_killed(books: Books, tmp_path: Path) -> None:
     with cluster(tmp_path) as servers:
         books.url = servers.url
-        books.reach_store_at(servers.url)
+        books.use_store_at(servers.url)
         await books.open()
         callers = await killed(
             books, lambda chance: servers.kill(chance.choice(servers.nodes), away_s=chance.uniform(0, 3))
@@ -80,10 +82,10 @@ async def test_workers_and_the_nodes_of_a_cluster_are_killed(books: Books, tmp_p
         assert len(callers.whole) > 20
 
 
-async def test_the_network_to_the_store_fails(books: Books) -> None:
+async def test_the_books_balance_after_network_faults(books: Books) -> None:
     chance = random.Random(SEED)
     async with StoreProxy(books.url) as proxy:
-        books.reach_store_at(proxy.url)
+        books.use_store_at(proxy.url)
 
         async def disturb(_: int, callers: Callers) -> None:
             proxy.fault = lambda: chance.choice(tuple(Fault)) if chance.random() < 0.1 else None
@@ -94,6 +96,6 @@ async def test_the_network_to_the_store_fails(books: Books) -> None:
             proxy.fault = lambda: None
 
         callers = await under_load(books, 1, disturb)
-        assert callers.statuses <= {200, 502, 503, 504}, "an upstream may be late on a busy machine"
+        assert callers.statuses <= {200, 502, 503, 504}, "502 and 504: an upstream may be late on a busy machine"
         assert callers.refused
         assert sum(proxy.done.values()) > 5

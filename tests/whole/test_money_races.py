@@ -1,4 +1,4 @@
-"""A balance for exactly twenty requests admits twenty of two hundred, and is never below the bound meanwhile."""
+"""A balance for exactly twenty requests admits twenty of two hundred concurrent ones, and never falls below its bound."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ plugins:
 ADMITTED, CALLERS = 20, 200
 BODY = chat("", {"max_tokens": 10}).partition(b"\r\n\r\n")[2]
 FULL = len(BODY) + 16 + 128 + 2 * 10
-"""What one request holds, and what the upstream below lets it cost."""
+"""Micros that one request holds unless holds are capped, and that it costs with the upstream below."""
 
 GREEDY = (
     b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}\n\n'
@@ -39,23 +39,23 @@ GREEDY = (
 )
 
 
-class Gated(Scripted):
-    """An upstream that answers once it may, and then tells more usage than can be."""
+class GatedUpstream(Scripted):
+    """An upstream that waits until `gate` is set, and then reports more usage than a response can have."""
 
     def __init__(self) -> None:
-        self.breaker = asyncio.Event()
-        super().__init__([CHUNKED, Forever(b"", 0.01, until=self.breaker.is_set), chunk(GREEDY) + LAST])
+        self.gate = asyncio.Event()
+        super().__init__([CHUNKED, Forever(b"", 0.01, until=self.gate.is_set), chunk(GREEDY) + LAST])
 
 
 @pytest.fixture
-async def upstream() -> AsyncIterator[Gated]:
-    """Closed until the test opens it."""
-    async with Gated() as upstream:
+async def upstream() -> AsyncIterator[GatedUpstream]:
+    """Yield an upstream whose gate is not set."""
+    async with GatedUpstream() as upstream:
         yield upstream
 
 
-class Lowest:
-    """How low the balance was at any moment, and what was available whenever somebody looked."""
+class LowestBalance:
+    """The lowest balance at any time, and the lowest available amount whenever it was read."""
 
     def __init__(self, gateway: Running) -> None:
         self._gateway = gateway
@@ -63,7 +63,7 @@ class Lowest:
         self.balance = 0
 
     async def watch(self) -> None:
-        """Look as often as possible."""
+        """Read the available amount as often as possible."""
         while True:
             with suppress(StoreAway):
                 account = await self._gateway.store.accounts.get("tester")
@@ -71,34 +71,34 @@ class Lowest:
                 self.available = min(self.available, account.balance_micros - account.held_micros)
 
     async def read_ledger(self) -> None:
-        """The ledger has a line for each movement, so its running sum is the balance at every moment."""
+        """Read the lowest balance from the ledger: it has a line for each change, so its running sums are all balances."""
         lines = await self._gateway.store.client.call("XRANGE", "gw:{tester}:ledger", "-", "+")
         self.balance = min(accumulate(int(fields[b"amount"]) for _, fields in lines))
 
 
-async def decided(port: int, token: str) -> int:
-    """The status that a caller got who comes again, as he is told, where a busy machine's store did not answer in time."""
+async def final_status(port: int, token: str) -> int:
+    """Send a request, retry it after a 503 (a busy machine's store may time out), and return the final status."""
     while (answer := await ask(port, chat(token, {"max_tokens": 10}))).status == 503:
         await asyncio.sleep(int(answer.headers["retry-after-ms"]) / 1000)
     return answer.status
 
 
-async def race(gateways: list[Running], upstream: Gated, credit: int) -> tuple[Counter[int], Lowest]:
-    """The statuses that two hundred callers got of a new account's very first requests; nobody is served before all asked.
+async def race(gateways: list[Running], upstream: GatedUpstream, credit: int) -> tuple[Counter[int], LowestBalance]:
+    """Return the statuses of two hundred concurrent requests of a new account, none of which is served before all have come.
 
-    A hold whose answer came too late keeps another caller out for a moment; in his place somebody asks once more.
+    A hold whose reply came too late keeps another request out for a moment. One more request is sent in its place.
     """
     token = await gateways[0].token(credit=credit)
-    lowest = Lowest(gateways[0])
+    lowest = LowestBalance(gateways[0])
     watching = asyncio.create_task(lowest.watch())
     ports = cycle(gateway.port for gateway in gateways)
-    callers = [asyncio.create_task(decided(next(ports), token)) for _ in range(CALLERS)]
+    callers = [asyncio.create_task(final_status(next(ports), token)) for _ in range(CALLERS)]
     async with asyncio.timeout(PATIENCE_S):
         while (waiting := sum(not caller.done() for caller in callers)) > len(upstream.requests) or waiting < ADMITTED:
             if waiting == len(upstream.requests):
-                callers.append(asyncio.create_task(decided(next(ports), token)))
+                callers.append(asyncio.create_task(final_status(next(ports), token)))
             await asyncio.sleep(0.01)
-    upstream.breaker.set()
+    upstream.gate.set()
     statuses = Counter(await asyncio.gather(*callers))
     for gateway in gateways:
         await gateway.gateway.runner.wait_ended()
@@ -109,8 +109,8 @@ async def race(gateways: list[Running], upstream: Gated, credit: int) -> tuple[C
 
 
 @pytest.mark.parametrize("count", [1, 2], ids=["one gateway", "two gateways"])
-async def test_exactly_twenty_are_called_and_the_balance_is_never_below_zero(
-    upstream: Gated, store_url: str, client: Client, tmp_path: Path, count: int
+async def test_exactly_twenty_requests_are_admitted_and_the_balance_is_never_below_zero(
+    upstream: GatedUpstream, store_url: str, client: Client, tmp_path: Path, count: int
 ) -> None:
     await client.call("SCRIPT", "FLUSH")
     async with AsyncExitStack() as stack:
@@ -129,7 +129,7 @@ async def test_exactly_twenty_are_called_and_the_balance_is_never_below_zero(
 
 
 async def test_with_smaller_holds_the_balance_is_never_below_the_stated_bound(
-    upstream: Gated, store_url: str, client: Client, tmp_path: Path
+    upstream: GatedUpstream, store_url: str, client: Client, tmp_path: Path
 ) -> None:
     hold = FULL // 2
     yaml = configuration(upstream.base_url, chain=CHAIN.format(max_hold=f", max_hold: {hold / 1_000_000:.6f}"))

@@ -1,4 +1,4 @@
-"""What each way of ending costs, to the micro: one micro a token of input, two a token of output."""
+"""The charge of each way that a request can end, in micros: one for a token of input, two for a token of output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from gateway.usage.record import Record
 from tests.patience import soon
-from tests.whole.aftermath import charged, last_end
+from tests.whole.aftermath import charged, last_end_record
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import ask, chat
 from tests.whole.scripted import CHUNKED, LAST, Fin, Hold, Reset, Scripted, Step, chunk
@@ -33,7 +33,7 @@ FAILED: Sequence[Step] = [b"HTTP/1.1 500 Broken\r\nContent-Length: 2\r\n\r\n{}"]
 
 @pytest.fixture
 def folder(client: Client, tmp_path: Path) -> Path:
-    """A folder for a gateway, and an empty store."""
+    """Return a folder for a gateway. The fixture `client` has emptied the store."""
     return tmp_path
 
 
@@ -48,8 +48,8 @@ async def gateway_for(
 
 
 async def record_of(gateway: Running) -> Record:
-    """The record of the only request; account and record agree on the charge, and the books are right."""
-    record = await last_end(gateway)
+    """Return the record of the only request, after asserting that the account has its charge and that the books balance."""
+    record = await last_end_record(gateway)
     assert record.charge_micros == await charged(gateway)
     assert await gateway.store.wallet.verify("tester") == []
     return record
@@ -69,9 +69,9 @@ async def record_of(gateway: Running) -> Record:
         ([Hold], INPUT, "estimated"),
     ],
     ids=[
-        "usage told",
-        "usage told and then cut",
-        "no usage told",
+        "usage reported",
+        "usage reported and then cut",
+        "no usage reported",
         "cut in the middle",
         "an error event in the middle",
         "an error as the first event",
@@ -80,7 +80,9 @@ async def record_of(gateway: Running) -> Record:
         "silent",
     ],
 )
-async def test_an_answer_costs(folder: Path, store_url: str, script: Sequence[Step], charge: int, source: str) -> None:
+async def test_each_ending_costs_its_charge(
+    folder: Path, store_url: str, script: Sequence[Step], charge: int, source: str
+) -> None:
     timers = ", timers: {first_byte: 0.3}" if script == [Hold] else ""
     async with Scripted(script) as upstream, gateway_for(upstream, folder, store_url, channel=timers) as gateway:
         await ask(gateway.port, chat(await gateway.token()))
@@ -96,7 +98,7 @@ async def test_an_upstream_that_is_never_reached_costs_nothing(folder: Path, sto
         assert (await record_of(gateway)).charge_micros == 0
 
 
-async def test_every_attempt_that_may_have_been_billed_adds(folder: Path, store_url: str) -> None:
+async def test_every_attempt_that_may_have_been_billed_is_charged(folder: Path, store_url: str) -> None:
     async with Scripted([Fin], SERVED) as upstream:
         yaml = configuration(upstream.base_url).replace(
             "  fake:", f"  twin: {{base_url: '{upstream.base_url}', timers: {{total: 601}}}}\n  fake:"
@@ -139,7 +141,7 @@ class TestTheCallerLeaves:
         [("", INPUT + 2 * HALF_OUTPUT), (", on_caller_gone: drain, drain_limit: 2", EXACT)],
         ids=["cancel", "drain"],
     )
-    async def test_mid_stream_it_costs_the_estimate_or_what_a_drained_upstream_tells(
+    async def test_mid_stream_it_costs_the_estimate_or_the_usage_of_a_drained_upstream(
         self, folder: Path, store_url: str, channel: str, charge: int
     ) -> None:
         rest = STREAM.partition(HALF)[2]

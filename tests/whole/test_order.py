@@ -1,4 +1,4 @@
-"""The YAML list is the order: swap two plugins and the behaviour changes accordingly, or the start says why not."""
+"""Plugins run in the order of the YAML list: swapping two changes the behaviour, or the start fails with the reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def chain(*middle: str) -> str:
 @pytest.mark.parametrize(
     ("middle", "code"), [((LIMIT, QUOTA), "rate_limited"), ((QUOTA, LIMIT), "insufficient_balance")]
 )
-async def test_who_stands_first_refuses_first(
+async def test_the_first_plugin_of_the_list_refuses_first(
     upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path, middle: tuple[str, ...], code: str
 ) -> None:
     async with running(configuration(upstream.base_url, chain=chain(*middle)), tmp_path, store_url) as gateway:
@@ -35,7 +35,7 @@ async def test_who_stands_first_refuses_first(
         assert (await ask(gateway.port, chat(token))).error["code"] == code
 
 
-async def test_a_swap_that_lacks_a_fact_is_refused_with_its_cure(
+async def test_an_order_that_lacks_a_fact_is_refused_with_its_remedy(
     upstream: FakeUpstream, store_url: str, tmp_path: Path
 ) -> None:
     swapped = "plugins:\n  - use: quota\n  - use: auth\n  - use: model-routing\n"
@@ -46,7 +46,7 @@ async def test_a_swap_that_lacks_a_fact_is_refused_with_its_cure(
             pass
 
 
-async def test_without_a_plugin_its_behaviour_is_gone(
+async def test_a_disabled_plugin_has_no_effect(
     upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path
 ) -> None:
     free = chain(LIMIT.replace("  - use", "  - enabled: false\n    use"))

@@ -1,4 +1,4 @@
-"""No eight characters of any secret are in a file, a log line, a record, a key of the store or an answer."""
+"""No eight characters of any secret are in a file, a log line, a record, a key of the store or a response."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.whole.raw import ask, chat
 from tests.whole.test_usage_log import contents, every_use
 
 OWN_FILES = ("pepper", "admin.token")
-"""The files that hold a secret, and nothing else."""
+"""The files that contain a secret by design."""
 
 READ = {
     b"string": ("GET",),
@@ -37,33 +37,33 @@ READ = {
 
 
 def pieces_in(secret: str, haystack: bytes) -> list[str]:
-    """The pieces of eight characters of a secret that are in there."""
+    """Return the pieces of eight characters of a secret that are in `haystack`."""
     windows = [secret[at : at + 8] for at in range(len(secret) - 7)]
     assert len(windows) > 12
     return [window for window in windows if window.encode() in haystack]
 
 
 async def keyspace(client: Client) -> bytes:
-    """Every key of the store with all that is in it."""
-    found: list[object] = []
+    """Return every key of the store with its contents."""
+    stored: list[object] = []
     cursor = b"0"
     while True:
         cursor, keys = await client.call("SCAN", cursor, "COUNT", 1000)
         for key in keys:
             command, *arguments = READ[await client.call("TYPE", key)]
-            found += [key, await client.call(command, key, *arguments)]
+            stored += [key, await client.call(command, key, *arguments)]
         if int(cursor) == 0:
-            return repr(found).encode()
+            return repr(stored).encode()
 
 
 @asynccontextmanager
 async def serving(file: Path, log: Path) -> AsyncIterator[None]:
-    """The whole program, all that it says in `log`."""
-    with log.open("ab") as said:
+    """Run `gateway serve` with all its output in `log`."""
+    with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "gateway", "serve", "--config", str(file)),
-            stdout=said,
-            stderr=said,
+            stdout=output,
+            stderr=output,
         )
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -75,8 +75,8 @@ async def serving(file: Path, log: Path) -> AsyncIterator[None]:
         assert await asyncio.wait_for(process.wait(), 30) == 0
 
 
-async def made_up(config: Config) -> str:
-    """The token of a new account."""
+async def new_token(config: Config) -> str:
+    """Create an account and return its token."""
     embedded = await asyncio.to_thread(EmbeddedStore.start, config.data_path)
     async with Store.open(config, embedded.url) as store:
         await store.accounts.create("tester")
@@ -86,7 +86,7 @@ async def made_up(config: Config) -> str:
     return token
 
 
-async def said_to_a_caller(port: int, requests: Sequence[bytes]) -> bytes:
+async def sent_to_a_caller(port: int, requests: Sequence[bytes]) -> bytes:
     answers = []
     for request in requests:
         with suppress(asyncio.IncompleteReadError):
@@ -95,25 +95,25 @@ async def said_to_a_caller(port: int, requests: Sequence[bytes]) -> bytes:
     return b"".join(answers)
 
 
-async def said_at_the_admin_port(port: int, token: str) -> bytes:
-    """Somebody tries a caller's token there, wherever one may be put."""
-    said = []
+async def sent_by_the_admin_port(port: int, token: str) -> bytes:
+    """Send a caller's token to the admin port in several places, and return the responses."""
+    output = []
     async with ClientSession(f"http://127.0.0.1:{port}") as client:
         for path in ("/healthz", "/usage/summary", f"/usage/summary?by={token}", f"/usage/live?token={token}"):
             for headers in ({"Authorization": f"Bearer {token}"}, {"X-Api-Key": token, "Last-Event-ID": token}):
                 async with client.get(path, headers=headers) as answer:
-                    said.append(repr(answer.headers).encode() + await answer.read())
-    return b"".join(said)
+                    output.append(repr(answer.headers).encode() + await answer.read())
+    return b"".join(output)
 
 
-async def said_by(command: Sequence[str], file: Path) -> bytes:
+async def printed_by(command: Sequence[str], file: Path) -> bytes:
     code, out, err = await gateway(*command, "--config", str(file), cwd=file.parent)
     assert code == 0, err
     return out.encode() + err.encode()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs the whole program")
-async def test_no_piece_of_a_secret_is_kept_or_said_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_piece_of_a_secret_is_stored_logged_or_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent.parent))
     for variable in ("GATEWAY_PEPPER", "GATEWAY_ADMIN_TOKEN"):
         monkeypatch.delenv(variable, raising=False)
@@ -127,25 +127,25 @@ async def test_no_piece_of_a_secret_is_kept_or_said_anywhere(tmp_path: Path, mon
         file.write_text(yaml.replace("channel-credential-4711", '"${CREDENTIAL}"'))
         monkeypatch.setenv("CREDENTIAL", credential)
         config = load(file).config
-        token = await made_up(config)
+        token = await new_token(config)
         async with serving(file, log):
             wrong = f"{token[:-4]}AAAA"
             uses = [*every_use(token), *every_use(wrong), chat(token, headers={"x-break": token})]
-            said = await said_to_a_caller(port, uses)
+            output = await sent_to_a_caller(port, uses)
             for upstream.mode in ("401", "404", "echo-key", "first-error"):
-                said += await said_to_a_caller(port, [chat(token, {"user": token})])
-            said += await said_at_the_admin_port(admin, token)
+                output += await sent_to_a_caller(port, [chat(token, {"user": token})])
+            output += await sent_by_the_admin_port(admin, token)
             for command in (("usage", "list"), ("usage", "export"), ("token", "list", "tester"), ("check",)):
-                said += await said_by(command, file)
+                output += await printed_by(command, file)
     embedded = await asyncio.to_thread(EmbeddedStore.start, data)
     client = Client.connect(embedded.url, timeout_s=5)
-    said += await keyspace(client)
+    output += await keyspace(client)
     await client.close()
     await asyncio.to_thread(embedded.stop)
     own = {name: (data / name).read_text().strip() for name in OWN_FILES}
     for name in OWN_FILES:
         (data / name).unlink()
-    said += log.read_bytes() + await asyncio.to_thread(contents, data)
+    output += log.read_bytes() + await asyncio.to_thread(contents, data)
     for proof in (
         b"unknown_path",
         b"internal_error",
@@ -154,6 +154,6 @@ async def test_no_piece_of_a_secret_is_kept_or_said_anywhere(tmp_path: Path, mon
         b"tester-",
         b"gw:{tester}",
     ):
-        assert proof in said
+        assert proof in output
     for secret in (token.rpartition("-")[2], credential, *own.values()):
-        assert pieces_in(secret, said) == []
+        assert pieces_in(secret, output) == []

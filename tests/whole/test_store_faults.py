@@ -1,4 +1,4 @@
-"""The store fails in every way it can: nobody is served and nothing is spent, and what was open goes on and is charged exactly."""
+"""While the store fails, new requests are refused at no charge, and open streams continue and are charged exactly."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HALF = STREAM.partition(WORDS[3])[0]
 
 @pytest.fixture
 async def upstream() -> AsyncIterator[Gated]:
-    """The first stream is open for as long as a test likes."""
+    """Yield an upstream whose first stream stays open until the test opens the gate."""
     async with Gated(HALF, STREAM.removeprefix(HALF)) as gated:
         yield gated
 
@@ -48,7 +48,7 @@ async def gateway(store: OwnStore, upstream: Gated, tmp_path: Path) -> AsyncIter
 
 
 async def begun(gateway: Running, token: str) -> asyncio.Task[Answer]:
-    """A stream whose first event has come."""
+    """Start a stream and wait for its first event."""
     answer = asyncio.create_task(ask(gateway.port, chat(token)))
     async with asyncio.timeout(PATIENCE_S):
         while not any(stream.events.started for stream in gateway.gateway.runner.failover.relays):
@@ -57,7 +57,7 @@ async def begun(gateway: Running, token: str) -> asyncio.Task[Answer]:
 
 
 async def assert_books(gateway: Running, answers: list[Answer], served: int) -> None:
-    """All is settled, exactly, and every answer's id is in the usage log."""
+    """Assert that all charges are settled exactly, and that the usage log has the id and status of every response."""
     async with asyncio.timeout(PATIENCE_S):
         while gateway.gateway.runner.open:
             await asyncio.sleep(0.01)
@@ -79,7 +79,7 @@ async def assert_books(gateway: Running, answers: list[Answer], served: int) -> 
 
 
 @pytest.mark.parametrize("name", REFUSING)
-async def test_nobody_is_served_while_the_store_is(
+async def test_requests_are_refused_while_the_store_fails(
     name: str, store: OwnStore, gateway: Running, upstream: Gated
 ) -> None:
     token = await gateway.token()
@@ -94,7 +94,7 @@ async def test_nobody_is_served_while_the_store_is(
         assert seconds < WITHIN_S
         answers.append(answer)
     assert len(upstream.requests) == called
-    upstream.breaker.set()
+    upstream.gate.set()
     await REFUSING[name].end(store)
     open_one = await stream
     assert (open_one.status, open_one.whole, open_one.body) == (200, True, PASSED)
@@ -104,14 +104,14 @@ async def test_nobody_is_served_while_the_store_is(
 
 
 @pytest.mark.parametrize("name", PASSING)
-async def test_everybody_is_served_after_the_store_had(
+async def test_requests_are_served_after_a_passing_store_fault(
     name: str, store: OwnStore, gateway: Running, upstream: Gated
 ) -> None:
     token = await gateway.token()
     stream = await begun(gateway, token)
     await PASSING[name].begin(store)
     assert not stream.done()
-    upstream.breaker.set()
+    upstream.gate.set()
     answers = await asyncio.gather(stream, *(ask(gateway.port, chat(token)) for _ in range(10)))
     assert [(answer.status, answer.whole) for answer in answers] == [(200, True)] * 11
     await assert_books(gateway, answers, served=11)

@@ -1,4 +1,4 @@
-"""The store moves under load, by failovers and by a slot's migration: everybody pays once, and nobody is taken for poor.
+"""The store moves under load, by failover or slot migration: each request is charged once, and none is refused for money.
 
 `MOVES_SECONDS=120 MOVES_SEED=7 pytest tests/whole/test_store_moves.py -s` runs the longer form.
 """
@@ -38,9 +38,9 @@ async def books(tmp_path: Path) -> AsyncIterator[Books]:
 
 
 async def moved(books: Books, url: str, move: Callable[[], None]) -> Callers:
-    """Callers ask while the store at `url` moves, once or for as long as was asked for; the books are right."""
+    """Move the store at `url` under load, once or for `SECONDS`, check the books, and return the callers."""
     books.url = url
-    books.reach_store_at(url)
+    books.use_store_at(url)
     await books.open()
 
     async def disturb(_: int, __: Callers) -> None:
@@ -52,13 +52,13 @@ async def moved(books: Books, url: str, move: Callable[[], None]) -> Callers:
                 break
 
     callers = await under_load(books, 2, disturb)
-    print(f"{len(callers.whole)} whole answers, {len(callers.refused)} refused")
+    print(f"{len(callers.whole)} complete responses, {len(callers.refused)} refused")
     assert callers.statuses <= {200, 503}
     return callers
 
 
 @pytest.mark.parametrize("how", get_args(How) if SECONDS else ("killed", "ordered"))
-async def test_sentinel_replaces_the_primary(books: Books, tmp_path: Path, how: How) -> None:
+async def test_the_books_balance_after_sentinel_replaces_the_primary(books: Books, tmp_path: Path, how: How) -> None:
     chance = random.Random(SEED)
     hows = iter([how])
     with watched(tmp_path) as servers:
@@ -72,7 +72,9 @@ async def test_sentinel_replaces_the_primary(books: Books, tmp_path: Path, how: 
 
 
 @pytest.mark.parametrize("how", ["in halves", "at once"] if SECONDS else ["in halves"])
-async def test_an_accounts_slot_goes_to_another_master_of_the_cluster(books: Books, tmp_path: Path, how: str) -> None:
+async def test_the_books_balance_after_an_accounts_slot_moves_to_another_master(
+    books: Books, tmp_path: Path, how: str
+) -> None:
     key = "gw:{tester}:account"
     with cluster(tmp_path) as servers:
         move = partial(servers.migrate_at_once, key) if how == "at once" else partial(servers.migrate, key, pause_s=0.2)

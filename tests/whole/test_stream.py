@@ -1,4 +1,4 @@
-"""What a caller gets of an upstream's stream: the same bytes, whole events, and the charge that goes with them."""
+"""A stream reaches the caller byte for byte and in whole events, and is charged by its usage."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def spent(gateway: Running) -> int:
     return 5_000_000 - account.balance_micros
 
 
-async def through(script: Sequence[Step], url: str, folder: Path, channel: str = "") -> tuple[Answer, int]:
+async def send_through(script: Sequence[Step], url: str, folder: Path, channel: str = "") -> tuple[Answer, int]:
     async with (
         Scripted(script) as upstream,
         running(configuration(upstream.base_url, channel=channel), folder, url) as gateway,
@@ -66,7 +66,7 @@ async def through(script: Sequence[Step], url: str, folder: Path, channel: str =
 async def test_the_stream_is_byte_identical_but_for_the_usage_chunk(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    answer, charge = await through([CHUNKED + chunk(STREAM) + LAST], store_url, tmp_path)
+    answer, charge = await send_through([CHUNKED + chunk(STREAM) + LAST], store_url, tmp_path)
     assert answer.body == PASSED
     assert answer.whole
     assert charge == CHARGE
@@ -74,16 +74,18 @@ async def test_the_stream_is_byte_identical_but_for_the_usage_chunk(
     assert (answer.headers["cache-control"], answer.headers["x-accel-buffering"]) == ("no-cache", "no")
 
 
-async def test_who_asked_for_the_usage_chunk_gets_it(store_url: str, client: Client, tmp_path: Path) -> None:
-    asked: dict[str, object] = {"stream_options": {"include_usage": True}}
+async def test_the_usage_chunk_is_sent_to_a_caller_that_requests_it(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    requested: dict[str, object] = {"stream_options": {"include_usage": True}}
     async with (
         Scripted([CHUNKED + chunk(STREAM) + LAST]) as upstream,
         running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
     ):
-        assert (await answered(gateway, await gateway.token(), asked)).body == STREAM
+        assert (await answered(gateway, await gateway.token(), requested)).body == STREAM
 
 
-async def test_a_channel_that_is_not_asked_for_usage_sees_none_of_it(
+async def test_with_ask_usage_off_no_usage_is_requested_and_the_stream_is_unchanged(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
     async with Scripted([CHUNKED + chunk(STREAM) + LAST]) as upstream:
@@ -94,7 +96,7 @@ async def test_a_channel_that_is_not_asked_for_usage_sees_none_of_it(
 
 
 @pytest.mark.parametrize("step", [1, 7])
-async def test_cut_at_every_offset_the_caller_gets_the_same_bytes_and_never_part_of_an_event(
+async def test_cuts_at_every_offset_change_no_byte_and_split_no_event(
     store_url: str, client: Client, tmp_path: Path, step: int
 ) -> None:
     script: list[Step] = []
@@ -115,7 +117,7 @@ async def test_cut_at_every_offset_the_caller_gets_the_same_bytes_and_never_part
 @given(
     cuts=st.lists(st.integers(1, len(STREAM) - 1), max_size=12), framing=st.sampled_from(["chunked", "length", "close"])
 )
-def test_cut_anywhere_in_any_framing(
+def test_cuts_anywhere_in_any_framing_change_no_byte(
     store_url: str, tmp_path_factory: pytest.TempPathFactory, cuts: list[int], framing: str
 ) -> None:
     edges = [0, *sorted(set(cuts)), len(STREAM)]
@@ -130,7 +132,7 @@ def test_cut_anywhere_in_any_framing(
         client = Client.connect(store_url, timeout_s=PATIENCE_S)
         await client.call("FLUSHALL")
         await client.close()
-        answer, charge = await through(script, store_url, tmp_path_factory.mktemp("cut"))
+        answer, charge = await send_through(script, store_url, tmp_path_factory.mktemp("cut"))
         assert answer.body == PASSED
         assert answer.whole
         assert charge == CHARGE
@@ -139,7 +141,7 @@ def test_cut_anywhere_in_any_framing(
 
 
 @pytest.mark.parametrize("mode", ["words", "crlf", "usage-beside-finish", "two-usages", "no-done"])
-async def test_every_way_of_telling_usage_is_charged_exactly(
+async def test_every_way_of_reporting_usage_is_charged_exactly(
     gateway: Running, upstream: FakeUpstream, mode: str
 ) -> None:
     upstream.mode = mode
@@ -161,7 +163,7 @@ async def test_without_usage_the_charge_is_an_estimate_and_never_zero(gateway: R
     assert await spent(gateway) == record.charge_micros > 0
 
 
-async def test_the_model_is_renamed_and_nothing_else_is_touched(gateway: Running, upstream: FakeUpstream) -> None:
+async def test_the_model_is_renamed_and_nothing_else_is_changed(gateway: Running, upstream: FakeUpstream) -> None:
     await answered(gateway, await gateway.token(), {"model": "other", "seed": 7, "odd": {"x": [1.50, "é"]}})
     sent = upstream.requests[0]
     body = json.loads(sent.body)
@@ -175,7 +177,7 @@ async def test_the_model_is_renamed_and_nothing_else_is_touched(gateway: Running
 
 
 @pytest.mark.parametrize("framed", [lambda raw: raw, chunk], ids=["length", "chunked"])
-async def test_a_large_body_reaches_the_upstream_as_it_was(
+async def test_a_large_body_reaches_the_upstream_unchanged(
     gateway: Running, upstream: FakeUpstream, framed: Callable[[bytes], bytes]
 ) -> None:
     given = {"model": "words", "messages": [{"role": "user", "content": "é" * 500_000}], "user": "x" * 100_000, "n": 1}
@@ -205,7 +207,7 @@ async def test_two_requests_on_one_connection_are_answered_in_turn(gateway: Runn
     assert first.headers["x-request-id"] != second.headers["x-request-id"]
 
 
-async def test_the_credential_is_replaced_wherever_the_upstream_echoes_it(
+async def test_the_credential_is_redacted_where_the_upstream_echoes_it(
     gateway: Running, upstream: FakeUpstream
 ) -> None:
     upstream.mode = "echo-key"

@@ -1,4 +1,4 @@
-"""What an upstream may do wrong: what the caller gets, the connection, the charge, the record, and that all is given back."""
+"""Faults of upstreams: the response, the connection, the charge, the record, and the release of all resources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from gateway import Outcome
 from gateway.store.client.client import Client
 from gateway.testing import running
-from tests.whole.aftermath import assert_ended, charged, given_back, last_end, tasks
+from tests.whole.aftermath import assert_ended, assert_released, charged, last_end_record, tasks
 from tests.whole.conftest import configuration
 from tests.whole.raw import ask, chat
 from tests.whole.scripted import CHUNKED, HEAD, LAST, Fin, Forever, Hold, Reset, Scripted, Step, chunk
@@ -20,28 +20,28 @@ from tests.whole.test_stream import DONE, PASSED, STREAM, USAGE, WORDS, event
 
 KEY = "channel-credential-4711"
 END_OF_KEY = KEY[-6:]
-"""So much of it cannot be in a request's id by chance, which has no such letters."""
+"""A part of the key that cannot be in a request's id by chance, because ids are hexadecimal."""
 OK = b"HTTP/1.1 200 OK\r\n"
 HALF = b"".join(WORDS[:4])
 FAILURE = b'data: {"error": {"message": "the model fell over", "code": "boom"}}\n\n'
 BOUNDED = ", max_response_bytes: 3000"
-HASTY = BOUNDED + ", timers: {connect: 1, first_byte: 0.3, idle: 0.3}"
-"""For faults that only time ends; the others are not to be taken for late on a busy machine."""
-HASTY_IN_ALL = BOUNDED + ", timers: {idle: 1, total: 1.5}"
+SHORT_TIMERS = BOUNDED + ", timers: {connect: 1, first_byte: 0.3, idle: 0.3}"
+"""Short timers, only for faults that a timeout must end: on a busy machine they would end other requests too."""
+SHORT_TOTAL = BOUNDED + ", timers: {idle: 1, total: 1.5}"
 
 FAILED, TRUNCATED = Outcome.UPSTREAM_FAILED, Outcome.UPSTREAM_TRUNCATED
 
 
-def whole(status: str, body: bytes = b"", *headers: str, kind: str = "application/json") -> bytes:
-    """One answer with a length."""
+def full_response(status: str, body: bytes = b"", *headers: str, kind: str = "application/json") -> bytes:
+    """Return a response with a Content-Length."""
     lines = "".join(f"{line}\r\n" for line in (f"Content-Type: {kind}", f"Content-Length: {len(body)}", *headers))
     return f"HTTP/1.1 {status}\r\n{lines}\r\n".encode() + body
 
 
 BEFORE_FIRST_BYTE: dict[str, tuple[list[Step], int, str, str, int]] = {
-    # What it does: the script, the status, the code, the charge, how many connections are kept for the next request.
-    "closes without a word": ([Fin], 502, "upstream_error", "input", 0),
-    "resets without a word": ([Reset], 502, "upstream_error", "input", 0),
+    # What the upstream does: the script, the status, the code, the charge, how many connections stay in the pool.
+    "closes without a response": ([Fin], 502, "upstream_error", "input", 0),
+    "resets without a response": ([Reset], 502, "upstream_error", "input", 0),
     "accepts and says nothing": ([Hold], 504, "upstream_timeout", "input", 0),
     "sends its head and nothing more": ([CHUNKED, Hold], 504, "upstream_timeout", "input", 0),
     "sends comments and never an event": (
@@ -59,19 +59,31 @@ BEFORE_FIRST_BYTE: dict[str, tuple[list[Step], int, str, str, int]] = {
     "comments beyond the ceiling": ([CHUNKED + chunk(b": xxxx\n\n" * 500), Hold], 502, "upstream_error", "nothing", 0),
     "an error as first event": ([CHUNKED + chunk(FAILURE + DONE) + LAST], 502, "upstream_error", "nothing", 1),
     "an error after a comment": ([CHUNKED + chunk(b": x\n\n" + FAILURE), Hold], 502, "upstream_error", "nothing", 0),
-    "JSON": ([whole("200 OK", b"{}")], 502, "upstream_error", "nothing", 1),
-    "a page": ([whole("200 OK", b"<p>", kind="text/html")], 502, "upstream_error", "nothing", 1),
+    "JSON": ([full_response("200 OK", b"{}")], 502, "upstream_error", "nothing", 1),
+    "a page": ([full_response("200 OK", b"<p>", kind="text/html")], 502, "upstream_error", "nothing", 1),
     "nothing, with 204": ([b"HTTP/1.1 204 No Content\r\n\r\n"], 502, "upstream_error", "nothing", 1),
-    "a page of an error": ([whole("500 Oops", b"<p>" * 99, kind="text/html")], 502, "upstream_error", "nothing", 1),
-    "529": ([whole("529 Overloaded", b"{}")], 502, "upstream_error", "nothing", 1),
-    "429": ([whole("429 Slow", b"{}", "Retry-After: 7")], 429, "upstream_rate_limited", "nothing", 1),
-    "429 for an hour": ([whole("429 Slow", b"{}", "Retry-After: 3600")], 429, "upstream_rate_limited", "nothing", 1),
+    "a page of an error": (
+        [full_response("500 Oops", b"<p>" * 99, kind="text/html")],
+        502,
+        "upstream_error",
+        "nothing",
+        1,
+    ),
+    "529": ([full_response("529 Overloaded", b"{}")], 502, "upstream_error", "nothing", 1),
+    "429": ([full_response("429 Slow", b"{}", "Retry-After: 7")], 429, "upstream_rate_limited", "nothing", 1),
+    "429 for an hour": (
+        [full_response("429 Slow", b"{}", "Retry-After: 3600")],
+        429,
+        "upstream_rate_limited",
+        "nothing",
+        1,
+    ),
     "gzip": (
-        [whole("200 OK", gzip.compress(STREAM), "Content-Encoding: gzip", kind="text/event-stream")],
+        [full_response("200 OK", gzip.compress(STREAM), "Content-Encoding: gzip", kind="text/event-stream")],
         *(502, "upstream_error", "nothing", 1),
     ),
     "an error in gzip": (
-        [whole("500 No", gzip.compress(b"{}"), "Content-Encoding: gzip")],
+        [full_response("500 No", gzip.compress(b"{}"), "Content-Encoding: gzip")],
         502,
         "upstream_error",
         "nothing",
@@ -99,14 +111,14 @@ BEFORE_FIRST_BYTE: dict[str, tuple[list[Step], int, str, str, int]] = {
     ),
     **{
         f"redirects with {status}": (
-            [whole(f"{status} Over there", b"", "Location: http://127.0.0.1:1/steal")],
+            [full_response(f"{status} Over there", b"", "Location: http://127.0.0.1:1/steal")],
             *(502, "upstream_error", "nothing", 1),
         )
         for status in (301, 302, 303, 307, 308)
     },
     **{
         f"refuses us with {status}": (
-            [whole(f"{status} No", b'{"error": {"message": "your key channel-credential-4711 is bad"}}')],
+            [full_response(f"{status} No", b'{"error": {"message": "your key channel-credential-4711 is bad"}}')],
             *(502, "upstream_auth_failed", "nothing", 1),
         )
         for status in (401, 402, 403)
@@ -115,9 +127,11 @@ BEFORE_FIRST_BYTE: dict[str, tuple[list[Step], int, str, str, int]] = {
 
 
 @pytest.mark.parametrize("fault", BEFORE_FIRST_BYTE)
-async def test_before_the_first_byte(fault: str, store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_fault_before_the_first_byte_is_an_error(
+    fault: str, store_url: str, client: Client, tmp_path: Path
+) -> None:
     script, status, code, charge, pooled = BEFORE_FIRST_BYTE[fault]
-    channel = HASTY if code == "upstream_timeout" else BOUNDED
+    channel = SHORT_TIMERS if code == "upstream_timeout" else BOUNDED
     async with (
         Scripted(script) as upstream,
         running(configuration(upstream.base_url, channel=channel), tmp_path, store_url) as gateway,
@@ -131,7 +145,7 @@ async def test_before_the_first_byte(fault: str, store_url: str, client: Client,
         assert b"Over there" not in answer.body
         assert int(answer.headers.get("retry-after", 1)) <= 59
         await assert_ended(gateway, FAILED, charge, code)
-        await given_back(gateway, upstream, before, pooled)
+        await assert_released(gateway, upstream, before, pooled)
         assert len(upstream.requests) == 1
 
 
@@ -140,9 +154,9 @@ AFTER_FIRST_BYTE: dict[str, tuple[list[Step], Outcome, str]] = {
     "closes in an event": ([CHUNKED + chunk(HALF + b'data: {"x'), Fin], TRUNCATED, "upstream_truncated"),
     "closes within a chunk": ([CHUNKED + b"fff\r\n" + HALF, Fin], TRUNCATED, "upstream_truncated"),
     "ends in an event": ([CHUNKED + chunk(HALF + b'data: {"x') + LAST], TRUNCATED, "upstream_truncated"),
-    "ends without a sign": ([CHUNKED + chunk(HALF) + LAST], TRUNCATED, "upstream_truncated"),
+    "ends without a finish reason": ([CHUNKED + chunk(HALF) + LAST], TRUNCATED, "upstream_truncated"),
     "ends short of its length": ([HEAD + b"Content-Length: 9999\r\n\r\n" + HALF, Fin], TRUNCATED, "upstream_truncated"),
-    "a close without a sign": ([HEAD + b"\r\n" + HALF, Fin], TRUNCATED, "upstream_truncated"),
+    "closes without a finish reason": ([HEAD + b"\r\n" + HALF, Fin], TRUNCATED, "upstream_truncated"),
     "a broken chunk": ([CHUNKED + chunk(HALF) + b"zz\r\n", Hold], TRUNCATED, "upstream_truncated"),
     "stalls": ([CHUNKED + chunk(HALF), Hold], Outcome.UPSTREAM_STALLED, "upstream_timeout"),
     "trickles": ([CHUNKED, Forever(chunk(WORDS[1]), 0.1)], Outcome.STOPPED, "upstream_timeout"),
@@ -156,10 +170,14 @@ AFTER_FIRST_BYTE: dict[str, tuple[list[Step], Outcome, str]] = {
 
 
 @pytest.mark.parametrize("fault", AFTER_FIRST_BYTE)
-async def test_after_the_first_byte(fault: str, store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_fault_after_the_first_byte_ends_the_stream_with_an_error_event(
+    fault: str, store_url: str, client: Client, tmp_path: Path
+) -> None:
     script, outcome, code = AFTER_FIRST_BYTE[fault]
-    in_all = HASTY_IN_ALL if outcome is Outcome.STOPPED else BOUNDED
-    channel = HASTY if outcome is Outcome.UPSTREAM_STALLED else in_all if code == "upstream_timeout" else BOUNDED
+    total_timer = SHORT_TOTAL if outcome is Outcome.STOPPED else BOUNDED
+    channel = (
+        SHORT_TIMERS if outcome is Outcome.UPSTREAM_STALLED else total_timer if code == "upstream_timeout" else BOUNDED
+    )
     async with (
         Scripted(script) as upstream,
         running(configuration(upstream.base_url, channel=channel), tmp_path, store_url) as gateway,
@@ -175,7 +193,7 @@ async def test_after_the_first_byte(fault: str, store_url: str, client: Client, 
         assert len(answer.body) < 3500
         assert all(json.loads(event.removeprefix(b"data: ")) for event in events if event[:1] == b"d")
         await assert_ended(gateway, outcome, "estimate", code)
-        await given_back(
+        await assert_released(
             gateway,
             upstream,
             before,
@@ -184,21 +202,21 @@ async def test_after_the_first_byte(fault: str, store_url: str, client: Client, 
         assert len(upstream.requests) == 1
 
 
-async def test_an_error_event_mid_stream_is_passed_on_and_its_text_is_no_output(
+async def test_an_error_event_mid_stream_is_passed_on_and_not_charged_as_output(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    told = FAILURE.replace(b"fell", b"fell " * 500)
+    failure = FAILURE.replace(b"fell", b"fell " * 500)
     async with (
-        Scripted([CHUNKED + chunk(HALF + told) + LAST]) as upstream,
+        Scripted([CHUNKED + chunk(HALF + failure) + LAST]) as upstream,
         running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
     ):
         token = await gateway.token()
         before = tasks()
         answer = await ask(gateway.port, chat(token))
-        assert (answer.status, answer.body, answer.whole) == (200, HALF + told, False)
+        assert (answer.status, answer.body, answer.whole) == (200, HALF + failure, False)
         record = await assert_ended(gateway, Outcome.UPSTREAM_ERROR_IN_STREAM, "estimate")
         assert record.completion_tokens <= 6
-        await given_back(gateway, upstream, before, 1)
+        await assert_released(gateway, upstream, before, 1)
 
 
 COMMENTED = STREAM.replace(b"\n\ndata", b"\n\n: a comment\n\ndata")
@@ -223,15 +241,15 @@ PASSES: dict[str, tuple[list[Step], bytes]] = {
         ],
         PASSED,
     ),
-    "with an answer that nobody asked for behind it": (
-        [CHUNKED + chunk(STREAM) + LAST + whole("200 OK", STREAM)],
+    "followed by an unrequested response": (
+        [CHUNKED + chunk(STREAM) + LAST + full_response("200 OK", STREAM)],
         PASSED,
     ),
 }
 
 
 @pytest.mark.parametrize("way", PASSES)
-async def test_what_is_unusual_and_right_passes(way: str, store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_an_unusual_but_valid_response_passes(way: str, store_url: str, client: Client, tmp_path: Path) -> None:
     script, expected = PASSES[way]
     async with (
         Scripted(script) as upstream,
@@ -243,8 +261,8 @@ async def test_what_is_unusual_and_right_passes(way: str, store_url: str, client
         assert (answer.status, answer.whole) == (200, True)
         assert answer.body == expected
         await assert_ended(gateway, Outcome.COMPLETED, "exact")
-        closes = Fin in script or "nobody asked" in way
-        await given_back(gateway, upstream, before, 0 if closes else 1)
+        closes = Fin in script or "unrequested" in way
+        await assert_released(gateway, upstream, before, 0 if closes else 1)
 
 
 async def test_an_error_body_of_fifty_megabytes_is_hardly_read(store_url: str, client: Client, tmp_path: Path) -> None:
@@ -259,11 +277,11 @@ async def test_an_error_body_of_fifty_megabytes_is_hardly_read(store_url: str, c
         answer = await ask(gateway.port, chat(token))
         assert answer.error["code"] == "upstream_error"
         await assert_ended(gateway, FAILED, "nothing", "upstream_error")
-        await given_back(gateway, upstream, before, 0)
-        assert upstream.sent < 20_000_000, "what was sent is in the kernel's buffers, at most"
+        await assert_released(gateway, upstream, before, 0)
+        assert upstream.sent < 20_000_000, "more was read than fits into the kernel's buffers"
 
 
-async def test_a_pooled_connection_that_was_closed_under_us_is_replaced_once(
+async def test_a_pooled_connection_that_the_upstream_closed_is_replaced_once(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
     good: list[Step] = [CHUNKED + chunk(STREAM) + LAST]
@@ -276,10 +294,10 @@ async def test_a_pooled_connection_that_was_closed_under_us_is_replaced_once(
         for _ in range(2):
             answer = await ask(gateway.port, chat(token))
             assert (answer.status, answer.body) == (200, PASSED)
-        record = await last_end(gateway)
+        record = await last_end_record(gateway)
         assert len(record.attempts) == 1
         assert await charged(gateway) == 2 * record.charge_micros
-        await given_back(gateway, upstream, before, 1)
+        await assert_released(gateway, upstream, before, 1)
         assert (len(upstream.requests), upstream.connections) == (3, 2)
 
 
@@ -317,7 +335,7 @@ async def test_a_fresh_connection_or_one_that_began_to_answer_is_not_replaced(
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:1/v1", "http://no-such-host.invalid/v1", "http://[::1]:1/v1"])
-async def test_who_cannot_be_reached_costs_nothing(
+async def test_an_unreachable_upstream_costs_nothing(
     store_url: str, client: Client, tmp_path: Path, address: str
 ) -> None:
     async with running(configuration(address, channel=BOUNDED), tmp_path, store_url) as gateway:
@@ -326,7 +344,7 @@ async def test_who_cannot_be_reached_costs_nothing(
         answer = await ask(gateway.port, chat(token))
         assert (answer.status, answer.error["code"]) == (502, "upstream_unreachable")
         await assert_ended(gateway, FAILED, "nothing", "upstream_unreachable")
-        await given_back(gateway, None, before, 0)
+        await assert_released(gateway, None, before, 0)
 
 
 ECHOES: dict[str, list[Step]] = {
@@ -342,28 +360,28 @@ ECHOES: dict[str, list[Step]] = {
     ],
     "an error event": [CHUNKED + chunk(HALF + FAILURE.replace(b"the model", KEY.encode())) + LAST],
     "a first error": [CHUNKED + chunk(FAILURE.replace(b"the model", KEY.encode())) + LAST],
-    "an error": [whole("400 No", json.dumps({"error": {"message": f"key {KEY} bad", "code": KEY, "param": KEY}}).encode())],
+    "an error": [full_response("400 No", json.dumps({"error": {"message": f"key {KEY} bad", "code": KEY, "param": KEY}}).encode())],
     "its own header": [CHUNKED.replace(b"\r\n\r\n", f"\r\nx-request-id: {KEY}\r\n\r\n".encode()) + chunk(STREAM) + LAST],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("place", ECHOES)
-async def test_our_credential_is_replaced_in(place: str, store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_the_credential_is_redacted_in(place: str, store_url: str, client: Client, tmp_path: Path) -> None:
     async with (
         Scripted(ECHOES[place]) as upstream,
         running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
     ):
         answer = await ask(gateway.port, chat(await gateway.token()))
-        record = await last_end(gateway)
+        record = await last_end_record(gateway)
         assert KEY.encode() in upstream.requests[0]
         assert END_OF_KEY not in repr((answer, record))
         assert "[redacted]" in repr((answer, record))
 
 
 @pytest.mark.parametrize(
-    "script", [[whole("200 OK", b'{"usage": {"prompt_tokens": 3'), Fin], [whole("200 OK", b"[]"), Fin]]
+    "script", [[full_response("200 OK", b'{"usage": {"prompt_tokens": 3'), Fin], [full_response("200 OK", b"[]"), Fin]]
 )
-async def test_a_json_answer_that_is_none_is_an_error(
+async def test_an_invalid_json_response_is_an_error(
     store_url: str, client: Client, tmp_path: Path, script: list[Step]
 ) -> None:
     more = "port: {allow_non_streaming: true}"
@@ -375,5 +393,5 @@ async def test_a_json_answer_that_is_none_is_an_error(
         before = tasks()
         answer = await ask(gateway.port, chat(token, {"stream": False}))
         assert (answer.status, answer.error["code"]) == (502, "upstream_error")
-        await last_end(gateway)
-        await given_back(gateway, upstream, before, 0)
+        await last_end_record(gateway)
+        await assert_released(gateway, upstream, before, 0)

@@ -15,7 +15,7 @@ import pytest
 
 from gateway.store.client.client import Client
 from gateway.testing import running
-from tests.whole.aftermath import given_back, tasks
+from tests.whole.aftermath import assert_released, tasks
 from tests.whole.conftest import configuration
 from tests.whole.raw import ask, chat
 from tests.whole.scripted import CHUNKED, HEAD, LAST, Fin, Scripted, Step, chunk
@@ -28,7 +28,7 @@ GOOD: list[Step] = [CHUNKED + chunk(STREAM) + LAST]
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`ca.pem`, `server.pem` and `server.key`: an authority, and a certificate of it for localhost; and for another name."""
+    """Create an authority, and certificates for localhost (`server`) and for another name (`other`); return their folder."""
     folder = tmp_path_factory.mktemp("tls")
 
     def openssl(*arguments: str) -> None:
@@ -78,11 +78,11 @@ async def test_an_invalid_certificate_is_never_accepted(
             answer = await ask(gateway.port, chat(token))
             assert (answer.status, answer.error["code"]) == (502, "upstream_unreachable")
             assert upstream.requests == []
-            await given_back(gateway, upstream, before, 0)
+            await assert_released(gateway, upstream, before, 0)
 
 
 class Proxy:
-    """A forward proxy that remembers the heads that it was sent."""
+    """A forward proxy that records the heads of its requests."""
 
     def __init__(self) -> None:
         self.heads: list[bytes] = []
@@ -99,12 +99,12 @@ class Proxy:
                 writer.write(b"HTTP/1.1 200 Connected\r\n\r\n")
             else:
                 outward.write(head)
-            await asyncio.gather(copied(reader, outward), copied(onward, writer))
+            await asyncio.gather(copy(reader, outward), copy(onward, writer))
         finally:
             writer.close()
 
 
-async def copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
         while data := await reader.read(65536):
             writer.write(data)
@@ -143,12 +143,14 @@ async def test_a_channels_proxy_is_used(
         assert (b"Proxy-Authorization: Basic " + base64.b64encode(b"user:canary-pass") in between.heads[0]) == bool(
             login
         )
-        assert (b"channel-credential" in between.heads[0]) == (not secure), "a tunnel shows the proxy nothing"
+        assert (b"channel-credential" in between.heads[0]) == (not secure), (
+            "with TLS the proxy must not see the credential"
+        )
         assert b"Proxy-Authorization" not in upstream.requests[0] or not secure
         assert len(between.heads) == 1
 
 
-async def test_a_proxy_that_refuses_or_is_away_is_an_unreachable_channel(
+async def test_a_proxy_that_cannot_be_reached_makes_the_channel_unreachable(
     store_url: str, client: Client, tmp_path: Path, certificates: Path
 ) -> None:
     channel = f', proxy: "http://127.0.0.1:1", ca_file: {certificates / "ca.pem"}'

@@ -1,6 +1,6 @@
-"""The store goes away under load: what was refused meanwhile is in the log afterwards, and nothing is twice.
+"""The store is stopped under load: requests refused meanwhile are in the usage log afterwards, and each request only once.
 
-For 3 seconds, or as long as `GATEWAY_STORE_AWAY_S` says.
+It is stopped for 3 seconds, or for `GATEWAY_STORE_AWAY_S`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WIDE = CHAIN.replace("requests_per_minute: 1000, tokens_per_minute: 1000000", "r
 
 
 async def load(gateway: Running, token: str, received: dict[str, int], stop: asyncio.Event) -> None:
-    """Ask at a steady rate, whoever still waits for an answer, and note what every request was answered."""
+    """Send requests at a constant rate, and record the status of each by its id."""
 
     async def call() -> None:
         answer = await ask(gateway.port, chat(token))
@@ -40,14 +40,14 @@ async def load(gateway: Running, token: str, received: dict[str, int], stop: asy
 
 
 async def until(received: dict[str, int], status: int, more: int) -> None:
-    """Until so many more requests were answered with this status."""
+    """Wait until `more` further requests were answered with this status."""
     wanted = list(received.values()).count(status) + more
     async with asyncio.timeout(PATIENCE_S):
         while list(received.values()).count(status) < wanted:
             await asyncio.sleep(0.02)
 
 
-async def test_what_was_refused_while_the_store_was_away_is_in_the_log_afterwards(tmp_path: Path) -> None:
+async def test_requests_refused_while_the_store_is_down_are_in_the_log_afterwards(tmp_path: Path) -> None:
     store = await asyncio.to_thread(EmbeddedStore.start, tmp_path / "store")
     received: dict[str, int] = {}
     async with FakeUpstream(pace_s=0, key="channel-credential-4711") as upstream:

@@ -1,4 +1,4 @@
-"""Workers, sink and store are killed at random under load: every id that a caller received is in the log, once."""
+"""Workers, sink and store are killed at random under load: every id that a caller received is in the usage log once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,10 +20,11 @@ from gateway.services import Store
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.usage import queries
 from gateway.usage.sink import GROUP, Sink
-from tests.cli.processes import all_ready, free_port
+from tests.cli.processes import free_port
 from tests.patience import PATIENCE_S
 from tests.usage.test_database import rolled_up, summed
 from tests.whole.conftest import configuration
+from tests.whole.load import serving
 from tests.whole.raw import ask, chat
 
 CALLERS = 6
@@ -33,24 +33,8 @@ KILLS = 8
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the children of a process are read from /proc")
 
 
-@asynccontextmanager
-async def serving(file: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The whole program with two workers; its end is a good one."""
-    command = ("-c", "from gateway.cli import main; main()", "serve", "--config", str(file), "--workers", "2")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-    )
-    try:
-        await all_ready(process)
-        yield process
-    finally:
-        process.terminate()
-        await asyncio.wait_for(process.wait(), 30)
-    assert process.returncode == 0
-
-
 class Callers:
-    """Ask again and again, and note the id of every answer whose head came, and of those that were refused."""
+    """Callers that send one request after the other. `received`: ids of all responses; `refused`: ids of 503 responses."""
 
     def __init__(self, port: int, token: str) -> None:
         self._request = port, chat(token)
@@ -66,17 +50,15 @@ class Callers:
                     self.refused.add(answer.headers["x-request-id"])
 
     async def more(self, ids: set[str], count: int) -> None:
-        """Wait until so many more are among `ids`."""
+        """Wait until `ids` has grown by `count`."""
         before = len(ids)
         async with asyncio.timeout(PATIENCE_S):
             while len(ids) < before + count:
                 await asyncio.sleep(0.02)
 
 
-async def kill_at_random(
-    process: asyncio.subprocess.Process, store: EmbeddedStore, folder: Path, callers: Callers
-) -> EmbeddedStore:
-    """The store comes back once somebody was refused without it."""
+async def kill_at_random(pid: int, store: EmbeddedStore, folder: Path, callers: Callers) -> EmbeddedStore:
+    """Kill workers, the sink and the store; start the store again after a request was refused, and return it."""
     chance = random.Random(7)
     for turn in range(KILLS):
         await asyncio.sleep(0.2 + chance.random() * 0.3)
@@ -86,7 +68,7 @@ async def kill_at_random(
             await callers.more(callers.refused, 1)
             store = await asyncio.to_thread(EmbeddedStore.start, folder)
         else:
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()  # noqa: ASYNC240
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()  # noqa: ASYNC240
             with suppress(ProcessLookupError):
                 os.kill(int(chance.choice(children)), signal.SIGKILL)
     return store
@@ -109,20 +91,20 @@ async def test_every_id_that_a_caller_received_is_in_the_log_once(tmp_path: Path
             await stores.accounts.create("tester")
             await stores.wallet.credit("tester", "opening", 5_000_000_000)
             token = (await stores.tokens.create("tester")).token
-            await stores.client.call("WAITAOF", 1, 0, 0)  # what a kill takes then came later
-        async with serving(file) as process:
+            await stores.client.call("WAITAOF", 1, 0, 0)  # on the disk before the store is killed
+        async with serving(file, 2, tmp_path / "serve.log") as pid:
             stop = asyncio.Event()
             callers = Callers(port, token)
             asking = [asyncio.create_task(callers.ask(stop)) for _ in range(CALLERS)]
-            store = await kill_at_random(process, store, folder, callers)
+            store = await kill_at_random(pid, store, folder, callers)
             await callers.more(callers.received, 50)
             stop.set()
             await asyncio.gather(*asking)
-    await look_at_the_log(config, store, callers)
+    await check_log(config, store, callers)
     store.stop()
 
 
-async def look_at_the_log(config: Config, store: EmbeddedStore, callers: Callers) -> None:
+async def check_log(config: Config, store: EmbeddedStore, callers: Callers) -> None:
     async with Store.open(config, store.url) as stores:
         usage = stores.usage
         sink = Sink(usage, retention_months=13, crashed_after_s=600)

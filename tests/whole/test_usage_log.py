@@ -1,4 +1,4 @@
-"""For each way a request can end: one arrival and one end, joined by the id that the caller holds."""
+"""For each way a request can end, the usage log has one arrival and one end under the id that the caller received."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gateway import Outcome
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
-from gateway.usage.log import FIELD
-from gateway.usage.record import Record, decode
+from gateway.usage.record import Record
 from gateway.usage.sink import Sink
 from tests.patience import PATIENCE_S
+from tests.whole.aftermath import charged, records_in_stream
 from tests.whole.conftest import configuration
 from tests.whole.raw import Answer, ask, chat, get
 
@@ -28,29 +28,23 @@ TIMERS = ", timers: {connect: 1, first_byte: 0.2, idle: 0.2, total: 1}"
 async def bounded(
     mode: str, upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path
 ) -> AsyncIterator[Running]:
-    """The gateway with a small ceiling, and short timers for what only time ends."""
+    """Yield a gateway with a small response limit, and short timers for modes that a timeout must end."""
     channel = ", max_response_bytes: 200000" + (TIMERS if mode in ("silent", "stall") else "")
     async with running(configuration(upstream.base_url, channel=channel), tmp_path, store_url) as whole:
         yield whole
 
 
 async def entries(gateway: Running) -> list[Record]:
+    """Wait until all exchanges have ended, and return all records."""
     await gateway.gateway.runner.wait_ended()
-    page = await gateway.store.client.call("XRANGE", gateway.store.usage.stream, "-", "+")
-    return [decode(fields[FIELD]) for _, fields in page]
+    return await records_in_stream(gateway)
 
 
-async def closed(gateway: Running, id: str) -> Record:  # noqa: A002
-    """The end of a request, after making sure that it has one arrival and one end."""
+async def end_of(gateway: Running, id: str) -> Record:  # noqa: A002
+    """Assert that a request has one arrival and one end, and return the end."""
     opened, ended = [record for record in await entries(gateway) if record.id == id]
     assert (opened.outcome, opened.arrived_at) == (None, ended.arrived_at)
     return ended
-
-
-async def charged(gateway: Running) -> int:
-    account = await gateway.store.accounts.get("tester")
-    assert account is not None
-    return 5_000_000 - account.balance_micros
 
 
 @pytest.mark.parametrize(
@@ -72,13 +66,13 @@ async def charged(gateway: Running) -> int:
         ("endless", Outcome.STOPPED, None),
     ],
 )
-async def test_whatever_the_upstream_does_the_record_tells_it(
+async def test_the_record_has_the_outcome_of_the_upstreams_behaviour(
     bounded: Running, upstream: FakeUpstream, mode: str, outcome: Outcome, code: str | None
 ) -> None:
     token = await bounded.token()
     upstream.mode = mode
     answer = await ask(bounded.port, chat(token))
-    record = await closed(bounded, answer.headers["x-request-id"])
+    record = await end_of(bounded, answer.headers["x-request-id"])
     assert record.outcome is outcome
     if code is not None:
         assert record.error_code == code
@@ -91,7 +85,7 @@ async def test_whatever_the_upstream_does_the_record_tells_it(
         assert isinstance(price["input"], int)
         assert isinstance(price["output"], int)
         tokens = record.prompt_tokens * price["input"] + record.completion_tokens * price["output"]
-        # A stream that ran past its ceiling is charged no more than was held for it.
+        # A stream that exceeded its limit is charged no more than was held for it.
         assert record.charge_micros == -(-tokens // 1_000_000) or (
             mode == "endless" and record.charge_micros * 1_000_000 < tokens
         )
@@ -100,9 +94,9 @@ async def test_whatever_the_upstream_does_the_record_tells_it(
     assert (record.events > 0) == (answer.status == 200)
 
 
-async def test_the_end_of_a_served_request_counts_what_the_caller_got(gateway: Running) -> None:
+async def test_the_record_counts_the_bytes_that_the_caller_received(gateway: Running) -> None:
     answer = await ask(gateway.port, chat(await gateway.token()))
-    record = await closed(gateway, answer.headers["x-request-id"])
+    record = await end_of(gateway, answer.headers["x-request-id"])
     assert record.usage_source == "upstream"
     assert record.bytes == len(answer.body)
     assert record.channel == "fake"
@@ -110,13 +104,13 @@ async def test_the_end_of_a_served_request_counts_what_the_caller_got(gateway: R
 
 async def refused_by(gateway: Running, request: bytes) -> tuple[Record, Answer]:
     answer = await ask(gateway.port, request)
-    return await closed(gateway, answer.headers["x-request-id"]), answer
+    return await end_of(gateway, answer.headers["x-request-id"]), answer
 
 
-async def test_a_refusal_of_every_plugin_is_in_the_log_with_its_name(gateway: Running) -> None:
+async def test_each_refusal_is_in_the_log_with_the_name_of_its_plugin(gateway: Running) -> None:
     token = await gateway.token()
     poor = await gateway.token("poor", credit=1)
-    asked: list[tuple[bytes, str, str]] = [
+    cases: list[tuple[bytes, str, str]] = [
         (chat(None), "auth", "token_missing"),
         (chat("sk-tester-abcdefgh-0000000000000000000000000000"), "auth", "token_invalid"),
         (chat(poor), "quota", "insufficient_balance"),
@@ -125,7 +119,7 @@ async def test_a_refusal_of_every_plugin_is_in_the_log_with_its_name(gateway: Ru
         (get("/v1/chat/completions", token), "", "method_not_allowed"),
         (get("/v1/models/nope", token), "", "model_not_found"),
     ]
-    for request, plugin, code in asked:
+    for request, plugin, code in cases:
         record, answer = await refused_by(gateway, request)
         assert (record.outcome, record.status, record.charge_micros) == (Outcome.REFUSED, answer.status, 0)
         assert (record.error_code, answer.error["code"]) == (code, code)
@@ -139,11 +133,11 @@ async def test_a_request_outside_v1_leaves_no_record(gateway: Running) -> None:
     assert await entries(gateway) == []
 
 
-async def test_what_is_answered_without_an_upstream_is_in_the_log(gateway: Running) -> None:
+async def test_requests_answered_without_an_upstream_are_in_the_log(gateway: Running) -> None:
     token = await gateway.token()
     for path, operation in (("/v1/models", "models"), ("/v1/account", "account")):
         answer = await ask(gateway.port, get(path, token))
-        record = await closed(gateway, answer.headers["x-request-id"])
+        record = await end_of(gateway, answer.headers["x-request-id"])
         assert (record.operation, record.outcome, record.account) == (operation, Outcome.COMPLETED, "tester")
 
 
@@ -168,35 +162,35 @@ async def test_a_caller_that_leaves_is_in_the_log(gateway: Running, upstream: Fa
     assert ended.charge_micros == await charged(gateway) > 0
 
 
-async def told(gateway: Running, token: str, id: str) -> Any:  # noqa: A002
+async def lookup(gateway: Running, token: str, id: str) -> Any:  # noqa: A002
     answer = await ask(gateway.port, get(f"/v1/requests/{id}", token))
     return json.loads(answer.body) if answer.status == 200 else answer.error["code"]
 
 
-async def test_a_caller_can_prove_its_own_request_and_see_nobody_elses(gateway: Running) -> None:
+async def test_a_caller_can_read_the_records_of_its_own_account_only(gateway: Running) -> None:
     token, other = await gateway.token(), await gateway.token("other")
     answer = await ask(gateway.port, chat(token))
     request_id = answer.headers["x-request-id"]
     await gateway.gateway.runner.wait_ended()
-    record = await told(gateway, token, request_id)
+    record = await lookup(gateway, token, request_id)
     assert (record["id"], record["outcome"], record["events"] > 0) == (request_id, "completed", True)
-    assert await told(gateway, other, request_id) == "request_not_found"
+    assert await lookup(gateway, other, request_id) == "request_not_found"
     assert not {"channel", "attempts", "upstream_request_id"} & record.keys(), (
-        "which upstreams there are is the operator's"
+        "callers must not see which upstreams there are"
     )
-    assert await told(gateway, token, "01a1fccb-1807-7197-9f1b-61a58aba6c92") == "request_not_found"
+    assert await lookup(gateway, token, "01a1fccb-1807-7197-9f1b-61a58aba6c92") == "request_not_found"
 
 
-async def test_a_record_of_nobody_is_told_to_no_account(gateway: Running) -> None:
+async def test_a_record_without_an_account_is_shown_to_no_account(gateway: Running) -> None:
     token = await gateway.token()
     answer = await ask(gateway.port, chat(None))
     request_id = answer.headers["x-request-id"]
-    assert (await closed(gateway, request_id)).account == ""
-    assert await told(gateway, token, request_id) == "request_not_found"
+    assert (await end_of(gateway, request_id)).account == ""
+    assert await lookup(gateway, token, request_id) == "request_not_found"
 
 
 def every_use(canary: str) -> list[bytes]:
-    """A token in all the places where somebody may put it."""
+    """Return requests with a token in every place where a caller may put it."""
     return [
         chat(canary),
         chat(canary[:-1]),
@@ -216,7 +210,7 @@ def every_use(canary: str) -> list[bytes]:
 
 
 def contents(folder: Path) -> bytes:
-    """All that is in files below a folder."""
+    """Return the contents of all files below a folder."""
     return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
@@ -229,12 +223,12 @@ async def test_no_eight_characters_of_a_token_are_in_the_store_or_in_a_file(
     canary = makes_secret(await gateway.token())
     for request in every_use(canary):
         assert (await ask(gateway.port, request)).status != 500
-    kept = repr(await entries(gateway)).encode()
+    stored = repr(await entries(gateway)).encode()
     sink = Sink(gateway.store.usage, retention_months=1, crashed_after_s=60)
     while await sink.move_batch():
         pass
-    kept += await asyncio.to_thread(contents, tmp_path)
-    assert b"unknown_path" in kept
+    stored += await asyncio.to_thread(contents, tmp_path)
+    assert b"unknown_path" in stored
     secret = canary.rpartition("-")[2].encode()
     assert len(secret) > 20
-    assert [secret[at : at + 8] for at in range(len(secret) - 7) if secret[at : at + 8] in kept] == []
+    assert [secret[at : at + 8] for at in range(len(secret) - 7) if secret[at : at + 8] in stored] == []

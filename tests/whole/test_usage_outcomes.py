@@ -1,6 +1,6 @@
-"""For every outcome and every error that a caller can meet: one arrival and one end under the id that the caller holds.
+"""For every outcome and every error code, the usage log has one arrival and one end under the id that the caller received.
 
-The set-ups are a table; what the record says is compared with what the caller saw, what the account lost, and the clock.
+The set-ups are a table. The record is compared with the caller's response, the account's charge, and the clock.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from gateway.store.tokens import TokenStatus
 from gateway.testing import Running, running
 from gateway.usage import queries
 from gateway.usage.database import UsageDatabase
-from gateway.usage.log import FIELD
 from gateway.usage.record import Record, decode
 from tests.cli.processes import demo_in, kill, serving, worker_of
 from tests.patience import PATIENCE_S
+from tests.whole.aftermath import records_in_stream
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import Answer, ask, chat, get
 from tests.whole.scripted import Scripted
-from tests.whole.test_errors import GARBLED_TOKEN
+from tests.whole.test_errors import INVALID_TOKEN
 
 OPENING = 5_000_000
 BOUNDED = ", max_response_bytes: 200000"
-HASTY = ", timers: {connect: 1, first_byte: 0.2, idle: 0.2, total: 1, write_stall: 0.2}"
-"""For what only time ends; nothing else is to be taken for late on a busy machine."""
+SHORT_TIMERS = ", timers: {connect: 1, first_byte: 0.2, idle: 0.2, total: 1, write_stall: 0.2}"
+"""Short timers, only for requests that a timeout must end: on a busy machine they would end other requests too."""
 README = Path(__file__).parent.parent.parent / "README.md"
 
 
-class ScenarioRunner:
-    """A whole gateway, its upstream and its store, for one request."""
+class Scenario:
+    """A whole gateway, its upstream and its store. `stack` closes what the request opened."""
 
     def __init__(self, gateway: Running, upstream: FakeUpstream, store: EmbeddedStore, stack: AsyncExitStack) -> None:
         self.gateway = gateway
@@ -54,10 +54,10 @@ class ScenarioRunner:
     async def ask(self, request: bytes) -> Answer:
         return await ask(self.gateway.port, request)
 
-    async def leaves_open(self, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection on which a request was sent; it is closed at the end at the latest."""
+    async def send_without_reading(self, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Send a request on a new connection and return the connection. It is closed at the end of the scenario."""
         caller = socket.socket()
-        caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # what is not read stays with the gateway
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # unread data stays in the gateway
         caller.setblocking(False)
         await asyncio.get_running_loop().sock_connect(caller, ("127.0.0.1", self.gateway.port))
         reader, writer = await asyncio.open_connection(sock=caller)
@@ -66,11 +66,11 @@ class ScenarioRunner:
         return reader, writer
 
 
-Request = Callable[[ScenarioRunner], Awaitable[bytes]]
+Request = Callable[[Scenario], Awaitable[bytes]]
 
 
 class Case(msgspec.Struct, kw_only=True):
-    """A set-up and what the record must say. `by`: the plugin that refused. `used`: whose word the charge was made by."""
+    """A set-up and the expected record. `by`: the plugin that refused. `used`: the source of the charged usage."""
 
     request: Request
     outcome: Outcome = Outcome.REFUSED
@@ -88,95 +88,95 @@ class Case(msgspec.Struct, kw_only=True):
 
 
 def with_token(body: object = None, **changes: object) -> Request:
-    async def request(stage: ScenarioRunner) -> bytes:
-        return chat(await stage.gateway.token(**changes), body)  # type: ignore[arg-type]
+    async def request(scenario: Scenario) -> bytes:
+        return chat(await scenario.gateway.token(**changes), body)  # type: ignore[arg-type]
 
     return request
 
 
 def fixed(request: bytes) -> Request:
-    async def same(_: ScenarioRunner) -> bytes:
+    async def same(_: Scenario) -> bytes:
         return request
 
     return same
 
 
-def changed(change: Callable[[ScenarioRunner], Awaitable[str]], **more: object) -> Request:
-    """A request with the token that `change` leaves."""
+def changed(change: Callable[[Scenario], Awaitable[str]], **more: object) -> Request:
+    """Return a function that makes a change and then a request with the token that `change` returns."""
 
-    async def request(stage: ScenarioRunner) -> bytes:
-        return chat(await change(stage), **more)  # type: ignore[arg-type]
+    async def request(scenario: Scenario) -> bytes:
+        return chat(await change(scenario), **more)  # type: ignore[arg-type]
 
     return request
 
 
-async def deleted(stage: ScenarioRunner) -> str:
-    token = await stage.gateway.token()
-    (known,) = await stage.gateway.store.tokens.all_of("tester")
-    await stage.gateway.store.tokens.delete(known.id)
+async def deleted(scenario: Scenario) -> str:
+    token = await scenario.gateway.token()
+    (known,) = await scenario.gateway.store.tokens.all_of("tester")
+    await scenario.gateway.store.tokens.delete(known.id)
     return token
 
 
-async def expired(stage: ScenarioRunner) -> str:
-    await stage.gateway.token()
-    return (await stage.gateway.store.tokens.create("tester", expires_at=1)).token
+async def expired(scenario: Scenario) -> str:
+    await scenario.gateway.token()
+    return (await scenario.gateway.store.tokens.create("tester", expires_at=1)).token
 
 
-async def disabled(stage: ScenarioRunner) -> str:
-    token = await stage.gateway.token()
-    (known,) = await stage.gateway.store.tokens.all_of("tester")
-    await stage.gateway.store.tokens.set_status(known.id, TokenStatus.DISABLED)
+async def disabled(scenario: Scenario) -> str:
+    token = await scenario.gateway.token()
+    (known,) = await scenario.gateway.store.tokens.all_of("tester")
+    await scenario.gateway.store.tokens.set_status(known.id, TokenStatus.DISABLED)
     return token
 
 
-async def suspended(stage: ScenarioRunner) -> str:
-    token = await stage.gateway.token()
-    await stage.gateway.store.accounts.set_status("tester", AccountStatus.SUSPENDED)
+async def suspended(scenario: Scenario) -> str:
+    token = await scenario.gateway.token()
+    await scenario.gateway.store.accounts.set_status("tester", AccountStatus.SUSPENDED)
     return token
 
 
-async def restricted(stage: ScenarioRunner) -> str:
-    await stage.gateway.token()
-    return (await stage.gateway.store.tokens.create("tester", addresses=("10.0.0.0/8",))).token
+async def restricted(scenario: Scenario) -> str:
+    await scenario.gateway.token()
+    return (await scenario.gateway.store.tokens.create("tester", addresses=("10.0.0.0/8",))).token
 
 
-async def for_other_models(stage: ScenarioRunner) -> str:
-    await stage.gateway.token()
-    return (await stage.gateway.store.tokens.create("tester", models=("other",))).token
+async def for_other_models(scenario: Scenario) -> str:
+    await scenario.gateway.token()
+    return (await scenario.gateway.store.tokens.create("tester", models=("other",))).token
 
 
-async def once_before(stage: ScenarioRunner) -> str:
-    token = await stage.gateway.token()
-    assert (await stage.ask(chat(token))).status == 200
+async def once_before(scenario: Scenario) -> str:
+    token = await scenario.gateway.token()
+    assert (await scenario.ask(chat(token))).status == 200
     return token
 
 
-async def beside_another(stage: ScenarioRunner) -> str:
-    token = await stage.gateway.token()
-    await stage.leaves_open(chat(token))
-    while not stage.upstream.requests:
+async def beside_another(scenario: Scenario) -> str:
+    token = await scenario.gateway.token()
+    await scenario.send_without_reading(chat(token))
+    while not scenario.upstream.requests:
         await asyncio.sleep(0.01)
     return token
 
 
-async def store_stopped(stage: ScenarioRunner) -> str:
-    token = await stage.gateway.token()
-    await asyncio.to_thread(stage.store.stop)
+async def store_stopped(scenario: Scenario) -> str:
+    token = await scenario.gateway.token()
+    await asyncio.to_thread(scenario.store.stop)
     return token
 
 
-async def draining(stage: ScenarioRunner) -> str:
-    stage.gateway.gateway.draining = True
-    return await stage.gateway.token()
+async def draining(scenario: Scenario) -> str:
+    scenario.gateway.gateway.draining = True
+    return await scenario.gateway.token()
 
 
-async def cut_short(stage: ScenarioRunner) -> bytes:
-    return chat(await stage.gateway.token())[:-1]
+async def cut_short(scenario: Scenario) -> bytes:
+    return chat(await scenario.gateway.token())[:-1]
 
 
 def getting(path: str) -> Request:
-    async def request(stage: ScenarioRunner) -> bytes:
-        return get(path, await stage.gateway.token())
+    async def request(scenario: Scenario) -> bytes:
+        return get(path, await scenario.gateway.token())
 
     return request
 
@@ -196,7 +196,7 @@ CASES: dict[str, Case] = {
     "a list of models": Case(request=getting("/v1/models"), outcome=SERVED),
     "an account": Case(request=getting("/v1/account"), outcome=SERVED),
     "no token": Case(request=fixed(chat(None)), code="token_missing", by="auth"),
-    "a made-up token": Case(request=fixed(chat(GARBLED_TOKEN)), code="token_invalid", by="auth"),
+    "a made-up token": Case(request=fixed(chat(INVALID_TOKEN)), code="token_invalid", by="auth"),
     "a deleted token": Case(request=changed(deleted), code="token_invalid", by="auth"),
     "an expired token": Case(request=changed(expired), code="token_expired", by="auth"),
     "a disabled token": Case(request=changed(disabled), code="token_disabled", by="auth"),
@@ -230,7 +230,7 @@ CASES: dict[str, Case] = {
         request=cut_short, code="body_timeout", by="rate-limit", more="port: {body_timeout: 0.2}", at_least_ms=190
     ),
     "another media type": Case(
-        request=changed(lambda stage: stage.gateway.token(), headers={"Content-Type": "text/plain"}),
+        request=changed(lambda scenario: scenario.gateway.token(), headers={"Content-Type": "text/plain"}),
         code="unsupported_media_type",
         by="rate-limit",
     ),
@@ -247,11 +247,11 @@ CASES: dict[str, Case] = {
         by="tests.whole.broken:Broken",
         chain=CHAIN + "  - use: tests.whole.broken:Broken\n",
     ),
-    "nobody listens": Case(
+    "the upstream is unreachable": Case(
         request=good, outcome=FAILED, code="upstream_unreachable", base_url="http://127.0.0.1:1/v1", attempts=1
     ),
     "the upstream fails": Case(request=good, outcome=FAILED, mode="500", code="upstream_error", attempts=1),
-    "our credential is wrong": Case(request=good, outcome=FAILED, mode="401", code="upstream_auth_failed", attempts=1),
+    "the credential is wrong": Case(request=good, outcome=FAILED, mode="401", code="upstream_auth_failed", attempts=1),
     "the upstream limits": Case(request=good, outcome=FAILED, mode="429", code="upstream_rate_limited", attempts=1),
     "the upstream refuses": Case(
         request=good, outcome=FAILED, base_url="refusing", code="upstream_refused", attempts=1
@@ -260,7 +260,7 @@ CASES: dict[str, Case] = {
         request=good,
         outcome=FAILED,
         mode="silent",
-        channel=HASTY,
+        channel=SHORT_TIMERS,
         code="upstream_timeout",
         attempts=1,
         used="estimated",
@@ -278,7 +278,7 @@ CASES: dict[str, Case] = {
         request=good,
         outcome=Outcome.UPSTREAM_STALLED,
         mode="stall",
-        channel=HASTY,
+        channel=SHORT_TIMERS,
         code="upstream_timeout",
         attempts=1,
         used="estimated",
@@ -298,7 +298,7 @@ CASES: dict[str, Case] = {
 
 
 @asynccontextmanager
-async def staged(case: Case, folder: Path) -> AsyncIterator[ScenarioRunner]:
+async def running_scenario(case: Case, folder: Path) -> AsyncIterator[Scenario]:
     async with AsyncExitStack() as stack:
         store = await asyncio.to_thread(EmbeddedStore.start, folder / "store")
         stack.callback(store.stop)
@@ -312,30 +312,29 @@ async def staged(case: Case, folder: Path) -> AsyncIterator[ScenarioRunner]:
         )
         gateway = await stack.enter_async_context(running(yaml, folder, store.url))
         async with AsyncExitStack() as inner:
-            yield ScenarioRunner(gateway, upstream, store, inner)
+            yield Scenario(gateway, upstream, store, inner)
 
 
-async def entries(stage: ScenarioRunner) -> list[Record]:
-    """All that was written, wherever it is."""
-    usage = stage.gateway.store.usage
+async def entries(scenario: Scenario) -> list[Record]:
+    """Return all records in the spool and, unless the store has ended, in the stream."""
+    usage = scenario.gateway.store.usage
     written = [decode(line) for file in usage.spool.files() for line in file.read_bytes().splitlines()]
-    if not stage.store.ended:
-        page = await stage.gateway.store.client.call("XRANGE", usage.stream, "-", "+")
-        written += [decode(fields[FIELD]) for _, fields in page]
+    if not scenario.store.ended:
+        written += await records_in_stream(scenario.gateway)
     return written
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-async def test_one_arrival_and_one_end_tell_what_the_caller_met(case: Case, tmp_path: Path) -> None:
-    async with staged(case, tmp_path) as stage:
-        request = await case.request(stage)
-        before, began = await balance(stage), time.monotonic()
-        answer = await stage.ask(request)
+async def test_one_arrival_and_one_end_match_what_the_caller_saw(case: Case, tmp_path: Path) -> None:
+    async with running_scenario(case, tmp_path) as scenario:
+        request = await case.request(scenario)
+        before, began = await balance(scenario), time.monotonic()
+        answer = await scenario.ask(request)
         took_ms = (time.monotonic() - began) * 1000
-        await stage.gateway.gateway.runner.wait_ended()
-        of_it = [record for record in await entries(stage) if record.id == answer.headers["x-request-id"]]
-        opened, ended = sorted(of_it, key=lambda record: record.outcome is not None)
-        charged = before - await balance(stage)
+        await scenario.gateway.gateway.runner.wait_ended()
+        records = [record for record in await entries(scenario) if record.id == answer.headers["x-request-id"]]
+        opened, ended = sorted(records, key=lambda record: record.outcome is not None)
+        charged = before - await balance(scenario)
     assert (opened.outcome, opened.arrived_at) == (None, ended.arrived_at)
     assert (ended.outcome, ended.status) == (case.outcome, answer.status)
     assert (ended.error_code, ended.refused_by) == (case.code, case.by)
@@ -350,69 +349,71 @@ async def test_one_arrival_and_one_end_tell_what_the_caller_met(case: Case, tmp_
     assert max(case.at_least_ms, ended.first_byte_ms or 0, ended.longest_gap_ms) <= ended.duration_ms <= took_ms + 1
 
 
-async def balance(stage: ScenarioRunner) -> int:
-    """What the tester's account has; a store that is away keeps it as it was."""
-    if stage.store.ended:
+async def balance(scenario: Scenario) -> int:
+    """Return the balance of the account `tester`, or the opening balance if the store has ended."""
+    if scenario.store.ended:
         return OPENING
-    account = await stage.gateway.store.accounts.get("tester")
+    account = await scenario.gateway.store.accounts.get("tester")
     return account.balance_micros if account else OPENING
 
 
-async def head_of(reader: asyncio.StreamReader) -> str:
-    """The id in the head of an answer."""
+async def read_id(reader: asyncio.StreamReader) -> str:
+    """Read the head of a response and return the request's id."""
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
-    found = re.search(rb"x-request-id: (\S+)", head)
-    assert found
-    return found[1].decode()
+    match = re.search(rb"x-request-id: (\S+)", head)
+    assert match
+    return match[1].decode()
 
 
-async def ended_with(stage: ScenarioRunner, id: str) -> Record:  # noqa: A002
-    """The one end of a request, which has one arrival, as soon as it is written."""
+async def end_of(scenario: Scenario, id: str) -> Record:  # noqa: A002
+    """Wait for the end of a request, assert that it has one arrival and one end, and return the end."""
     async with asyncio.timeout(PATIENCE_S):
-        while len(found := [record for record in await entries(stage) if record.id == id]) < 2:
+        while len(records := [record for record in await entries(scenario) if record.id == id]) < 2:
             await asyncio.sleep(0.01)
-    opened, ended = found
+    opened, ended = records
     assert (opened.outcome, opened.arrived_at) == (None, ended.arrived_at)
     return ended
 
 
-async def test_a_caller_that_leaves_in_the_stream(tmp_path: Path) -> None:
-    async with staged(Case(request=good, mode="endless", channel=""), tmp_path) as stage:
-        reader, writer = await stage.leaves_open(await good(stage))
-        id = await head_of(reader)  # noqa: A001
+async def test_a_caller_that_leaves_mid_stream_is_recorded(tmp_path: Path) -> None:
+    async with running_scenario(Case(request=good, mode="endless", channel=""), tmp_path) as scenario:
+        reader, writer = await scenario.send_without_reading(await good(scenario))
+        id = await read_id(reader)  # noqa: A001
         writer.close()
-        record = await ended_with(stage, id)
+        record = await end_of(scenario, id)
         assert (record.outcome, record.status, record.error_code) == (Outcome.CALLER_GONE, 200, "")
         assert record.usage_source == "estimated"
-        assert record.charge_micros == OPENING - await balance(stage) > 0
+        assert record.charge_micros == OPENING - await balance(scenario) > 0
         assert record.events > 0
 
 
-async def test_a_caller_that_does_not_read(tmp_path: Path) -> None:
+async def test_a_caller_that_does_not_read_is_recorded_as_stopped(tmp_path: Path) -> None:
     channel = ", timers: {write_stall: 0.3}"
-    async with staged(Case(request=good, mode="huge", channel=channel), tmp_path) as stage:
-        stage.upstream.mode = "endless"
-        reader, _ = await stage.leaves_open(await good(stage))
-        id = await head_of(reader)  # noqa: A001
-        record = await ended_with(stage, id)
+    async with running_scenario(Case(request=good, mode="huge", channel=channel), tmp_path) as scenario:
+        scenario.upstream.mode = "endless"
+        reader, _ = await scenario.send_without_reading(await good(scenario))
+        id = await read_id(reader)  # noqa: A001
+        record = await end_of(scenario, id)
         assert (record.outcome, record.status) == (Outcome.STOPPED, 200)
-        assert record.charge_micros == OPENING - await balance(stage) > 0
+        assert record.charge_micros == OPENING - await balance(scenario) > 0
         assert record.duration_ms >= 290
 
 
-async def test_a_gateway_that_stops_in_the_stream(tmp_path: Path) -> None:
-    async with staged(Case(request=good, mode="endless", channel="", more="port: {drain: 0.1}"), tmp_path) as stage:
-        stage.upstream.pace_s = 0.01
-        reader, _ = await stage.leaves_open(await good(stage))
-        id = await head_of(reader)  # noqa: A001
-        await stage.gateway.gateway.drain()
-        record = await ended_with(stage, id)
+async def test_a_gateway_that_stops_mid_stream_records_the_request_as_stopped(tmp_path: Path) -> None:
+    async with running_scenario(
+        Case(request=good, mode="endless", channel="", more="port: {drain: 0.1}"), tmp_path
+    ) as scenario:
+        scenario.upstream.pace_s = 0.01
+        reader, _ = await scenario.send_without_reading(await good(scenario))
+        id = await read_id(reader)  # noqa: A001
+        await scenario.gateway.gateway.drain()
+        record = await end_of(scenario, id)
         assert (record.outcome, record.error_code) == (Outcome.STOPPED, "service_unavailable")
-        assert record.charge_micros == OPENING - await balance(stage) > 0
+        assert record.charge_micros == OPENING - await balance(scenario) > 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="children are looked up in /proc")
-async def test_a_gateway_that_is_killed_in_the_stream(tmp_path: Path) -> None:
+async def test_a_request_of_a_killed_gateway_is_closed_as_crashed(tmp_path: Path) -> None:
     folder = tmp_path / "data" / "usage"
     async with serving(demo_in(tmp_path)) as served:
         body = {"model": "demo-words", "stream": True, "messages": [{"role": "user", "content": "Tell me a story"}]}
@@ -434,13 +435,13 @@ async def test_a_gateway_that_is_killed_in_the_stream(tmp_path: Path) -> None:
 
 
 def documented() -> Iterator[str]:
-    """The codes of the README's error table."""
+    """Yield the codes of the README's error table."""
     for line in README.read_text().splitlines():
         if re.match(r"\| [45]\d\d", line):
             yield from re.findall(r"`(\w+)`", line.split("|")[2])
 
 
-def test_every_documented_error_and_every_outcome_is_tried_here() -> None:
+def test_every_documented_error_and_every_outcome_is_covered() -> None:
     assert set(documented()) == {case.code for case in CASES.values() if case.code}
-    tried = {case.outcome for case in CASES.values()} | {Outcome.CALLER_GONE, Outcome.GATEWAY_CRASHED}
-    assert tried == set(Outcome)
+    covered = {case.outcome for case in CASES.values()} | {Outcome.CALLER_GONE, Outcome.GATEWAY_CRASHED}
+    assert covered == set(Outcome)
