@@ -16,7 +16,7 @@ from gateway.store.channels import Condition, CooldownRules
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from plugins.model_routing import ModelRouting
-from tests.patience import PATIENCE_S, soon
+from tests.patience import PATIENCE_S, soon, wait_until
 from tests.whole.aftermath import assert_released, charged, end_records, last_end_record, tasks
 from tests.whole.conftest import CHAIN
 from tests.whole.raw import Answer, ask, chat
@@ -68,16 +68,12 @@ async def until(gateway: Running, channel: str, condition: Condition) -> None:
 
 
 async def until_called(upstream: Scripted, times: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while len(upstream.requests) < times:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: len(upstream.requests) >= times)
 
 
 async def answered(calls: Sequence[asyncio.Task[Answer]], count: int) -> None:
     """Wait until `count` of the calls are answered."""
-    async with asyncio.timeout(PATIENCE_S):
-        while sum(call.done() for call in calls) < count:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: sum(call.done() for call in calls) >= count)
 
 
 def pausing_script(gate: asyncio.Event) -> list[Step]:
@@ -228,9 +224,10 @@ async def test_a_full_channel_is_skipped_and_requests_are_refused_when_all_are_f
         assert sorted(answer.status for answer in await asyncio.gather(*calls)) == [200] * 4 + [503] * 3
         assert [len(upstream.requests) for upstream in upstreams] == [2, 2]
         await last_end_record(gateway)
-        for channel in ("c0", "c1"):
-            while await gateway.store.client.call("ZCARD", f"gw:{{channels}}:{channel}:slots"):
-                await asyncio.sleep(0.01)
+        async with asyncio.timeout(PATIENCE_S):
+            for channel in ("c0", "c1"):
+                while await gateway.store.client.call("ZCARD", f"gw:{{channels}}:{channel}:slots"):
+                    await asyncio.sleep(0.01)
         assert (await ask(gateway.port, chat(token))).status == 200, "the slots were not released"
 
 
