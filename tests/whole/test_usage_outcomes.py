@@ -388,8 +388,7 @@ async def test_a_caller_that_leaves_mid_stream_is_recorded(tmp_path: Path) -> No
 
 async def test_a_caller_that_does_not_read_is_recorded_as_stopped(tmp_path: Path) -> None:
     channel = ", timers: {write_stall: 0.3}"
-    async with running_scenario(Case(request=good, mode="huge", channel=channel), tmp_path) as scenario:
-        scenario.upstream.mode = "endless"
+    async with running_scenario(Case(request=good, mode="endless", channel=channel), tmp_path) as scenario:
         reader, _ = await scenario.send_without_reading(await good(scenario))
         id = await read_id(reader)  # noqa: A001
         record = await end_of(scenario, id)
