@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -44,13 +44,10 @@ async def gateway_with(
     folder: Path, url: str, *scripts: list[Step], each: str = ""
 ) -> AsyncIterator[tuple[Running, list[Scripted]]]:
     """Yield a gateway whose channels play these scripts, and the upstreams, in this order."""
-    upstreams = [Scripted(script) for script in scripts]
-    for upstream in upstreams:
-        await upstream.__aenter__()
-    async with running(yaml(*(upstream.base_url for upstream in upstreams), each=each), folder, url) as gateway:
-        yield gateway, upstreams
-    for upstream in upstreams:
-        await upstream.__aexit__(None, None, None)
+    async with AsyncExitStack() as stack:
+        upstreams = [await stack.enter_async_context(Scripted(script)) for script in scripts]
+        text = yaml(*(upstream.base_url for upstream in upstreams), each=each)
+        yield await stack.enter_async_context(running(text, folder, url)), upstreams
 
 
 async def conditions(gateway: Running) -> dict[str, Condition]:
@@ -269,10 +266,11 @@ async def test_two_gateways_agree_on_cool_downs_within_a_second_and_share_a_limi
 async def test_a_channel_that_stops_under_load_breaks_only_its_open_streams(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    first, second = FakeUpstream(pace_s=0.005), FakeUpstream(pace_s=0.005)
-    await first.start()
-    await second.start()
-    async with running(yaml(first.base_url, second.base_url, tiers=False), tmp_path, store_url) as gateway:
+    async with (
+        FakeUpstream(pace_s=0.005) as first,
+        FakeUpstream(pace_s=0.005) as second,
+        running(yaml(first.base_url, second.base_url, tiers=False), tmp_path, store_url) as gateway,
+    ):
         token = await gateway.token()
         answers: list[Answer] = []
         stop = asyncio.Event()
@@ -306,7 +304,6 @@ async def test_a_channel_that_stops_under_load_breaks_only_its_open_streams(
             Outcome.COMPLETED,
             Outcome.UPSTREAM_TRUNCATED,
         }
-    await second.stop()
 
 
 async def test_a_disabled_channel_is_skipped_within_a_second(store_url: str, client: Client, tmp_path: Path) -> None:
