@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 PATIENCE_S: Final = 50
@@ -26,6 +26,13 @@ async def timed(awaited: Awaitable[Result]) -> tuple[Result, float]:
         late_s += max(0.0, time.monotonic() - ticked - 2 * TICK_S)
         ticked = time.monotonic()
     return future.result(), ticked - began - late_s
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait until the condition is true. Raise `TimeoutError` after `PATIENCE_S`."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(TICK_S)
 
 
 async def soon(awaited: Awaitable[Result]) -> Result:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from gateway.request_id import arrival_ms, first_id, month, utc
@@ -21,10 +23,18 @@ def test_a_request_belongs_to_the_month_of_its_arrival_in_utc() -> None:
 
 
 @pytest.mark.parametrize(
-    "id", ["", "nonsense", "5f0c54ba-9b3a-4c1e-8c59-4a9b4b8c9d10", "zzzzzzzz-zzzz-7197-9f1b-61a58aba6c92", "../../etc"]
+    ("id", "message"),
+    [
+        ("", "not a request id"),
+        ("nonsense", "not a request id"),
+        ("../../etc", "not a request id"),
+        ("5f0c54ba-9b3a-4c1e-8c59-4a9b4b8c9d10", "not a request id"),
+        ("zzzzzzzz-zzzz-7197-9f1b-61a58aba6c92", "invalid literal for int() with base 16: 'zzzzzzzzzzzz'"),
+        ("ffffffff-ffff-7197-9f1b-61a58aba6c92", "year 10889 is out of range"),
+    ],
 )
-def test_a_malformed_id_raises_value_error(id: str) -> None:  # noqa: A002
-    with pytest.raises(ValueError, match=r"."):
+def test_a_malformed_id_raises_value_error(id: str, message: str) -> None:  # noqa: A002
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         month(id)
 
 

@@ -83,12 +83,23 @@ async def test_accepting_resumes_when_a_file_descriptor_is_free(monkeypatch: pyt
     await asyncio.sleep(0.01)
 
 
-async def test_no_connection_is_accepted_after_the_stop() -> None:
+async def connect_around_the_stop() -> None:
+    """Stop a listener while one connection waits in the kernel's queue, and let another one try afterwards."""
     listener, accepted = socket.create_server(("127.0.0.1", 0)), list[int]()
     address = listener.getsockname()
     accepting = Listener(listener, lambda: RecordingProtocol(accepted, lambda: 0))
-    for _ in range(2):
-        accepting.stop()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(address)
-    assert accepted == []
+    with socket.create_connection(address, timeout=PATIENCE_S) as queued, socket.socket() as late:
+        for _ in range(2):
+            accepting.stop()
+        late.setblocking(False)
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.get_running_loop().sock_connect(late, address)
+        await asyncio.sleep(0.05)
+        assert accepted == []
+        with pytest.raises(ConnectionResetError):
+            queued.recv(1)
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_no_connection_is_accepted_after_the_stop(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    run(connect_around_the_stop())

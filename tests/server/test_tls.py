@@ -105,9 +105,48 @@ def test_files_that_cannot_be_used_stop_the_start_with_one_line(tmp_path: Path, 
     assert "\n" not in str(refused.value)
 
 
-async def test_old_protocol_versions_are_refused(tmp_path: Path) -> None:
-    context = Certificate(issue(tmp_path)).context
-    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+def allow_old_versions(context: ssl.SSLContext) -> None:
+    """Lower OpenSSL's security level, which by itself refuses the signatures of TLS 1.1 and older."""
+    context.set_ciphers("ALL:@SECLEVEL=0")
+
+
+def version_agreed(server: ssl.SSLContext, only: ssl.TLSVersion) -> str | None:
+    """Return the version of a handshake with a client that speaks `only` this one. Raise the server's `ssl.SSLError`."""
+    client = client_context()
+    client.minimum_version = client.maximum_version = only
+    allow_old_versions(client)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    caller = client.wrap_bio(to_client, to_server, server_hostname="first.test")
+    served = server.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(2):
+        for end in (caller, served):
+            with suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    caller.do_handshake()
+    return served.version()
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1:DeprecationWarning")
+@pytest.mark.parametrize("old", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1], ids=["TLSv1", "TLSv1.1"])
+def test_old_protocol_versions_are_refused(tmp_path: Path, old: ssl.TLSVersion) -> None:
+    settings = issue(tmp_path, "first.test")
+    permissive = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    permissive.minimum_version = old
+    permissive.load_cert_chain(settings.certificate, settings.key)
+    allow_old_versions(permissive)
+    try:
+        version_agreed(permissive, old)
+    except ssl.SSLError as error:
+        pytest.skip(f"this OpenSSL does not speak {old.name} at all: {error.reason}")
+    context = Certificate(settings).context
+    allow_old_versions(context)
+    with pytest.raises(ssl.SSLError, match="UNSUPPORTED_PROTOCOL"):
+        version_agreed(context, old)
+
+
+def test_tls_1_2_is_accepted(tmp_path: Path) -> None:
+    context = Certificate(issue(tmp_path, "first.test")).context
+    assert version_agreed(context, ssl.TLSVersion.TLSv1_2) == "TLSv1.2"
 
 
 async def test_changed_files_are_loaded_automatically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from gateway.store.channels import Condition, CooldownRules
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from plugins.model_routing import ModelRouting
-from tests.patience import PATIENCE_S, soon
+from tests.patience import PATIENCE_S, soon, wait_until
 from tests.whole.aftermath import assert_released, charged, end_records, last_end_record, tasks
 from tests.whole.conftest import CHAIN
 from tests.whole.raw import Answer, ask, chat
@@ -44,13 +44,10 @@ async def gateway_with(
     folder: Path, url: str, *scripts: list[Step], each: str = ""
 ) -> AsyncIterator[tuple[Running, list[Scripted]]]:
     """Yield a gateway whose channels play these scripts, and the upstreams, in this order."""
-    upstreams = [Scripted(script) for script in scripts]
-    for upstream in upstreams:
-        await upstream.__aenter__()
-    async with running(yaml(*(upstream.base_url for upstream in upstreams), each=each), folder, url) as gateway:
-        yield gateway, upstreams
-    for upstream in upstreams:
-        await upstream.__aexit__(None, None, None)
+    async with AsyncExitStack() as stack:
+        upstreams = [await stack.enter_async_context(Scripted(script)) for script in scripts]
+        text = yaml(*(upstream.base_url for upstream in upstreams), each=each)
+        yield await stack.enter_async_context(running(text, folder, url)), upstreams
 
 
 async def conditions(gateway: Running) -> dict[str, Condition]:
@@ -68,16 +65,12 @@ async def until(gateway: Running, channel: str, condition: Condition) -> None:
 
 
 async def until_called(upstream: Scripted, times: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while len(upstream.requests) < times:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: len(upstream.requests) >= times)
 
 
 async def answered(calls: Sequence[asyncio.Task[Answer]], count: int) -> None:
     """Wait until `count` of the calls are answered."""
-    async with asyncio.timeout(PATIENCE_S):
-        while sum(call.done() for call in calls) < count:
-            await asyncio.sleep(0.01)
+    await wait_until(lambda: sum(call.done() for call in calls) >= count)
 
 
 def pausing_script(gate: asyncio.Event) -> list[Step]:
@@ -228,9 +221,10 @@ async def test_a_full_channel_is_skipped_and_requests_are_refused_when_all_are_f
         assert sorted(answer.status for answer in await asyncio.gather(*calls)) == [200] * 4 + [503] * 3
         assert [len(upstream.requests) for upstream in upstreams] == [2, 2]
         await last_end_record(gateway)
-        for channel in ("c0", "c1"):
-            while await gateway.store.client.call("ZCARD", f"gw:{{channels}}:{channel}:slots"):
-                await asyncio.sleep(0.01)
+        async with asyncio.timeout(PATIENCE_S):
+            for channel in ("c0", "c1"):
+                while await gateway.store.client.call("ZCARD", f"gw:{{channels}}:{channel}:slots"):
+                    await asyncio.sleep(0.01)
         assert (await ask(gateway.port, chat(token))).status == 200, "the slots were not released"
 
 
@@ -272,10 +266,11 @@ async def test_two_gateways_agree_on_cool_downs_within_a_second_and_share_a_limi
 async def test_a_channel_that_stops_under_load_breaks_only_its_open_streams(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    first, second = FakeUpstream(pace_s=0.005), FakeUpstream(pace_s=0.005)
-    await first.start()
-    await second.start()
-    async with running(yaml(first.base_url, second.base_url, tiers=False), tmp_path, store_url) as gateway:
+    async with (
+        FakeUpstream(pace_s=0.005) as first,
+        FakeUpstream(pace_s=0.005) as second,
+        running(yaml(first.base_url, second.base_url, tiers=False), tmp_path, store_url) as gateway,
+    ):
         token = await gateway.token()
         answers: list[Answer] = []
         stop = asyncio.Event()
@@ -309,7 +304,6 @@ async def test_a_channel_that_stops_under_load_breaks_only_its_open_streams(
             Outcome.COMPLETED,
             Outcome.UPSTREAM_TRUNCATED,
         }
-    await second.stop()
 
 
 async def test_a_disabled_channel_is_skipped_within_a_second(store_url: str, client: Client, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from gateway import Outcome
 from gateway.fake_upstream import FakeUpstream
+from tests.patience import wait_until
 from tests.whole.books import OPENING, Books
 from tests.whole.load import EXACT, serving
 from tests.whole.raw import Answer, ask, chat
@@ -56,12 +57,10 @@ async def test_a_stop_under_load_loses_nothing(books: Books, upstream: FakeUpstr
     async with serving(books.file, workers, books.log_file):
         upstream.mode, upstream.pace_s = "endless", 0.1  # these streams outlast the drain
         slow = [asyncio.create_task(ask(books.port, chat(books.token))) for _ in range(6)]
-        while len(upstream.requests) < 6:
-            await asyncio.sleep(0.01)
+        await wait_until(lambda: len(upstream.requests) >= 6)
         upstream.mode, upstream.pace_s = "words", 0.01
         callers = [asyncio.create_task(answers(books)) for _ in range(12)]
-        while len(upstream.requests) < 40:
-            await asyncio.sleep(0.01)
+        await wait_until(lambda: len(upstream.requests) >= 40)
     cut = await asyncio.gather(*slow)
     others = [answer for received in await asyncio.gather(*callers) for answer in received]
     assert {(answer.status, answer.whole) for answer in cut} == {(200, False)}

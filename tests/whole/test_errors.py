@@ -14,6 +14,7 @@ from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
 from gateway.store.tokens import TokenStatus
 from gateway.testing import Running, running
+from tests.patience import wait_until
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import Answer, ask, chat, get, head
 
@@ -136,8 +137,7 @@ async def test_a_request_beyond_the_concurrency_limit_is_refused(
         token = await gateway.token()
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(chat(token))
-        while not upstream.requests:
-            await asyncio.sleep(0.01)
+        await wait_until(lambda: bool(upstream.requests))
         answer = await chat_with(gateway, token)
         writer.close()
     assert_error(answer, 429, "rate_limit_error", "too_many_concurrent")

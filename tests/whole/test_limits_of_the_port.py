@@ -17,7 +17,7 @@ from gateway.fake_upstream import FakeUpstream
 from gateway.server.protocol import RESERVED_DESCRIPTORS
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
-from tests.patience import soon
+from tests.patience import soon, wait_until
 from tests.whole.conftest import configuration
 from tests.whole.hostile_requests import SMUGGLED
 from tests.whole.raw import Answer, ask, chat, get, head, read_answer
@@ -144,8 +144,7 @@ async def test_data_after_a_request_does_not_disturb_its_stream(
     async with serving("head_timeout: 0.1") as gateway:
         caller = await connect(gateway)
         caller.send(chat(await gateway.token()))
-        while not upstream.requests:
-            await asyncio.sleep(0.01)
+        await wait_until(lambda: bool(upstream.requests))
         for start in range(0, len(after), 4096):
             caller.send(after[start : start + 4096])
             await asyncio.sleep(0)
@@ -248,8 +247,7 @@ async def test_bodies_beyond_the_budget_are_refused_until_there_is_room(serving:
         first = await connect(gateway)
         padded = chat(token, {"user": "x" * 60_000})
         first.send(padded[: len(padded) // 2])
-        while gateway.gateway.budget.reserved < 60_000:
-            await asyncio.sleep(0.01)
+        await wait_until(lambda: gateway.gateway.budget.reserved >= 60_000)
         refused = await ask(gateway.port, padded)
         assert_error(refused, 503, "service_error", "service_unavailable")
         assert (refused.headers["connection"], bool(refused.headers["retry-after"])) == ("close", True)
@@ -272,16 +270,14 @@ async def test_exchanges_beyond_max_open_are_refused(
         token = await gateway.token()
         first = await connect(gateway)
         first.send(chat(token))
-        while not upstream.requests:
-            await asyncio.sleep(0.01)
+        await wait_until(lambda: bool(upstream.requests))
         refused = await ask(gateway.port, chat(token))
         assert_error(refused, 503, "service_error", "service_unavailable")
         assert refused.headers["connection"] == "close"
         assert (await ask(gateway.port, get("/healthz"))).status == 200
         first.writer.close()
         upstream.mode = "words"
-        while gateway.gateway.runner.open:
-            await asyncio.sleep(0.01)
+        await wait_until(lambda: not gateway.gateway.runner.open)
         await assert_served(gateway, token)
 
 
@@ -302,8 +298,7 @@ async def test_when_descriptors_run_low_open_streams_continue_and_requests_are_r
             token = await gateway.token()
             stream = await connect(gateway)
             stream.send(chat(token))
-            while not upstream.requests:
-                await asyncio.sleep(0.01)
+            await wait_until(lambda: bool(upstream.requests))
             while not descriptors or descriptors[-1] < highest + 40:
                 descriptors.append(os.dup(0))
             silent = await connect(gateway)

@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from gateway.testing import Running, running
 from tests.patience import PATIENCE_S
 from tests.whole.conftest import configuration
 from tests.whole.raw import Answer, ask, chat, read_answer
-from tests.whole.scripted import CHUNKED, HEAD, LAST, Fin, Scripted, Step, chunk
+from tests.whole.scripted import CHUNKED, HEAD, LAST, Fin, Forever, Scripted, Step, chunk
 
 
 def event(delta: dict[str, object], finish: str | None = None) -> bytes:
@@ -190,10 +191,27 @@ async def test_a_large_body_reaches_the_upstream_unchanged(
     assert sent == {**given, "stream": True, "stream_options": {"include_usage": True}}
 
 
-async def test_events_arrive_one_by_one_as_the_upstream_sends_them(gateway: Running, upstream: FakeUpstream) -> None:
-    upstream.pace_s = 0.05
-    answer = await answered(gateway, await gateway.token(), {"max_tokens": 8})
-    assert len(answer.pieces) >= 8
+async def test_each_event_arrives_before_the_upstream_sends_the_next(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    gates = [asyncio.Event() for _ in WORDS]
+    script: list[Step] = [CHUNKED]
+    for word, gate in zip(WORDS, gates, strict=True):
+        script += [chunk(word), Forever(b"", 0.005, until=gate.is_set)]
+    async with (
+        Scripted([*script, chunk(USAGE + DONE) + LAST]) as upstream,
+        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+    ):
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        with closing(writer):
+            writer.write(chat(await gateway.token()))
+            async with asyncio.timeout(PATIENCE_S):
+                await reader.readuntil(b"\r\n\r\n")
+                for number, (word, gate) in enumerate(zip(WORDS, gates, strict=True)):
+                    assert await reader.readexactly(len(chunk(word))) == chunk(word)
+                    assert upstream.sent == len(CHUNKED) + sum(len(chunk(sent)) for sent in WORDS[: number + 1])
+                    gate.set()
+                assert await reader.readexactly(len(chunk(DONE) + LAST)) == chunk(DONE) + LAST
 
 
 async def test_two_requests_on_one_connection_are_answered_in_turn(gateway: Running) -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway import Outcome
 from gateway.store.client.client import Client
 from gateway.testing import running
-from tests.whole.aftermath import assert_released, tasks
+from tests.whole.aftermath import assert_released, last_end_record, tasks
 from tests.whole.conftest import configuration
 from tests.whole.raw import ask, chat
 from tests.whole.scripted import CHUNKED, HEAD, LAST, Fin, Scripted, Step, chunk
@@ -82,9 +83,10 @@ async def test_an_invalid_certificate_is_never_accepted(
 
 
 class Proxy:
-    """A forward proxy that records the heads of its requests."""
+    """A forward proxy that records the heads of its requests. With `refusal` it sends that, and closes the connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, refusal: bytes = b"") -> None:
+        self.refusal = refusal
         self.heads: list[bytes] = []
         self.url = ""
 
@@ -92,6 +94,9 @@ class Proxy:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             self.heads.append(head)
+            if self.refusal:
+                writer.write(self.refusal)
+                return
             method, target, _ = head.split(b" ", 2)
             host, _, port = target.removeprefix(b"http://").partition(b"/")[0].rpartition(b":")
             onward, outward = await asyncio.open_connection(host.decode(), int(port))
@@ -115,13 +120,11 @@ async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 @asynccontextmanager
-async def proxy() -> AsyncIterator[Proxy]:
-    made = Proxy()
-    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
-    made.url = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    yield made
-    server.close()
-    await server.wait_closed()
+async def proxy(refusal: bytes = b"") -> AsyncIterator[Proxy]:
+    made = Proxy(refusal)
+    async with await asyncio.start_server(made.serve, "127.0.0.1", 0) as server:
+        made.url = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield made
 
 
 @pytest.mark.parametrize("secure", [True, False])
@@ -161,6 +164,41 @@ async def test_a_proxy_that_cannot_be_reached_makes_the_channel_unreachable(
         answer = await ask(gateway.port, chat(await gateway.token()))
         assert (answer.status, answer.error["code"]) == (502, "upstream_unreachable")
         assert upstream.connections == 0
+
+
+@pytest.mark.parametrize("status", ["403 Forbidden", "407 Proxy Authentication Required"])
+async def test_a_proxy_that_refuses_the_tunnel_makes_the_channel_unreachable(
+    store_url: str,
+    client: Client,
+    tmp_path: Path,
+    certificates: Path,
+    status: str,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    login = base64.b64encode(b"user:canary-pass").decode()
+    echo = f"user:canary-pass {login}"  # even a proxy that repeats its credential
+    refusal = (
+        f'HTTP/1.1 {status}: {echo}\r\nProxy-Authenticate: Basic realm="{echo}"\r\n'
+        f"Content-Length: {len(echo)}\r\n\r\n{echo}"
+    )
+    async with proxy(refusal.encode()) as between, Scripted(GOOD, tls=context(certificates)) as upstream:
+        channel = f', proxy: "http://user:canary-pass@{between.url}", ca_file: {certificates / "ca.pem"}'
+        async with running(configuration(upstream.base_url, channel=channel), tmp_path, store_url) as gateway:
+            token = await gateway.token()
+            before = tasks()
+            answer = await ask(gateway.port, chat(token))
+            assert (answer.status, answer.error["code"]) == (502, "upstream_unreachable")
+            record = await last_end_record(gateway)
+            assert (record.outcome, record.charge_micros) == (Outcome.UPSTREAM_FAILED, 0)
+            await assert_released(gateway, upstream, before, 0)
+        assert between.heads[0].startswith(b"CONNECT ")
+        assert login.encode() in between.heads[0]
+        assert upstream.connections == 0
+    shown = "".join([repr(answer), repr(record), *capsys.readouterr(), caplog.text])
+    assert "upstream_unreachable" in shown
+    assert "canary" not in shown
+    assert login not in shown
 
 
 async def test_the_environments_proxies_are_not_used(

@@ -28,7 +28,7 @@ from gateway.usage import queries
 from gateway.usage.database import UsageDatabase
 from gateway.usage.record import Record, decode
 from tests.cli.processes import demo_in, kill, serving, worker_of
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_until
 from tests.whole.aftermath import records_in_stream
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import Answer, ask, chat, get
@@ -154,8 +154,7 @@ async def once_before(scenario: Scenario) -> str:
 async def beside_another(scenario: Scenario) -> str:
     token = await scenario.gateway.token()
     await scenario.send_without_reading(chat(token))
-    while not scenario.upstream.requests:
-        await asyncio.sleep(0.01)
+    await wait_until(lambda: bool(scenario.upstream.requests))
     return token
 
 
@@ -389,8 +388,7 @@ async def test_a_caller_that_leaves_mid_stream_is_recorded(tmp_path: Path) -> No
 
 async def test_a_caller_that_does_not_read_is_recorded_as_stopped(tmp_path: Path) -> None:
     channel = ", timers: {write_stall: 0.3}"
-    async with running_scenario(Case(request=good, mode="huge", channel=channel), tmp_path) as scenario:
-        scenario.upstream.mode = "endless"
+    async with running_scenario(Case(request=good, mode="endless", channel=channel), tmp_path) as scenario:
         reader, _ = await scenario.send_without_reading(await good(scenario))
         id = await read_id(reader)  # noqa: A001
         record = await end_of(scenario, id)
