@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from traceback import extract_tb
+from typing import Any, Final, Literal
 
 import msgspec
 import structlog
 
-from gateway.errors import Misconfigured, Refused
+from gateway.errors import GatewayError, Misconfigured, Refused
 from gateway.exchange import Exchange, Operation, Reply
 from gateway.facts import Route
 from gateway.plugin import Plugin
 from gateway.services import Services
+
+PLUGIN_ERRORS: Final = (Exception, SystemExit)
+"""What a plugin may raise without ending the process: `SystemExit`, as of `sys.exit()`, would end the worker."""
 
 log = structlog.get_logger("gateway.chain")
 
@@ -51,15 +55,16 @@ class Chain:
         self.on_chunk = tuple(_guarded(step, step.plugin.on_chunk) for step in self.steps if step.defines("on_chunk"))
 
     async def start(self, services: Services) -> None:
-        """Start every plugin. If one fails, stop those that had started. A `ValueError` becomes `Misconfigured`."""
+        """Start every plugin. If one fails, stop those that had started. What it raised becomes `Misconfigured`."""
         for index, step in enumerate(self.steps):
             try:
                 await step.plugin.start(services.named(step.name))
             except BaseException as error:
                 await _stop(self.steps[:index])
-                if isinstance(error, ValueError):
-                    raise step.wrong(f"'{step.name}' does not start: {error}") from None
-                raise
+                if isinstance(error, GatewayError) or not isinstance(error, PLUGIN_ERRORS):
+                    raise
+                reason = str(error) if isinstance(error, ValueError) else describe_error(error)
+                raise step.wrong(f"'{step.name}' does not start: {reason}") from None
 
     async def stop(self) -> None:
         """Stop every plugin, last first."""
@@ -81,11 +86,13 @@ class Chain:
             entered.append(step)
             try:
                 reply = await step.plugin.on_request(exchange)
-            except Exception as error:
+            except PLUGIN_ERRORS as error:
                 if step.on_error == "ignore" and not isinstance(error, Refused):
                     log.exception("plugin_failed", plugin=step.name, hook="on_request", request_id=exchange.id)
                     continue
                 exchange.refused_by = step.name
+                if isinstance(error, SystemExit):
+                    raise RuntimeError(f"'{step.name}' raised SystemExit") from error
                 raise
             if reply is not None:
                 exchange.refused_by = step.name if reply.status >= 400 else ""
@@ -97,7 +104,7 @@ class Chain:
         for step in reversed(entered):
             try:
                 await step.plugin.on_end(exchange)
-            except (Exception, asyncio.CancelledError):
+            except (*PLUGIN_ERRORS, asyncio.CancelledError):
                 if _cancelled_from_outside():
                     raise
                 log.exception("plugin_failed", plugin=step.name, hook="on_end", request_id=exchange.id)
@@ -122,8 +129,14 @@ async def _stop(steps: Sequence[Step]) -> None:
     for step in reversed(steps):
         try:
             await step.plugin.stop()
-        except Exception:
+        except PLUGIN_ERRORS:
             log.exception("plugin_failed", plugin=step.name, hook="stop")
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the type, the text and the place of an exception that a plugin did not mean for the operator."""
+    place = extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
 
 
 def _cancelled_from_outside() -> bool:
@@ -166,7 +179,7 @@ def _guarded(step: Step, hook: Callable[..., Any]) -> Callable[..., None]:
     def guarded(*arguments: Any) -> None:
         try:
             hook(*arguments)
-        except Exception:
+        except PLUGIN_ERRORS:
             log.exception("plugin_failed", plugin=step.name, hook=hook.__name__)
 
     return guarded

@@ -7,9 +7,10 @@ import sys
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 
-from gateway.chain import Chain, Step
+from gateway.chain import PLUGIN_ERRORS, Chain, Step
 from gateway.config.decode import convert
 from gateway.config.schema import Loaded
+from gateway.errors import Misconfigured
 from gateway.plugin import Plugin
 
 ENTRY_POINTS = "gateway.plugins"
@@ -33,7 +34,7 @@ def plugin_class(use: str) -> type[Plugin]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ValueError(f"cannot import `{error.name}`: put it beside the YAML file or on PYTHONPATH") from None
-    except Exception as error:
+    except PLUGIN_ERRORS as error:
         raise ValueError(f"importing `{module_name}` failed: {type(error).__name__}: {error}") from None
     found = getattr(module, class_name, None)
     if found is None:
@@ -57,7 +58,13 @@ def build(loaded: Loaded, *, generation: int = 1) -> Chain:
                 kind = plugin_class(entry.use)
             except ValueError as error:
                 raise document.wrong((*place, "use"), str(error)) from None
-            plugin = convert(document, (*place, "with"), entry.with_, kind)
+            try:
+                plugin = convert(document, (*place, "with"), entry.with_, kind)
+            except Misconfigured:
+                raise
+            except PLUGIN_ERRORS as error:
+                text = f"making `{entry.use}` failed: {type(error).__name__}: {error}"
+                raise document.wrong((*place, "use"), text) from None
             steps.append(Step(entry.label, plugin, entry.on_error, partial(document.wrong, place)))
     if not steps:
         raise document.wrong(("plugins",), "no plugin is enabled; begin with the list in config/gateway.yaml")

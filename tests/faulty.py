@@ -150,6 +150,20 @@ class NeverStarts(Plugin):
         raise ValueError("opens must be before closes")
 
 
+class Fails(Plugin):
+    """Raises in `start`."""
+
+    async def start(self, services: Services) -> None:
+        raise RuntimeError("a bug")
+
+
+class Exits(Plugin):
+    """Ends the process in `on_request`."""
+
+    async def on_request(self, exchange: Exchange) -> None:
+        raise SystemExit(3)
+
+
 class ReadsEveryBody(Plugin):
     """Reads a body where there is none."""
 

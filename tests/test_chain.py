@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
@@ -11,7 +12,7 @@ import pytest
 
 from gateway import Caller, Exchange, Plugin, Refused, Reply, Route, Services
 from gateway.chain import Chain, Step, warnings
-from gateway.errors import Misconfigured
+from gateway.errors import Misconfigured, StoreAway
 from gateway.testing import exchange, services
 
 Does = Callable[[], object]
@@ -88,6 +89,18 @@ def cancelled() -> object:
 def chain_of(*plugins: Recorder, ignore: str = "") -> Chain:
     steps = [Step(plugin.name, plugin, "ignore" if plugin.name == ignore else "refuse") for plugin in plugins]
     return Chain([*steps, Step("routing", Routes())])
+
+
+async def test_a_plugin_that_calls_sys_exit_ends_neither_the_process_nor_another_plugin() -> None:
+    calls: list[str] = []
+    exits = Recorder(calls, "b", at="request", does=fail(SystemExit(3)))
+    error = await run(chain_of(Recorder(calls, "a"), exits))
+    assert isinstance(error, RuntimeError)
+    assert str(error) == "'b' raised SystemExit"
+    assert calls == ["a request", "b request", "b end", "a end"]
+    calls.clear()
+    await run(chain_of(Recorder(calls, "a"), Recorder(calls, "b", at="end", does=fail(SystemExit(3)))))
+    assert calls == ["a request", "b request", "b end", "a end"]
 
 
 async def run(chain: Chain, request: Exchange | None = None) -> Exception | Reply | None:
@@ -216,19 +229,22 @@ async def test_start_runs_in_order_and_stop_in_reverse_with_each_plugins_name(tm
     ("error", "raised"),
     [
         (ValueError("opens must be before closes"), "here: 'c' does not start: opens must be before closes"),
-        (RuntimeError("a bug"), "a bug"),
+        (RuntimeError("a bug"), "here: 'c' does not start: RuntimeError: a bug (FILE, line N)"),
+        (SystemExit(3), "here: 'c' does not start: SystemExit: 3 (FILE, line N)"),
+        (StoreAway("the store did not answer in time"), "the store did not answer in time"),
     ],
 )
 async def test_a_failing_start_stops_the_plugins_already_started(
-    tmp_path: Path, store_url: str, error: Exception, raised: str
+    tmp_path: Path, store_url: str, error: BaseException, raised: str
 ) -> None:
     calls: list[str] = []
     good = [Step("a", Recorder(calls, "a")), Step("b", Recorder(calls, "b", "stop", fail(RuntimeError("another"))))]
     bad = Step("c", Recorder(calls, "c", "start", fail(error)), wrong=lambda text: Misconfigured(f"here: {text}"))
     async with services(tmp_path, store_url) as given:
-        with pytest.raises((Misconfigured, RuntimeError)) as refused:
+        with pytest.raises((Misconfigured, StoreAway)) as refused:
             await Chain([*good, bad, Step("routing", Routes())]).start(given)
-    assert str(refused.value) == raised
+    text = re.sub(r"\(.*test_chain\.py, line \d+\)", "(FILE, line N)", str(refused.value))
+    assert text == raised
     assert calls[-2:] == ["b stop", "a stop"]
 
 

@@ -40,6 +40,8 @@ FAULTS = {
     "NamesFacts": "facts: `requires` must be a tuple of types",
     "PromisesOnly": "facts: `provides` names facts, but there is no `on_request`",
     "NeverStarts": "start: does not start: opens must be before closes",
+    "Fails": "start: does not start: RuntimeError: a bug (",
+    "Exits": "request: `on_request` raised SystemExit: 3",
     "NeedsOwn": "start: does not start: it requires Own, which no installed plugin provides",
     "Lacks": "request: `on_request` did not set Caller",
     "Undeclared": "request: `on_request` raised KeyError",

@@ -129,3 +129,16 @@ async def test_a_plugin_that_does_not_start_is_named_with_its_place_and_without_
     assert str(refused.value) == (
         f"{folder}/gateway.yaml:3: plugins[1]: 'greeter_0815:Greeter' does not start: the greeting ${{HELLO}} is taken"
     )
+
+
+@pytest.mark.parametrize("text", ["import sys; sys.exit(7)", "raise SystemExit"])
+def test_a_module_that_ends_the_process_is_an_error_of_the_file(folder: Path, text: str) -> None:
+    (folder / "leaving_0815.py").write_text(text)
+    assert "importing `leaving_0815` failed: SystemExit" in refusal(folder, "leaving_0815:X")
+
+
+def test_a_constructor_that_fails_is_an_error_of_the_file(folder: Path) -> None:
+    (folder / "full_0815.py").write_text(
+        "from gateway import Plugin\n\n\nclass Full(Plugin):\n    def __post_init__(self):\n        raise OSError(28, 'full')\n"
+    )
+    assert "making `full_0815:Full` failed: OSError: [Errno 28] full" in refusal(folder, "full_0815:Full")

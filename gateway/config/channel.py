@@ -45,8 +45,10 @@ class Channel(Section, frozen=True, cache_hash=True):
             raise ValueError("api_key must be visible ASCII: look for a space or a line end at its end")
         if "" in self.api_keys or (self.api_key and self.api_keys):
             raise ValueError("give `api_key`, or several as `api_keys`, none of them empty")
-        if self.proxy and not re.fullmatch(r"http://[!-~]+", self.proxy):
-            raise ValueError("proxy must be like http://host:port")
+        if self.proxy and not (re.fullmatch(r"http://[!-~]+", self.proxy) and _is_proxy_url(self.proxy)):
+            raise ValueError(
+                "proxy must be like http://host:port or http://user:password@host:port, with the password percent-encoded"
+            )
         if self.ca_file:
             _check_ca_file(self.ca_file)
 
@@ -63,6 +65,14 @@ def _is_base_url(url: str) -> bool:
     except ValueError:
         return False
     return valid and not set("@?#").intersection(url) and not parts.path.rstrip("/").endswith("/completions")
+
+
+def _is_proxy_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0 and parts.path in ("", "/") and not parts.query + parts.fragment
+    except ValueError:
+        return False
 
 
 def _check_ca_file(file: str) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.chain import PLUGIN_ERRORS
 from gateway.chat.usage import Usage
 from gateway.contract.cost import Cost
 from gateway.contract.endings import CHUNKS, Ending
@@ -94,7 +95,7 @@ class ScenarioRunner:
         try:
             async with asyncio.timeout(HOOK_TIMEOUT_S):
                 await self.plugin.on_end(exchange)
-        except Exception as error:
+        except PLUGIN_ERRORS as error:
             result.problems.append(_in_words("on_end", error, ending))
         result.after = await self._snapshot(exchange)
         for plugin in reversed(providers):
@@ -110,7 +111,7 @@ class ScenarioRunner:
         try:
             async with asyncio.timeout(HOOK_TIMEOUT_S):
                 text = await self.plugin.explain(exchange)
-        except Exception as error:
+        except PLUGIN_ERRORS as error:
             return [f"`explain` raised {type(error).__name__}: {error}, where `on_request` passes"]
         after = await self._snapshot(exchange)
         for plugin in reversed(self.providers):
@@ -131,7 +132,7 @@ class ScenarioRunner:
         except GatewayError as error:
             result.refused = exchange.error = as_refused(error)
             exchange.status, exchange.outcome = exchange.error.status, Outcome.REFUSED
-        except Exception as error:
+        except PLUGIN_ERRORS as error:
             result.problems.append(_in_words("on_request", error, result.ending))
             exchange.outcome = Outcome.INTERNAL_ERROR
         else:
@@ -164,7 +165,7 @@ class ScenarioRunner:
                 exchange.events += chunk.count(b"data:")
                 with self.cost:
                     self.plugin.on_chunk(exchange, chunk)
-        except Exception as error:
+        except PLUGIN_ERRORS as error:
             result.problems.append(_in_words(hook, error, ending))
             exchange.outcome = Outcome.INTERNAL_ERROR
         exchange.attempts[-1].usage = Usage(10, 10, "upstream")
@@ -174,7 +175,7 @@ class ScenarioRunner:
         return memory | await store_snapshot(self._client, exchange.id) if self._with_store else memory
 
 
-def _in_words(hook: str, error: Exception, ending: Ending) -> str:
+def _in_words(hook: str, error: BaseException, ending: Ending) -> str:
     lost = ending.lost_from
     when = f"({ending.name})" if lost is None else f"where replies were lost (from wait {lost + 1} on)"
     if isinstance(error, TimeoutError):

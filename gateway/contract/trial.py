@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.chain import PLUGIN_ERRORS, describe_error
 from gateway.config.decode import convert
 from gateway.config.document import Document
 from gateway.contract.cost import MAX_CALLS
@@ -53,6 +54,8 @@ class Trial:
                 await self._start(each)
         except (ValueError, GatewayError) as error:
             return [Finding("start", False, f"does not start: {error}")]
+        except PLUGIN_ERRORS as error:
+            return [Finding("start", False, f"does not start: {describe_error(error)}")]
         runner = ScenarioRunner(plugin, providers, self.given.redis, self.headers)
         completed = await runner.run(COMPLETED)
         findings = [Finding("start", True, "starts with these settings"), self._request(completed)]
@@ -131,7 +134,7 @@ class Trial:
             reloaded = ScenarioRunner(new, runner.providers, self.given.redis, self.headers)
             problems += (await reloaded.run(COMPLETED)).problems
             await new.stop()
-        except Exception as error:
+        except PLUGIN_ERRORS as error:
             problems.append(f"a second instance beside the first one: {type(error).__name__}: {error}")
         return Finding.of("reload", problems, "a second instance started beside the first one, which stopped")
 

@@ -19,6 +19,7 @@ from typing import Final
 import structlog
 
 from gateway import crash_points
+from gateway.chain import PLUGIN_ERRORS
 from gateway.chat.events import EventStream
 from gateway.chat.request import Body
 from gateway.chat.usage import Usage
@@ -177,8 +178,8 @@ class Relay:
             return
         try:
             headers = self._begin()
-        except Exception as error:
-            self.failure = error
+        except PLUGIN_ERRORS as error:
+            self.failure = error if isinstance(error, Exception) else RuntimeError("a plugin raised SystemExit")
             self.end(EndReason.PLUGIN)
             return
         first, self._collected = b"".join(self._collected), []
@@ -196,7 +197,7 @@ class Relay:
         try:
             for hook in self._hooks:
                 hook(self._exchange, whole)
-        except Exception:
+        except PLUGIN_ERRORS:
             log.exception("plugin_failed", hook="on_chunk", request_id=self._exchange.id)
             self.end(EndReason.PLUGIN)
 

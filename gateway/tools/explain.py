@@ -9,7 +9,7 @@ import msgspec
 from multidict import CIMultiDict
 
 from gateway.catalogue import MAX_ATTEMPTS
-from gateway.chain import Chain, Step
+from gateway.chain import PLUGIN_ERRORS, Chain, Step
 from gateway.chat.request import Body, BodyRules, check
 from gateway.errors import GatewayError, Refused, as_refused
 from gateway.exchange import Exchange, Operation, Request
@@ -70,7 +70,7 @@ async def explain(
     for step in chain.steps:
         try:
             explanation.plugins.append(await _decision(step, exchange))
-        except Exception as error:
+        except PLUGIN_ERRORS as error:
             if isinstance(error, GatewayError) and not isinstance(error, Refused):
                 raise
             refused = as_refused(error)
@@ -97,7 +97,7 @@ async def _decision(step: Step, exchange: Exchange) -> Decision:
         return Decision(step.name, "passes", "has no part in the decision")
     try:
         text = await step.plugin.explain(exchange)
-    except Exception as error:
+    except PLUGIN_ERRORS as error:
         if step.on_error == "refuse" or isinstance(error, GatewayError):
             raise
         return Decision(step.name, "passes", f"fails with {type(error).__name__}, which is ignored")

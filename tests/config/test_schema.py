@@ -49,6 +49,7 @@ INSTALLED = "auth, model-routing, quota, rate-limit, usage-logger"
 NO_MAPPING = "must be a mapping, not null; give it one, or remove the key"
 TOP = ", ".join(sorted(Config.__struct_fields__))
 
+PROXY = "1: channels.a: proxy must be like http://host:port or http://user:password@host:port, with the password percent-encoded"
 WRONG = {
     "": "1: the file must be a mapping of settings; begin with config/gateway.yaml",
     "- use: auth": "1: the file must be a mapping of settings; begin with config/gateway.yaml",
@@ -132,7 +133,9 @@ WRONG = {
     "put it in quotes",
     "channels: {a: {base_url: http://h, ca_file: /nowhere}}": "1: channels.a: ca_file must be a readable file of "
     "certificates in PEM",
-    "channels: {a: {base_url: http://h, proxy: socks5://h}}": "1: channels.a: proxy must be like http://host:port",
+    "channels: {a: {base_url: http://h, proxy: 'http://u:SECRETA/SECRETB@h:1'}}": PROXY,
+    "channels: {a: {base_url: http://h, proxy: 'http://u:p@h:abc'}}": PROXY,
+    "channels: {a: {base_url: http://h, proxy: socks5://h}}": PROXY,
     "channels: {a: {base_url: http://h, concurrent: 0}}": "1: channels.a.concurrent: must be a whole number >= 1",
     "demo: {}": "1: demo: a demo needs a model to talk to; add one under `models:`",
     "\n\nredis: ${REDIS}": "3: redis: the environment variable REDIS is not set; export it or write a value",

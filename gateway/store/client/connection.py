@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 
 from hiredis import HiredisError, PushNotification, Reader, pack_command
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import InvalidResponse, ResponseError
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from gateway.errors import StoreAway, StoreError
 
@@ -77,7 +77,12 @@ def error_of(text: str) -> Exception:
 
 
 def translated(error: Exception) -> Exception:
-    """Return the exception for an error of redis-py, which has the error code in `status_code` if there is a class for it."""
+    """Return the exception for an error of redis-py, which has the error code in `status_code` if there is a class for it.
+
+    redis-py may raise a `ConnectionError` in place of the first error, which says more: it is the one that counts.
+    """
+    while isinstance(first := error.__cause__ or error.__context__, (RedisError, OSError)):
+        error = first
     word = getattr(error, "status_code", None)
     if isinstance(error, ResponseError) or word in MOMENTARY:
         return error_of(f"{word} {error}" if word else str(error))

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from redis.asyncio import RedisCluster
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 
 from gateway.errors import Misconfigured, StoreAway
 from gateway.store.client.client import Client
@@ -35,7 +35,7 @@ async def info_of_masters(client: Client, *sections: str) -> list[dict[str, Any]
             await redis.initialize()  # type: ignore[no-untyped-call, unused-ignore]
             masters = redis.get_primaries()
             return [await redis.execute_command("INFO", *sections, target_nodes=master) for master in masters]  # type: ignore[no-untyped-call, unused-ignore]
-    except (RedisError, OSError) as error:
+    except (RedisError, RedisClusterException, OSError) as error:
         raise StoreAway(f"the store cannot serve: {type(error).__name__}") from None
 
 

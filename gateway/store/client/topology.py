@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -41,6 +42,17 @@ class Topology(Protocol):
 
 def from_url(url: str, timeout_s: float, connections: int) -> Topology:
     """Return the topology that a URL names; nothing is sent. Raises `Misconfigured`, whose text never contains the URL."""
+    try:
+        return _from_url(url, timeout_s, connections)
+    except (ValueError, TypeError):
+        # The texts of these errors may contain a piece of the password.
+        raise Misconfigured(
+            "redis: this URL cannot be used. It is like redis://:PASSWORD@host:6379/0; in the password write / as %2F, "
+            "# as %23, ? as %3F and @ as %40; options after the ? are those of redis-py for this kind of URL"
+        ) from None
+
+
+def _from_url(url: str, timeout_s: float, connections: int) -> Topology:
     parts = urlsplit(url)
     options: dict[str, Any] = {
         "protocol": 3,
@@ -51,7 +63,13 @@ def from_url(url: str, timeout_s: float, connections: int) -> Topology:
         "driver_info": None,  # saves a round trip at each connection
     }
     if parts.scheme in ("redis", "rediss", "unix"):
-        return SingleServer(Redis.from_url(url, **options), timeout_s)
+        if parts.scheme != "unix" and not re.fullmatch(r"/?\d*", parts.path):
+            raise ValueError  # redis-py would ignore a database that is not a number
+        redis = Redis.from_url(url, **options)
+        redis.connection_pool.make_connection()  # type: ignore[no-untyped-call, unused-ignore]
+        return SingleServer(
+            redis, timeout_s
+        )  # an option that redis-py does not know is refused above, not at the first call
     if parts.scheme not in ("sentinel", "cluster"):
         raise Misconfigured(
             "redis: must be `embedded` or begin with redis://, rediss://, unix://, sentinel:// or cluster://"

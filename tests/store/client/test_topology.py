@@ -15,9 +15,10 @@ import trustme
 
 from gateway.errors import Misconfigured, StoreAway, StoreError
 from gateway.store.client.client import Client, Script
+from gateway.store.client.durability import info_of_masters
 from gateway.store.client.embedded import EmbeddedStore, find_server
 from tests.cli.processes import free_port
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, wait_until
 from tests.store.sentinel import watched
 
 StartServer = Callable[..., int]
@@ -221,3 +222,49 @@ async def test_a_restarted_server_is_reached_soon(tmp_path: Path) -> None:
             assert await client.call("GET", "a") == b"1"
         finally:
             again.stop()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("redis://:SECRETA/SECRETB@127.0.0.1:1/0", "redis://:SECRETA#B@127.0.0.1:1", "redis://:SECRETA?B@127.0.0.1:1"),
+        *(
+            "redis://:SECRETA[@127.0.0.1:1",
+            "redis://127.0.0.1:abc",
+            "redis://127.0.0.1:99999",
+            "redis://127.0.0.1:1/abc",
+        ),
+        *(
+            "redis://127.0.0.1:1?nosuch=1",
+            "redis://127.0.0.1:1?ssl_ca_certs=/x",
+            "redis://127.0.0.1:1?socket_timeout=abc",
+        ),
+    ],
+)
+async def test_a_url_that_cannot_be_used_is_one_line_without_any_of_it(url: str) -> None:
+    with pytest.raises(Misconfigured) as caught:
+        Client.connect(url)
+    assert "this URL cannot be used" in str(caught.value)
+    assert "SECRET" not in str(caught.value)
+    assert caught.value.__suppress_context__
+
+
+async def test_a_unix_socket_says_why_it_is_not_reached(tmp_path: Path, start: StartServer) -> None:
+    missing = Client.connect(f"unix://{tmp_path}/nowhere", timeout_s=PATIENCE_S)
+    with pytest.raises(StoreAway, match="FileNotFoundError"):
+        await missing.call("PING")
+    await missing.close()
+    start("--unixsocket", f"{tmp_path}/s", "--requirepass", "right")
+    await wait_until((tmp_path / "s").exists)
+    for url, word in ((f"unix://{tmp_path}/s", "NOAUTH"), (f"unix://{tmp_path}/s?password=wrong", "WRONGPASS")):
+        client = Client.connect(url, timeout_s=PATIENCE_S)
+        with pytest.raises(StoreAway, match=word):
+            await client.call("PING")
+        await client.close()
+
+
+async def test_a_server_that_is_no_cluster_is_a_store_that_cannot_serve(start: StartServer) -> None:
+    client = Client.connect(f"cluster://127.0.0.1:{start()}", timeout_s=PATIENCE_S)
+    with pytest.raises(StoreAway):
+        await info_of_masters(client, "server")
+    await client.close()
