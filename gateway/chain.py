@@ -55,7 +55,11 @@ class Chain:
         self.on_chunk = tuple(_guarded(step, step.plugin.on_chunk) for step in self.steps if step.defines("on_chunk"))
 
     async def start(self, services: Services) -> None:
-        """Start every plugin. If one fails, stop those that had started. What it raised becomes `Misconfigured`."""
+        """Start every plugin. If one fails, stop those that had started.
+
+        A `ValueError` becomes `Misconfigured`. Any other exception becomes a `GatewayError`, because it may pass: a service
+        that the plugin needs may not answer yet, and a service manager must go on restarting the gateway.
+        """
         for index, step in enumerate(self.steps):
             try:
                 await step.plugin.start(services.named(step.name))
@@ -63,8 +67,9 @@ class Chain:
                 await _stop(self.steps[:index])
                 if isinstance(error, GatewayError) or not isinstance(error, PLUGIN_ERRORS):
                     raise
-                reason = str(error) if isinstance(error, ValueError) else describe_error(error)
-                raise step.wrong(f"'{step.name}' does not start: {reason}") from None
+                if isinstance(error, ValueError):
+                    raise step.wrong(f"'{step.name}' does not start: {error}") from None
+                raise GatewayError(str(step.wrong(f"'{step.name}' does not start: {describe_error(error)}"))) from None
 
     async def stop(self) -> None:
         """Stop every plugin, last first."""

@@ -77,12 +77,7 @@ def error_of(text: str) -> Exception:
 
 
 def translated(error: Exception) -> Exception:
-    """Return the exception for an error of redis-py, which has the error code in `status_code` if there is a class for it.
-
-    redis-py may raise a `ConnectionError` in place of the first error, which says more: it is the one that counts.
-    """
-    while isinstance(first := error.__cause__ or error.__context__, (RedisError, OSError)):
-        error = first
+    """Return the exception for an error of redis-py, which has the error code in `status_code` if there is a class for it."""
     word = getattr(error, "status_code", None)
     if isinstance(error, ResponseError) or word in MOMENTARY:
         return error_of(f"{word} {error}" if word else str(error))
@@ -184,7 +179,7 @@ class Connection(asyncio.Protocol):
                 self._take_over(link)
             await self._ended.wait()
         except Exception as error:  # of any type: redis-py may not expect what the server sends
-            self._fail(str(translated(error)))
+            self._fail(str(translated(_first_error(error))))
         finally:
             await link.disconnect(nowait=True)
 
@@ -231,6 +226,13 @@ class Connection(asyncio.Protocol):
         self._unsent.clear()
         for _, future, _, _, _ in waiting:
             _refuse(future, StoreAway(why))
+
+
+def _first_error(error: Exception) -> Exception:
+    """Return what made opening fail. redis-py raises a `ConnectionError` in its place, which says less."""
+    while isinstance(first := error.__cause__ or error.__context__, (RedisError, OSError)):
+        error = first
+    return error
 
 
 async def _open(link: AbstractConnection) -> None:

@@ -63,7 +63,7 @@ def _from_url(url: str, timeout_s: float, connections: int) -> Topology:
         "driver_info": None,  # saves a round trip at each connection
     }
     if parts.scheme in ("redis", "rediss", "unix"):
-        if parts.scheme != "unix" and not re.fullmatch(r"/?\d*", parts.path):
+        if parts.scheme != "unix" and not re.fullmatch(r"/*[0-9]*/*", parts.path):
             raise ValueError  # redis-py would ignore a database that is not a number
         redis = Redis.from_url(url, **options)
         redis.connection_pool.make_connection()  # type: ignore[no-untyped-call, unused-ignore]

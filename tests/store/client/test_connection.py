@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import redis.exceptions
 from redis._parsers.base import BaseParser
 
 from gateway.errors import StoreAway, StoreError
@@ -162,3 +163,10 @@ async def test_closing_waits_for_the_pending_replies(store_url: str) -> None:
     asked = [client.submit("ECHO", str(index)) for index in range(10)]
     await client.close()
     assert [future.result() for future in asked] == [str(index).encode() for index in range(10)]
+
+
+def test_an_error_is_not_mistaken_for_the_one_that_was_handled_before_it() -> None:
+    """A cluster's client calls a script again, whole, while it handles that the script is unknown."""
+    error = redis.exceptions.ConnectionError("lost")
+    error.__context__ = redis.exceptions.NoScriptError("No matching script")
+    assert type(translated(error)) is StoreAway

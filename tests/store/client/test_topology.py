@@ -249,6 +249,12 @@ async def test_a_url_that_cannot_be_used_is_one_line_without_any_of_it(url: str)
     assert caught.value.__suppress_context__
 
 
+@pytest.mark.parametrize("path", ["", "/", "/0", "/0/", "/15"])
+async def test_a_url_with_or_without_a_database_is_accepted(path: str) -> None:
+    client = Client.connect(f"redis://127.0.0.1:1{path}")
+    await client.close()
+
+
 async def test_a_unix_socket_says_why_it_is_not_reached(tmp_path: Path, start: StartServer) -> None:
     missing = Client.connect(f"unix://{tmp_path}/nowhere", timeout_s=PATIENCE_S)
     with pytest.raises(StoreAway, match="FileNotFoundError"):
