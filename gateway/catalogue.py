@@ -113,7 +113,8 @@ class Catalogue:
         for serving in model.servings:
             if not matches(channels, serving.use):
                 continue
-            candidate = Candidate(serving.use, self.channels[serving.use], serving.model or name)
+            channel = self.channels[serving.use]
+            candidate = Candidate(serving.use, channel, serving.model or name, model.max_output_tokens)
             tiers.setdefault(serving.priority, []).append((candidate, serving.weight))
         return tuple(tuple(tiers[priority]) for priority in sorted(tiers))
 

@@ -46,11 +46,15 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A channel that may serve the request, and the model's name there."""
+    """A channel that may serve the request, and the model's name there.
+
+    `max_output_tokens`: how many output tokens one choice may have where the caller sets no limit; None for no limit.
+    """
 
     name: str
     channel: Channel
     model: str
+    max_output_tokens: int | None = None
 
 
 class CircuitBreaker:
