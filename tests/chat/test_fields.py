@@ -13,7 +13,6 @@ from gateway.chat.fields import CHECKED, COMMON, REMEDIES, fold
 from gateway.chat.request import BodyRules, check
 from gateway.errors import Refused
 
-
 RULES = BodyRules()
 
 

@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -112,7 +113,7 @@ class TestTheSizeOfTheHold:
     @pytest.mark.parametrize(
         "given_ceiling", [{}, {"max_tokens": 7}, {"max_completion_tokens": 5000}, {"max_tokens": None}]
     )
-    async def test_is_for_the_ceiling_that_is_sent(self, given: Services, given_ceiling: dict[str, object]) -> None:
+    async def test_is_for_the_ceiling_that_is_sent(self, given: Services, given_ceiling: dict[str, Any]) -> None:
         plugin = await started(Quota(), given)
         asked = asking(n=2, **given_ceiling)
         await plugin.on_request(asked)
