@@ -253,6 +253,17 @@ class TestRefusals:
         await plugin.on_end(first)
         assert (await account(given)).holds == 0
 
+    async def test_by_default_the_holds_of_an_account_are_no_limit_on_its_requests_at_once(
+        self, given: Services
+    ) -> None:
+        plugin = await started(Quota(), given)
+        several = [asking() for _ in range(300)]
+        for asked in several:
+            await plugin.on_request(asked)
+        assert (await account(given)).holds == 300
+        for asked in several:
+            await plugin.on_end(asked)
+
     @pytest.mark.parametrize("status", [AccountStatus.SUSPENDED, AccountStatus.CLOSED])
     async def test_an_account_that_is_not_active(self, given: Services, status: AccountStatus) -> None:
         plugin = await started(Quota(), given)
