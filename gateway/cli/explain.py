@@ -43,8 +43,7 @@ def explain(
     if max_tokens is not None:
         body["max_tokens"] = max_tokens
     headers = [("Authorization", f"Bearer {token}")] if token else []
-    port = loaded.config.port
-    rules = BodyRules(allow_non_streaming=port.allow_non_streaming, allow_fields=frozenset(port.allow_fields))
+    rules = BodyRules(allow_non_streaming=loaded.config.port.allow_non_streaming)
 
     async def run() -> Explanation:
         async with store_of(loaded.config) as store:
