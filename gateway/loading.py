@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 
-from gateway.chain import PLUGIN_ERRORS, Chain, Step
+from gateway.chain import Chain, Step, error_text
 from gateway.config.decode import convert
 from gateway.config.schema import Loaded
 from gateway.errors import Misconfigured
@@ -34,8 +34,8 @@ def plugin_class(use: str) -> type[Plugin]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ValueError(f"cannot import `{error.name}`: put it beside the YAML file or on PYTHONPATH") from None
-    except PLUGIN_ERRORS as error:
-        raise ValueError(f"importing `{module_name}` failed: {type(error).__name__}: {error}") from None
+    except BaseException as error:
+        raise ValueError(f"importing `{module_name}` failed: {error_text(error)}") from None
     found = getattr(module, class_name, None)
     if found is None:
         raise ValueError(f"`{module_name}` has no `{class_name}`: name a class of it")
@@ -62,8 +62,8 @@ def build(loaded: Loaded, *, generation: int = 1) -> Chain:
                 plugin = convert(document, (*place, "with"), entry.with_, kind)
             except Misconfigured:
                 raise
-            except PLUGIN_ERRORS as error:
-                text = f"making `{entry.use}` failed: {type(error).__name__}: {error}"
+            except BaseException as error:
+                text = f"making `{entry.use}` failed: {error_text(error)}"
                 raise document.wrong((*place, "use"), text) from None
             steps.append(Step(entry.label, plugin, entry.on_error, partial(document.wrong, place)))
     if not steps:

@@ -130,7 +130,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
         table.add_column(column)
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
-    console().print(table if table.row_count else empty)
+    if table.row_count:
+        _print_unpadded(table)
+    else:
+        console().print(empty)
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
@@ -138,7 +141,15 @@ def print_fields(fields: Mapping[str, object]) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in fields.items():
         table.add_row(name, str(value))
-    console().print(table)
+    _print_unpadded(table)
+
+
+def _print_unpadded(table: Table) -> None:
+    """Print a table without the blanks with which the longest line of the last column pads all the others."""
+    output = console()
+    with output.capture() as captured:
+        output.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().split("\n")), end="")
 
 
 def console() -> Console:
