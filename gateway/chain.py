@@ -62,14 +62,23 @@ class Chain:
         )
         self.on_chunk = tuple(_guarded(step, step.plugin.on_chunk) for step in self.steps if step.defines("on_chunk"))
 
-    async def start(self, services: Services, *, limit_s: float = START_LIMIT_S) -> None:
+    async def start(
+        self,
+        services: Services,
+        *,
+        limit_s: float = START_LIMIT_S,
+        starting: Callable[[Step], None] = lambda step: None,
+    ) -> None:
         """Start every plugin, in `limit_s` together. If one fails, stop those that had started.
+
+        `starting` is called before each one.
 
         A `ValueError` becomes `Misconfigured`. Any other exception becomes a `GatewayError`, because it may pass: a service
         that the plugin needs may not answer yet, and a service manager must go on restarting the gateway.
         """
         deadline = time.monotonic() + limit_s
         for index, step in enumerate(self.steps):
+            starting(step)
             try:
                 if await _in_time(step.plugin.start(services.named(step.name)), deadline):
                     continue

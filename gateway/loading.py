@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
+
+import structlog
 
 from gateway.chain import Chain, Step, error_text
 from gateway.config.decode import convert
@@ -14,6 +17,8 @@ from gateway.errors import Misconfigured
 from gateway.plugin import Plugin
 
 ENTRY_POINTS = "gateway.plugins"
+
+log = structlog.get_logger("gateway.loading")
 
 
 def installed() -> dict[str, EntryPoint]:
@@ -44,16 +49,36 @@ def plugin_class(use: str) -> type[Plugin]:
     return found
 
 
-def build(loaded: Loaded, *, generation: int = 1) -> Chain:
-    """Return the chain of a configuration. Raises `Misconfigured` with the place in the file."""
-    document = loaded.document
-    folder = str(document.path.resolve().parent)
+Note = Callable[[Callable[[str], Misconfigured], str], None]
+"""Called before each plugin is imported, with what makes an error about it, and its name."""
+
+
+def import_plugins(loaded: Loaded) -> None:
+    """Import the modules of a configuration's plugins, so that processes that are forked later need not. Log a failure."""
+    _find_beside(loaded)
+    for entry in loaded.config.plugins:
+        if entry.enabled:
+            try:
+                plugin_class(entry.use)
+            except ValueError as error:
+                log.warning("plugin_not_imported", plugin=entry.label, reason=str(error))
+
+
+def _find_beside(loaded: Loaded) -> None:
+    folder = str(loaded.document.path.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)
+
+
+def build(loaded: Loaded, *, generation: int = 1, note: Note = lambda wrong, name: None) -> Chain:
+    """Return the chain of a configuration. Raises `Misconfigured` with the place in the file."""
+    document = loaded.document
+    _find_beside(loaded)
     steps = []
     for index, entry in enumerate(loaded.config.plugins):
         if entry.enabled:
             place = ("plugins", index)
+            note(partial(document.wrong, place), entry.label)
             try:
                 kind = plugin_class(entry.use)
             except ValueError as error:

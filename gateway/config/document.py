@@ -37,8 +37,10 @@ KeyPath = tuple[str | int, ...]
 class Document:
     """The line of every key path in a file. `lines` holds them, counted from 1."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, raw: bytes = b"") -> None:
         self.path = path
+        self.raw = raw
+        """The bytes of the file."""
         self.lines: dict[KeyPath, int] = {}
         self._variables: dict[str, str] = {}
 
@@ -79,12 +81,8 @@ class Document:
         return f"<Document {self.path}>"
 
 
-def read(path: Path, environment: Mapping[str, str]) -> tuple[Any, Document]:
-    """Read a file: return its data as dicts, lists and scalars, and its lines.
-
-    Raises `Misconfigured`, which names file, line and remedy.
-    """
-    document = Document(path)
+def read(path: Path) -> bytes:
+    """Return the bytes of a file. Raises `Misconfigured`."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
@@ -92,6 +90,15 @@ def read(path: Path, environment: Mapping[str, str]) -> tuple[Any, Document]:
         raise Misconfigured(f"{path}: {error.strerror}; name a readable file with --config") from None
     if len(raw) > MAX_FILE_BYTES:
         raise Misconfigured(f"{path}: larger than 1 MiB; a configuration is a few kilobytes")
+    return raw
+
+
+def parse(path: Path, raw: bytes, environment: Mapping[str, str]) -> tuple[Any, Document]:
+    """Return the data of a file as dicts, lists and scalars, and its lines.
+
+    Raises `Misconfigured`, which names file, line and remedy.
+    """
+    document = Document(path, raw)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -199,9 +199,10 @@ class Loaded(msgspec.Struct, frozen=True):
     document: Document
 
 
-def load(path: Path, environment: Mapping[str, str] | None = None) -> Loaded:
-    """Read a file, replace its variables and check it. Raises `Misconfigured`."""
-    data, parsed = document.read(path, os.environ if environment is None else environment)
+def load(path: Path, environment: Mapping[str, str] | None = None, *, raw: bytes | None = None) -> Loaded:
+    """Read a file, replace its variables and check it. `raw`: its bytes, where it was read before. Raises `Misconfigured`."""
+    raw = document.read(path) if raw is None else raw
+    data, parsed = document.parse(path, raw, os.environ if environment is None else environment)
     if not isinstance(data, dict):
         raise parsed.wrong((), "the file must be a mapping of settings; begin with config/gateway.yaml")
     for section, kind in SECTIONS.items():
