@@ -25,10 +25,10 @@ from gateway.proxy.attempt import CallerGone
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.failover import Failover
 
-END_LIMIT_S: Final = 6.0
-"""How long a stop waits for the end hooks. A settlement that the store does not answer takes half of it."""
+END_LIMIT_S: Final = 5.0
+"""How long a stop waits for the ends of exchanges. A settlement that the store does not answer takes less."""
 GIVE_UP_TRIES: Final = 2
-GIVE_UP_S: Final = 2.0
+GIVE_UP_S: Final = 1.5
 
 log = structlog.get_logger("gateway.proxy.lifecycle")
 
@@ -66,13 +66,9 @@ class ExchangeRunner:
             crash_points.point("answer.finished")
 
     async def wait_ended(self, limit_s: float = END_LIMIT_S) -> None:
-        """Wait until every `on_end` that has begun has finished. After `limit_s` give up those that have not."""
-        deadline = time.monotonic() + limit_s
-        while self._ending:
-            await asyncio.wait(self._ending, timeout=max(0.0, deadline - time.monotonic()))
-            if time.monotonic() >= deadline:
-                break
-        # Each cancellation gives up one hook: the hooks of the plugins above it still run.
+        """Wait until no exchange is in progress, for `limit_s` at most; then give up the end hooks that have not finished."""
+        await self.wait_idle(limit_s)
+        # Each cancellation gives up one hook: those of the plugins above it still run.
         for _ in range(GIVE_UP_TRIES):
             for task in self._ending:
                 task.cancel()

@@ -23,6 +23,8 @@ from gateway.runtime.trial import Trial
 
 ANSWER_LIMIT_S: Final = START_LIMIT_S + 10
 """How long the workers may take to start a chain, one that has died and its successor included."""
+MAX_DEATHS: Final = 2
+"""Workers that may end while an offer is open: one may have another reason."""
 
 log = structlog.get_logger("gateway.runtime.active")
 
@@ -45,6 +47,7 @@ class ActiveConfig:
         self._offer: Offer | None = None
         self._offers = 0
         self._answer_by = 0.0
+        self._deaths = 0
         signal.signal(signal.SIGHUP, self._request_reload)
 
     def refresh(self) -> bool:
@@ -84,6 +87,7 @@ class ActiveConfig:
         self._trial = None
         self._offers += 1
         self._offer = Offer(self._offers, self.generation + 1, "offered", self._candidate.document.raw)
+        self._deaths = 0
         self._answer_by = time.monotonic() + ANSWER_LIMIT_S
         self._handover.write(self._offer)
         return True
@@ -91,20 +95,31 @@ class ActiveConfig:
     def _follow_answers(self, offer: Offer) -> bool:
         """Adopt the offer once every worker has started it; withdraw it where one cannot, or does not in time."""
         answers = self._handover.answers(offer.number)
+        if why := self._why_not(answers):
+            self._offer = None
+            self._handover.write(Offer(offer.number, offer.generation, "withdrawn", b""))
+            self._refuse(why)
+            return True
         if all(answers):
             self._offer = None
             self._handover.write(Offer(offer.number, offer.generation, "adopted", offer.raw))
             self._adopt()
             return True
-        late = time.monotonic() > self._answer_by
-        if False in answers or late:
-            self._offer = None
-            self._handover.write(Offer(offer.number, offer.generation, "withdrawn", b""))
-            number = answers.index(None if late and False not in answers else False) + 1
-            why = "did not answer in time" if late and False not in answers else "cannot start it; its reason is above"
-            self._refuse(f"worker {number} {why}")
-            return True
         return False
+
+    def _why_not(self, answers: list[bool | None]) -> str:
+        """Return why the offer is withdrawn; empty where it is not."""
+        if False in answers:
+            return f"worker {answers.index(False) + 1} cannot start it; its reason is above"
+        if self._deaths >= MAX_DEATHS:
+            return "workers ended while they started it"
+        if None in answers and time.monotonic() > self._answer_by:
+            return f"worker {answers.index(None) + 1} did not start it within {ANSWER_LIMIT_S:g} s"
+        return ""
+
+    def worker_died(self) -> None:
+        """Note that a worker ended unexpectedly."""
+        self._deaths += 1
 
     def _adopt(self) -> None:
         if restart := needs_restart(self.loaded.config, self._candidate.config):

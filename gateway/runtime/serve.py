@@ -40,8 +40,8 @@ from gateway.store.client.durability import check_store
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.usage import clickhouse, sink
 
-SINK_STOP_S: Final = 15.0
-"""Time that a stop allows for after the drain of the port, for the sink to write the last records."""
+SINK_STOP_S: Final = 20.0
+"""Time that a stop allows for after the drain of the port: for plugins that hang, and for the sink to write the last records."""
 
 log = structlog.get_logger("gateway.runtime.serve")
 
@@ -78,11 +78,11 @@ class ParentProcess:
         self._listeners = systemd.inherited_listeners(workers) or open_listeners(config.listen, workers)
         names = ("parent", *(f"worker {number}" for number in range(1, workers + 1)))
         self._numbers = {name: SharedNumbers() for name in names}
-        metrics = Metrics(self._numbers["parent"])
+        self._metrics = metrics = Metrics(self._numbers["parent"])
         self._service_manager = systemd.ServiceManager()
         self._embedded = EmbeddedStore.start(self._folder, adopt=False) if config.redis == "embedded" else None
         self._store_url = self._embedded.url if self._embedded else config.redis
-        self._supervisor = Supervisor(on_death=lambda kind: metrics.count("children_died", kind))
+        self._supervisor = Supervisor(on_death=self._on_death)
         self._handover = Handover(workers)
         self._active = ActiveConfig(loaded, metrics, self._handover, self._store_url)
 
@@ -133,6 +133,11 @@ class ParentProcess:
             )
 
         return work
+
+    def _on_death(self, kind: str) -> None:
+        self._metrics.count("children_died", kind)
+        if kind == "worker":
+            self._active.worker_died()
 
     def _tick(self) -> None:
         """Do what is due while the children run: the watchdog, the embedded store, a reload."""
