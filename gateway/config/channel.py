@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
+from yarl import URL
+
 from gateway.config.section import Bytes, Rate, Seconds, SecondsOrNone, Section
 
 MIN_SCRUBBED: Final = 12
@@ -94,16 +96,23 @@ class Channel(Section, frozen=True, cache_hash=True, dict=True):
 def _is_base_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        valid = parts.hostname is not None and parts.port != 0
+        valid = parts.hostname is not None and parts.port != 0 and _is_host(URL(url).host)
     except ValueError:
         return False
     return valid and not set("@?#").intersection(url) and not parts.path.rstrip("/").endswith("/completions")
 
 
+def _is_host(host: str | None) -> bool:
+    """Return whether a host can be looked up. Raises `ValueError` for a part of it that is empty or too long."""
+    return bool(host) and (":" in str(host) or bool(str(host).encode("idna")))
+
+
 def _is_proxy_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        return bool(parts.hostname) and parts.port != 0 and parts.path in ("", "/") and not parts.query + parts.fragment
+        return (
+            _is_host(URL(url).host) and parts.port != 0 and parts.path in ("", "/") and not parts.query + parts.fragment
+        )
     except ValueError:
         return False
 

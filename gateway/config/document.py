@@ -28,6 +28,9 @@ INTEGER: Final = re.compile(r"[-+]?(0|[1-9][0-9]{0,14})")
 DECIMAL: Final = re.compile(r"(?=[^0-9]*([0-9]\.?){1,15}$)[-+]?[0-9]*\.[0-9]+")
 """Up to 15 digits, which survive the conversion to a binary float and back."""
 
+UNUSABLE: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+"""Control characters, and half characters that cannot be written anywhere, as escapes or environment variables bring them."""
+
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 KeyPath = tuple[str | int, ...]
@@ -156,6 +159,7 @@ def _mapping(
         if not isinstance(key_node, yaml.ScalarNode) or key_node.tag.endswith((":null", ":merge")):
             raise document.wrong_at(line, "every key must be plain text; quote it if it is meant")
         key = key_node.value
+        _check_characters(document, line, key)
         if key in result:
             raise document.wrong_at(line, f"the key `{key}` is given twice; keep one")
         document.lines[(*key_path, key)] = line
@@ -177,4 +181,11 @@ def _scalar(document: Document, node: yaml.Node, key_path: KeyPath, environment:
         raise document.wrong(key_path, f"write true or false, or put `{text}` in quotes if it is a name")
     if kind in ("int", "float"):
         raise document.wrong(key_path, f"write `{text}` in plain digits (at most 15), or in quotes if it is a name")
-    return document.resolve(key_path, text, environment)
+    resolved = document.resolve(key_path, text, environment)
+    _check_characters(document, document.lines[key_path], resolved)
+    return resolved
+
+
+def _check_characters(document: Document, line: int, text: str) -> None:
+    if unusable := UNUSABLE.search(text):
+        raise document.wrong_at(line, f"the character {unusable[0]!r} is not allowed; remove it")
