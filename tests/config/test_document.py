@@ -24,6 +24,8 @@ REFUSED = {
     "a:\n\tb: 1": "2: a tab cannot indent; use spaces",
     "# é\na:\n \tb: 1": "3: a tab cannot indent; use spaces",
     "a: 1\nb: '\x07'": "2: the control character '\\x07' is not allowed; remove it",
+    'a: "x\\0"': "1: the character '\\x00' is not allowed; remove it",
+    'a:\n  "\\e": 1': "2: the character '\\x1b' is not allowed; remove it",
     "a: \0": "1: the control character '\\x00' is not allowed; remove it",
     "a: 'x": "1: not valid YAML: while scanning a quoted scalar found unexpected end of stream; "
     "check quotes, colons and indentation there",

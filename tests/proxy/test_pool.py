@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import shutil
 import ssl
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -29,11 +29,15 @@ from tests.whole.test_upstream_tls import certificates, context
 __all__ = ["certificates"]
 
 GOOD = [CHUNKED + chunk(STREAM) + LAST]
-RELOADS = 500
+RELOADS = 200
 WARM = 50
 """Reloads after which caches are full."""
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 async def reload(reloader: Reloader) -> None:
@@ -85,6 +89,7 @@ async def test_a_target_is_closed_with_the_last_generation_that_used_it() -> Non
 
 
 @needs_openssl
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the descriptors in /proc")
 async def test_reloads_leave_no_object_no_descriptor_and_no_key(
     store_url: str, client: Client, tmp_path: Path, certificates: Path
 ) -> None:
@@ -112,7 +117,7 @@ async def test_reloads_leave_no_object_no_descriptor_and_no_key(
                 gc.collect()
                 objects = gc.get_objects()
                 kinds = Counter(type(each).__name__ for each in objects)
-                return kinds, len(objects), len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks()), await keys()
+                return kinds, len(objects), descriptors(), len(asyncio.all_tasks()), await keys()
 
             async def keys() -> int:
                 fields = await client.call("HLEN", "gw:{channels}:fake:state")
@@ -124,13 +129,13 @@ async def test_reloads_leave_no_object_no_descriptor_and_no_key(
                 answer = await asyncio.wait_for(ask(gateway.port, chat(token)), PATIENCE_S)
                 assert answer.status == 200
                 if number == WARM:
+                    await measure()
                     before = await measure()
             after = await measure()
-    assert f"channel-credential-4711{RELOADS:05}".encode() in repr(answer.headers).encode() or True
     for kind in (Target, Channel, Chain, ChannelHealth, ssl.SSLContext):
         assert after[0][kind.__name__] <= before[0][kind.__name__] + 1, kind
     grown = {kind: count - before[0][kind] for kind, count in after[0].items() if count > before[0][kind] + 5}
-    print(grown, before[1:], after[1:])
-    assert after[1] - before[1] < RELOADS / 4, grown
+    assert after[1] - before[1] < 2 * (RELOADS - WARM), grown  # a chain that stays is many more
     assert after[2] <= before[2] + 1
     assert after[3] <= before[3]
+    assert after[4] <= before[4], "fields of the channel's state in the store"

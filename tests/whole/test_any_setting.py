@@ -59,7 +59,7 @@ VALUES: Final = (
 FREE_FORM: Final = frozenset({"with", "demo", "tls", "redis", "data", "listen", "admin"})
 """Settings of the whole process, which a test of one worker does not use, and the settings of plugins, which have own rows."""
 
-PLUGINS: Final = {
+PLUGINS: Final[dict[str, dict[str, object]]] = {
     "usage-logger": {},
     "plugins.examples.address_allow_list:AddressAllowList": {"networks": ["127.0.0.0/8"]},
     "auth": {},
@@ -103,7 +103,7 @@ def with_value(data: dict[str, Any], place: Place, value: str) -> str:
     copy: Any = msgspec.json.decode(msgspec.json.encode(data))
     inner = copy
     for step in place[:-1]:
-        inner = inner[step] if isinstance(inner, list) else inner.setdefault(step, {})
+        inner = inner.setdefault(step, {}) if isinstance(inner, dict) else inner[step]
     inner[place[-1]] = Raw(value)
     return "".join(f"{name}: {written(item)}\n" for name, item in copy.items())
 
