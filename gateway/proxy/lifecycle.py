@@ -151,6 +151,8 @@ def _log(exchange: Exchange, error: Exception) -> None:
 def _refuse(exchange: Exchange, caller: CallerConnection, error: Exception) -> None:
     refusal = as_refused(error)
     _log(exchange, error)
+    # Its frames hold the exchange and the body: with them, only the garbage collector would free both.
+    refusal.__traceback__ = refusal.__context__ = refusal.__cause__ = None
     exchange.error = refusal
     exchange.status = refusal.status
     if refusal.status == 500:

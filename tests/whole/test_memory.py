@@ -1,0 +1,76 @@
+"""What an exchange held is freed when it ends, without waiting for the garbage collector, which may run much later."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gateway import Exchange
+from gateway.fake_upstream import FakeUpstream
+from gateway.testing import Running
+from tests.patience import wait_until
+from tests.whole.raw import ask, chat, get
+
+DEEP = b'{"messages":' + b"[" * 100_000
+NOT_UTF_8 = b'{"messages":[{"role":"user","content":"' + b"x" * 100_000 + b'\xff"}]}'
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Switch the garbage collector off."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def exchanges() -> list[str]:
+    """Return the exchanges in memory."""
+    return [repr(each) for each in gc.get_objects() if type(each) is Exchange]
+
+
+@pytest.mark.parametrize(
+    ("body", "mode", "status"),
+    [
+        ({}, "words", 200),
+        (DEEP, "words", 400),
+        (NOT_UTF_8, "words", 400),
+        (b"{", "words", 400),
+        ({"model": "unknown"}, "words", 404),
+        ({"max_tokens": 1_000_000}, "words", 429),
+        ({}, "500", 502),
+        ({}, "404", 404),
+        ({}, "first-error", 502),
+        ({}, "cut", 200),
+        ({}, "html", 502),
+    ],
+)
+@pytest.mark.usefixtures("uncollected")
+async def test_a_request_is_freed_when_it_has_ended(
+    body: Any, mode: str, status: int, gateway: Running, upstream: FakeUpstream
+) -> None:
+    upstream.mode = mode
+    answer = await ask(gateway.port, chat(await gateway.token(), body))
+    assert answer.status == status
+    await wait_until(lambda: exchanges() == [])
+
+
+@pytest.mark.usefixtures("uncollected")
+async def test_a_request_with_a_wrong_token_is_freed(gateway: Running) -> None:
+    for request in (chat("sk-wrong"), chat(None), get("/v1/unknown"), get("/v1/models", "sk-tester-0")):
+        await ask(gateway.port, request)
+    await wait_until(lambda: exchanges() == [])
+
+
+@pytest.mark.usefixtures("uncollected")
+async def test_a_request_whose_caller_left_is_freed(gateway: Running, upstream: FakeUpstream) -> None:
+    upstream.mode = "stall"
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(chat(await gateway.token()))
+    await wait_until(lambda: bool(upstream.requests))
+    writer.transport.abort()
+    await wait_until(lambda: exchanges() == [])
