@@ -21,6 +21,7 @@ from gateway.exchange import Exchange, Operation, Reply, Request
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.lifecycle import ExchangeRunner, LocalHandler
 from gateway.server.body import BodyBudget, BodyReader, expects_continue
+from gateway.server.large_bodies import SMALL, LargeBodies
 from gateway.server.listener import Listener
 from gateway.server.protocol import SentResponse, Server, ServerProtocol, head_too_large
 from gateway.server.routes import HEALTH, LocalRoutes, misdirected, operation_of
@@ -41,6 +42,7 @@ class Gateway:
         self.routes = LocalRoutes(services.catalogue, services.store)
         self.draining = False
         self.budget = BodyBudget()
+        self._large_bodies = LargeBodies()
         self._rules = BodyRules(allow_non_streaming=port.allow_non_streaming, allow_fields=frozenset(port.allow_fields))
         self._web_runner: web.ServerRunner | None = None
         self._listener: Listener | None = None
@@ -140,7 +142,7 @@ class Gateway:
         except Refused:
             caller.close_after()
             raise
-        return check(raw, self._rules)
+        return check(raw, self._rules) if len(raw) <= SMALL else await self._large_bodies.check(raw, self._rules)
 
 
 def _refuse_with(refusal: Refused) -> LocalHandler:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -77,3 +78,55 @@ def test_a_traceback_shows_no_local_variables(as_json: bool, capsys: pytest.Capt
     written = capsys.readouterr().err
     assert written.count("RuntimeError: 20 letters") == 2
     assert token not in written
+
+
+def test_lines_that_repeat_are_left_out_and_counted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs.configure(json=True)
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    log = structlog.get_logger("x")
+    for number in range(500):
+        log.warning("store_away", request_id=str(number))
+    log.warning("upstream_unreachable", channel="a")
+    assert len(lines(capsys)) == logs.BURST + 1
+    now[0] += 1
+    log.warning("store_away")
+    log.warning("store_away")
+    (line,) = lines(capsys)
+    assert json.loads(line)["left_out"] == 500 - logs.BURST
+
+
+def test_lines_of_other_kinds_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(json=True)
+    for number in range(3 * logs.BURST):
+        structlog.get_logger("x").error("upstream_unreachable", channel=f"channel-{number % 3}")
+    assert len(lines(capsys)) == 3 * logs.BURST
+
+
+def test_lines_that_name_a_charge_are_all_written(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(json=True)
+    for number in range(3 * logs.BURST):
+        structlog.get_logger("x").error("journal_not_written", request_id=str(number))
+    assert len(lines(capsys)) == 3 * logs.BURST
+
+
+def test_the_kinds_that_are_counted_are_bounded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "MAX_KINDS", 10)
+    logs.configure(json=True)
+    for number in range(50):
+        structlog.get_logger("x").error("reload_refused", channel=str(number))
+    assert len(lines(capsys)) == 50
+
+
+def test_lines_of_a_library_that_differ_in_their_values_are_of_one_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(json=True)
+    for number in range(3 * logs.BURST):
+        logging.getLogger("aiohttp.server").error("Error %s", number)
+    written = lines(capsys)
+    assert len(written) == logs.BURST
+    assert json.loads(written[0])["event"] == "Error 0"
+    assert "_format" not in written[0]
