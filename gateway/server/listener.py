@@ -16,6 +16,8 @@ BACKLOG: Final = 4096
 """Connections that may wait in the kernel's queue."""
 MAX_PER_TURN: Final = 64
 """Connections accepted in one turn, so that a burst of connections does not delay open streams."""
+SEND_BUFFER: Final = 128 * 1024
+"""Bytes that the kernel keeps of what a caller has not read; it doubles them. Its own limit, some MiB, is shared by all."""
 PAUSE_S: Final = 1.0
 """How long to wait before accepting again when the process is out of file descriptors."""
 
@@ -38,6 +40,7 @@ class Listener:
         self._opening: set[asyncio.Task[None]] = set()
         self._resume: asyncio.TimerHandle | None = None
         bound.setblocking(False)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # accepted sockets inherit it
         bound.listen(BACKLOG)
         self._start()
 

@@ -57,7 +57,7 @@ plugins:
   - use: usage-logger
   - use: auth
   - use: rate-limit
-    with: {{requests_per_minute: 100000, concurrent: 8}}
+    with: {{requests_per_minute: 600, concurrent: 8}}
   - use: quota
   - use: model-routing
 """

@@ -68,7 +68,7 @@ FOR_EVER: Final = {
     "slow": (EVENT, 0.5),
     "flood": (LARGE, 0.0),
     "tiny": (b"".join([b"data: {}\n\n"] * 100), 0.0),
-    "small": (EVENT, 0.005),
+    "small": (EVENT, 0.05),
 }
 """Plans whose streams do not end: the bytes of a write, and the seconds between two."""
 
