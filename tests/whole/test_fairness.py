@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pytest
 
 from tests.bench.fairness.measure import measure
 from tests.bench.fairness.rows import ROWS, Row
-from tests.bench.fairness.stage import prepare, staged, upstreams
+from tests.bench.fairness.stage import prepare, staged
+from tests.bench.process import ROOT
 from tests.patience import PATIENCE_S
 
 PHASE_S = 1.0
-HEALTH = {"flagged", "error-event", "broken", "too-large", "limited", "other-model", "credentials"}
-"""One caller's failures at an upstream cool the channel for every caller."""
 
 
 @pytest.fixture(scope="module")
@@ -24,20 +26,19 @@ def accounts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return folder, prepare(folder)
 
 
-@pytest.fixture
-async def ports() -> AsyncIterator[tuple[int, int]]:
-    """Run the upstreams."""
-    async with upstreams() as ports:
-        yield ports
+@pytest.fixture(scope="module")
+def ports() -> Iterator[tuple[int, int]]:
+    """Run the upstreams of the second and of the first caller."""
+    command = (sys.executable, "-m", "tests.bench.fairness.upstream")
+    with ExitStack() as stack:
+        started = [stack.enter_context(Popen(command, stdin=PIPE, stdout=PIPE, cwd=ROOT)) for _ in range(2)]
+        one, other = (int(each.stdout.readline()) for each in started if each.stdout is not None)
+        yield one, other
+        for each in started:
+            each.terminate()
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        pytest.param(row, id=row.name, marks=[pytest.mark.xfail(reason="cools for all")] if row.name in HEALTH else [])
-        for row in ROWS
-    ],
-)
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
 async def test_a_second_caller_is_served_every_time(
     row: Row, accounts: tuple[Path, dict[str, str]], ports: tuple[int, int], tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from gateway import Exchange
 from gateway.fake_upstream import FakeUpstream
+from gateway.server.listener import SEND_BUFFER
+from gateway.server.protocol import ServerProtocol
 from gateway.testing import Running
 from tests.patience import wait_until
 from tests.whole.raw import ask, chat, get
@@ -74,3 +77,19 @@ async def test_a_request_whose_caller_left_is_freed(gateway: Running, upstream: 
     await wait_until(lambda: bool(upstream.requests))
     writer.transport.abort()
     await wait_until(lambda: exchanges() == [])
+
+
+async def test_the_kernel_keeps_little_for_a_caller_that_does_not_read(gateway: Running) -> None:
+    """By default it keeps some MiB, of a memory that all connections of the machine share."""
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(get("/healthz"))
+    await wait_until(lambda: bool(connections()))
+    (transport,) = connections()
+    assert transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * SEND_BUFFER
+    writer.close()
+
+
+def connections() -> list[asyncio.BaseTransport]:
+    """Return the transports of the gateway's connections to callers."""
+    protocols = [each for each in gc.get_objects() if type(each) is ServerProtocol]
+    return [each.transport for each in protocols if each.transport is not None]
