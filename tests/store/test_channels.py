@@ -113,9 +113,11 @@ async def test_one_call_probes_it_when_it_has_cooled(channels: Channels, later: 
     await reported(channels, failed=3)
     await later(60)
     assert await reported(channels) is Condition.PROBING
-    answers = await asyncio.gather(*(channels.admit(f"r{n}", [limits()]) for n in range(20)))
-    assert sorted(answer.index is not None for answer in answers) == [False] * 19 + [True]
-    assert [answer.probe for answer in answers if answer.index is not None] == [True]
+    answers = await asyncio.gather(*(channels.admit(f"r{n}", [limits(), limits("b")]) for n in range(20)))
+    assert sorted(answer.index or 0 for answer in answers) == [0] + [1] * 19
+    assert [answer.probe for answer in answers if answer.index == 0] == [True]
+    alone = await channels.admit("s", [limits()])
+    assert alone == Admission(0, probe=False, wait_ms=0), "a call that no other channel admits need not wait for the probe"
 
 
 async def test_a_failed_probe_cools_it_for_longer_and_a_successful_one_makes_it_healthy(
@@ -151,7 +153,7 @@ async def test_a_probe_without_an_outcome_lets_the_next_one_go(channels: Channel
     await later(60)
     assert (await channels.admit("r", [limits()])).probe
     if lost:
-        assert (await channels.admit("s", [limits()])).index is None
+        assert not (await channels.admit("s", [limits()])).probe
         await later(100)
     else:
         await reported(channels, probe="void")
