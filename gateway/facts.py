@@ -61,12 +61,16 @@ class CircuitBreaker:
     """Decides which candidate may be called now, and learns how calls end. This one admits every candidate.
 
     For each call: `admit`; then `answered`, `failed` or `unusable`, any number of times; then `left`, once. `wait_s` is called
-    once where no call gave an answer. Only `admit` and `wait_s` may wait. `why_not` is for explanations, outside of any request.
+    once where no call gave an answer. Only `admit` and `wait_s` may wait. `why_not` and `why_not_alone` are for explanations.
     """
 
     async def why_not(self, candidate: Candidate) -> str:
         """Return why the candidate may not be called now, in words; empty where it may. Takes nothing. Raises `StoreAway`."""
         return ""
+
+    async def why_not_alone(self, candidate: Candidate) -> str:
+        """Return why the candidate may not be called where no other may. The same as `why_not`, but for last resorts."""
+        return await self.why_not(candidate)
 
     async def admit(self, candidates: Sequence[Candidate], request_id: str) -> Candidate:
         """Return the first of `candidates`, a non-empty sequence, that may be called.

@@ -8,6 +8,7 @@ from functools import partial
 from hashlib import blake2b
 
 from gateway import (
+    AccountHealth,
     Caller,
     Candidate,
     ChannelHealth,
@@ -63,7 +64,7 @@ class ModelRouting(Plugin):
         draw = partial(_by_account, caller.account) if self.sticky else _by_chance
         tiers = self.catalogue.tiers(model, caller.group)
         candidates = tuple(candidate for tier in tiers for candidate in shuffled(tier, draw))
-        exchange[Route] = Route(candidates, self.health.of(caller.account))
+        exchange[Route] = Route(candidates, AccountHealth(self.health, caller.account))
 
     async def explain(self, exchange: Exchange) -> str:
         """Do the same as `on_request`, which takes nothing, and name the channels that the group may not use."""

@@ -77,7 +77,7 @@ def of_answer(status: int, headers: Mapping[str, str], body: bytes, credentials:
             429,
             "upstream_rate_limited",
             "The upstream is limiting requests for this model. Wait, then retry with backoff, or choose another model.",
-            retry_after_s=wait_s or 1,
+            retry_after_s=wait_s or (None if advice is False else 1),
             should_retry=advice,
         )
         return UpstreamFailure(error, cool_s=wait_s or 0)

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 
 from gateway.facts import Candidate, CircuitBreaker
-
-if TYPE_CHECKING:
-    from gateway.store.channel_health import ChannelHealth
+from gateway.store.channel_health import ChannelHealth
 
 
 class AccountHealth(CircuitBreaker):
@@ -25,6 +22,10 @@ class AccountHealth(CircuitBreaker):
 
     async def why_not(self, candidate: Candidate) -> str:
         return await self._health.why_not(candidate) or self._health.why_not_for(candidate, digest_of(self._account))
+
+    async def why_not_alone(self, candidate: Candidate) -> str:
+        account = digest_of(self._account)
+        return await self._health.why_not_alone(candidate) or self._health.why_not_for(candidate, account, alone=True)
 
     async def admit(self, candidates: Sequence[Candidate], request_id: str) -> Candidate:
         self._succeeding = False

@@ -21,7 +21,6 @@ import structlog
 from gateway.config.channel import Channel
 from gateway.errors import MAX_RETRY_AFTER_S, GatewayError, Refused, StoreAway
 from gateway.facts import Candidate, CircuitBreaker
-from gateway.store.account_health import AccountHealth
 from gateway.store.announced import MARGIN_S, Announcements
 from gateway.store.channels import ChannelReport, Channels, Condition
 from gateway.store.local_channel import LocalChannel, limits_of, merged
@@ -63,10 +62,6 @@ class ChannelHealth(CircuitBreaker):
         with suppress(GatewayError):
             await self.sync()
         self._end_wait()
-
-    def of(self, account: str) -> AccountHealth:
-        """Return the circuit breaker for one request of the account."""
-        return AccountHealth(self, account)
 
     async def admit(self, candidates: Sequence[Candidate], request_id: str) -> Candidate:
         """Return the first candidate that may be called, with at most one round trip. Raises `Refused` and `StoreAway`."""
@@ -159,10 +154,18 @@ class ChannelHealth(CircuitBreaker):
             await asyncio.wait([self._synced])
         return self._announce(candidates, account)
 
-    def why_not_for(self, candidate: Candidate, account: str) -> str:
+    def why_not_for(self, candidate: Candidate, account: str, *, alone: bool = False) -> str:
         """Return why this account may not call the candidate, as far as this worker knows; empty if it may."""
-        wait_s, _ = self._channels[candidate.name].wait_s(account)
-        return f"cooling for {-(-wait_s // 1):.0f} s for this account, whose requests fail there" if wait_s else ""
+        wait_s, firm = self._channels[candidate.name].wait_s(account)
+        refused = firm or (wait_s and not alone)
+        return f"cooling for {-(-wait_s // 1):.0f} s for this account, whose requests fail there" if refused else ""
+
+    async def why_not_alone(self, candidate: Candidate) -> str:
+        limits = self._channels[candidate.name].limits
+        (snapshot,) = await self._store.show([candidate.name])
+        if (await self._store.look_alone(limits, cools=snapshot.firm)).index is not None:
+            return ""
+        return await self.why_not(candidate)
 
     async def why_not(self, candidate: Candidate) -> str:
         """Return why the candidate may not be called, by what the store knows; empty if it may."""

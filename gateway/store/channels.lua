@@ -5,6 +5,7 @@
 -- ARGV  'admit', request, then for each channel: concurrent, requests per minute (0: no limit), lease, the probe's lease, and 1
 --       if it may be called although it cools, where no other channel admits the call
 --       'look', then the same arguments: returns what 'admit' would without a last resort, and takes no slot
+--       'look_alone', then the same arguments: likewise, with a last resort
 --       'sync', worker, reports (JSON, one for each channel), first cool-down, maximum cool-down, window, minimum of failures
 -- Times are in ms. 'admit' returns the number of the channel (0: none), whether the call is its probe, and when to retry.
 -- 'sync' returns for each channel its condition (0 healthy, 1 cooling, 2 probing, 3 disabled), the rest of its cool-down,
@@ -62,9 +63,9 @@ local function wait(index, last_resort)
   return full, cool_until > 0 and cool_until <= now and not probed
 end
 
-if ARGV[1] == 'admit' or ARGV[1] == 'look' then
+if ARGV[1] ~= 'sync' then
   local soonest
-  for pass = 1, ARGV[1] == 'admit' and 2 or 1 do
+  for pass = 1, ARGV[1] == 'look' and 1 or 2 do
     soonest = 60000
     for index = 1, #KEYS / 4 do
       local ms, is_probe = wait(index, pass == 2)

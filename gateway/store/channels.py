@@ -116,7 +116,8 @@ class ChannelSnapshot(msgspec.Struct, frozen=True):
     """A channel as `gateway channels` shows it.
 
     `latency_ms`: a moving average of the time from call to first event; None before the first call. `failing_accounts`: how
-    many accounts cool down there by themselves, while the channel serves others.
+    many accounts cool down there by themselves, while the channel serves others. `firm`: it is not called while it cools, even
+    where no other channel can serve.
     """
 
     channel: str
@@ -127,6 +128,7 @@ class ChannelSnapshot(msgspec.Struct, frozen=True):
     last_error: str
     last_error_at_ms: int | None
     failing_accounts: int = 0
+    firm: bool = False
 
 
 class Channels:
@@ -149,6 +151,10 @@ class Channels:
     async def look(self, channels: Sequence[ChannelLimits]) -> Admission:
         """Return what `admit` would return now without a last resort. Takes no slot. Raises `StoreAway`."""
         return await self._admit("look", "", channels, ())
+
+    async def look_alone(self, channel: ChannelLimits, *, cools: bool) -> Admission:
+        """Return what `admit` would return for a call that only this channel may serve; with `cools`, not while it cools."""
+        return await self._admit("look_alone", "", [channel], () if cools else (channel.channel,))
 
     async def sync(self, worker: str, reports: Mapping[str, ChannelReport]) -> dict[str, ChannelStatus]:
         """Send a worker's reports and return the status of the channels.
@@ -237,6 +243,7 @@ def _snapshot(channel: str, raw: Mapping[bytes, bytes], accounts: Sequence[bytes
         state.get("error", ""),
         int(state["error_at"]) if "error_at" in state else None,
         sum(msgspec.json.decode(account)["until"] > now_ms for account in accounts),
+        until > now_ms and state.get("firm") == "1",
     )
 
 
