@@ -92,9 +92,9 @@ class CircuitBreaker:
         """Note that the call failed for a reason that no request can cause, such as a refused connection or credential."""
         self.failed(candidate, request_id, code, cool_s)
 
-    async def wait_s(self, candidates: Sequence[Candidate]) -> float:
-        """Return in how many seconds one of `candidates` may be called again, for the caller to be told; 0 for at once."""
-        return 0.0
+    async def wait_s(self, candidates: Sequence[Candidate], asked_s: float) -> float:
+        """Return how long the caller is to wait before it retries; 0 for no wait. The upstream asks for `asked_s`."""
+        return asked_s
 
     def left(self, candidate: Candidate, request_id: str) -> None:
         """Note that the call is over, whatever its result."""

@@ -65,9 +65,8 @@ class Failover:
             raise Refused(404, "model_not_found", "Nothing serves this model.")
         if not last.final and last.error.should_retry is not False:
             # A caller that retries earlier would be refused by the circuit breaker.
-            wait_s = await route.breaker.wait_s(route.candidates)
-            if wait_s > (last.error.retry_after_s or 0):
-                last.error.retry_after_s = wait_s
+            asked_s = last.error.retry_after_s or 0.0
+            last.error.retry_after_s = await route.breaker.wait_s(route.candidates, asked_s) or None
         raise last.error
 
     def stop_relays(self) -> None:

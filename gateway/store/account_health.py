@@ -43,8 +43,8 @@ class AccountHealth(CircuitBreaker):
         self._succeeding = False
         self._health.failed(candidate, request_id, code, cool_s)
 
-    async def wait_s(self, candidates: Sequence[Candidate]) -> float:
-        return await self._health.wait_s_for(candidates, digest_of(self._account))
+    async def wait_s(self, candidates: Sequence[Candidate], asked_s: float) -> float:
+        return await self._health.wait_s_for(candidates, digest_of(self._account), asked_s)
 
     def left(self, candidate: Candidate, request_id: str) -> None:
         if self._succeeding:

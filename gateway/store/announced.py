@@ -12,6 +12,8 @@ from typing import Final
 
 MARGIN_S: Final = 0.05
 """How much longer than needed the announced time is, so that other workers, too, know that the cool-down is over."""
+KEPT_S: Final = 60.0
+"""How late a request may come."""
 MAX_ENTRIES: Final = 4096
 """Pairs of account and channel that are remembered; the one that was told least recently is forgotten first."""
 MAX_EACH: Final = 32
@@ -36,8 +38,10 @@ class Announcements:
 
     def over(self, account: str, channel: str) -> bool:
         """Return whether a request of the account has waited as long as it was told to."""
-        times = self._times.get((account, channel))
-        return times is not None and times[0] <= time.monotonic()
+        times, now = self._times.get((account, channel)), time.monotonic()
+        while times and times[0] < now - KEPT_S:
+            del times[0]
+        return times is not None and times != [] and times[0] <= now
 
     def use(self, account: str, channel: str) -> None:
         """Forget the earliest announcement, if its time is over: its request is admitted."""

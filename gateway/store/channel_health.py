@@ -22,7 +22,7 @@ from gateway.config.channel import Channel
 from gateway.errors import MAX_RETRY_AFTER_S, GatewayError, Refused, StoreAway
 from gateway.facts import Candidate, CircuitBreaker
 from gateway.store.announced import MARGIN_S, Announcements
-from gateway.store.channels import ChannelReport, Channels, Condition
+from gateway.store.channels import Admission, ChannelReport, Channels, Condition
 from gateway.store.local_channel import LocalChannel, limits_of, merged
 
 SYNC_INTERVAL_S: Final = 0.5
@@ -69,45 +69,43 @@ class ChannelHealth(CircuitBreaker):
 
     async def admit_for(self, candidates: Sequence[Candidate], request_id: str, account: str) -> Candidate:
         """Return the first candidate that the account may call now. Raises the same as `admit`."""
-        usable: list[Candidate] = []
-        last_resort: list[Candidate] = []
+        asked: list[Candidate] = []
+        last_resorts: list[Candidate] = []
         for candidate in candidates:
             local = self._channels[candidate.name]
             wait_s, firm = local.wait_s(account)
             if wait_s == 0:
-                usable.append(candidate)
+                asked.append(candidate)
                 if not local.needs_store:
                     break
-            elif not firm or self._announced.over(account, candidate.name):
-                last_resort.append(candidate)
-        if usable and not self._channels[usable[0].name].needs_store:
-            return self._count_in(usable[0])
+            if not firm or self._announced.over(account, candidate.name):
+                last_resorts.append(candidate)
+        if asked and not self._channels[asked[0].name].needs_store:
+            return self._count_in(asked[0])
+        insist = {
+            other.name for other in last_resorts if other not in asked or self._announced.over(account, other.name)
+        }
+        asked += [other for other in last_resorts if other not in asked]
         wait_ms = 0
-        if usable or last_resort:
-            chosen, wait_ms = await self._ask_store(request_id, usable, last_resort)
-            if chosen is not None:
-                self._announced.use(account, chosen.name)
+        if asked:
+            admission = await self._ask_store(request_id, asked, insist)
+            wait_ms = admission.wait_ms
+            if admission.index is not None:
+                chosen = asked[admission.index]
+                if admission.probe:
+                    self._channels[chosen.name].probe = request_id
+                if wait_ms or self._channels[chosen.name].wait_s(account)[0]:
+                    self._announced.use(account, chosen.name)
                 return self._count_in(chosen)
         raise self._refusal(candidates, account, wait_ms / 1000)
 
-    async def _ask_store(
-        self, request_id: str, usable: Sequence[Candidate], last_resort: Sequence[Candidate]
-    ) -> tuple[Candidate | None, int]:
-        """Return the candidate that the store admits, or None and in how many ms to retry."""
-        asked = [*usable, *last_resort]
-        limits = [self._channels[candidate.name].limits for candidate in asked]
+    async def _ask_store(self, request_id: str, asked: Sequence[Candidate], insist: set[str]) -> Admission:
         try:
-            admission = await self._store.admit(request_id, limits, {candidate.name for candidate in last_resort})
+            return await self._store.admit(request_id, [self._channels[each.name].limits for each in asked], insist)
         except StoreAway:
             for candidate in asked:
                 self._channels[candidate.name].report.left.append(request_id)
             raise
-        if admission.index is None:
-            return None, admission.wait_ms
-        chosen = asked[admission.index]
-        if admission.probe:
-            self._channels[chosen.name].probe = request_id
-        return chosen, 0
 
     def _refusal(self, candidates: Sequence[Candidate], account: str, store_wait_s: float) -> Refused:
         """Return why no candidate may be called. What it announces is remembered for the account."""
@@ -128,23 +126,23 @@ class ChannelHealth(CircuitBreaker):
             should_retry=False if all(disabled) else None,
         )
 
-    def _announce(self, candidates: Sequence[Candidate], account: str) -> float:
-        """Return what to announce until the account may call a candidate, and remember it; 0 where one need not wait."""
+    def _announce(self, candidates: Sequence[Candidate], account: str, asked_s: float = 0.0) -> float:
+        """Return what to announce until the account may call a candidate, and remember it; 0 for nothing."""
         waits = []
         for candidate in candidates:
             local = self._channels[candidate.name]
             wait_s, firm = local.wait_s(account)
-            if not firm:
-                return 0.0
             if local.status.condition is not Condition.DISABLED:
-                waits.append((wait_s, candidate.name))
+                waits.append((wait_s + MARGIN_S if firm else 0.0, candidate.name))
         if not waits:
-            return 0.0
-        wait_s, channel = min(waits)
-        self._announced.add(account, channel, wait_s + MARGIN_S)
-        return wait_s + MARGIN_S
+            return asked_s
+        needed_s, channel = min(waits)
+        wait_s = max(needed_s, asked_s)
+        if wait_s:
+            self._announced.add(account, channel, wait_s)
+        return wait_s
 
-    async def wait_s_for(self, candidates: Sequence[Candidate], account: str) -> float:
+    async def wait_s_for(self, candidates: Sequence[Candidate], account: str, asked_s: float) -> float:
         """Return what to announce to the account after its calls failed, once the store knows of them; 0 for nothing.
 
         Where the store does not answer, this is what the worker knew before.
@@ -152,7 +150,7 @@ class ChannelHealth(CircuitBreaker):
         self._changed.set()
         if self._synced is not None:
             await asyncio.wait([self._synced])
-        return self._announce(candidates, account)
+        return self._announce(candidates, account, asked_s)
 
     def why_not_for(self, candidate: Candidate, account: str, *, alone: bool = False) -> str:
         """Return why this account may not call the candidate, as far as this worker knows; empty if it may."""

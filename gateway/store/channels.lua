@@ -7,7 +7,8 @@
 --       'look', then the same arguments: returns what 'admit' would without a last resort, and takes no slot
 --       'look_alone', then the same arguments: likewise, with a last resort
 --       'sync', worker, reports (JSON, one for each channel), first cool-down, maximum cool-down, window, minimum of failures
--- Times are in ms. 'admit' returns the number of the channel (0: none), whether the call is its probe, and when to retry.
+-- Times are in ms. 'admit' returns the number of the channel (0: none), whether the call is its probe, and when to retry, or
+-- for how long the admitting channel cools.
 -- 'sync' returns for each channel its condition (0 healthy, 1 cooling, 2 probing, 3 disabled), the rest of its cool-down,
 -- whether that is firm, and a list with digest, rest of the cool-down, and whether that is firm, for each account that fails.
 --
@@ -51,7 +52,7 @@ local function take(index, request)
   end
 end
 
--- Returns for how many ms the channel does not admit a call, and whether the call would be its probe.
+-- Returns for how many ms the channel does not admit a call, whether the call would be its probe, and for how long it cools.
 local function wait(index, last_resort)
   local cool_until, probe, disabled = numbers(KEYS[4 * index - 3], 'until', 'probe', 'disabled')
   local insists = last_resort and ARGV[5 * index + 2] == '1'
@@ -60,7 +61,7 @@ local function wait(index, last_resort)
   local probed = probe > now
   if cool_until > 0 and cool_until <= now and probed and not last_resort then return 1000 end
   local full = room(KEYS[4 * index - 2], KEYS[4 * index - 1], tonumber(ARGV[5 * index - 2]), tonumber(ARGV[5 * index - 1]))
-  return full, cool_until > 0 and cool_until <= now and not probed
+  return full, cool_until > 0 and cool_until <= now and not probed, math.max(0, cool_until - now)
 end
 
 if ARGV[1] ~= 'sync' then
@@ -68,13 +69,13 @@ if ARGV[1] ~= 'sync' then
   for pass = 1, ARGV[1] == 'look' and 1 or 2 do
     soonest = 60000
     for index = 1, #KEYS / 4 do
-      local ms, is_probe = wait(index, pass == 2)
+      local ms, is_probe, cools = wait(index, pass == 2)
       if ms <= 0 then
         if ARGV[1] == 'admit' then
           take(index, ARGV[2])
           if is_probe then redis.call('HSET', KEYS[4 * index - 3], 'probe', now + ARGV[5 * index + 1]) end
         end
-        return { index, is_probe and 1 or 0, 0 }
+        return { index, is_probe and 1 or 0, cools }
       end
       soonest = math.min(soonest, ms)
     end
@@ -85,7 +86,7 @@ end
 local worker, reports = ARGV[2], cjson.decode(ARGV[3])
 local first, longest, window, fewest = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local turn = math.floor(now / window)
-local MOST_ACCOUNTS = 64 -- failing at one channel; the failures of others are not counted
+local MOST_ACCOUNTS = 64 -- at one channel
 local seen = {}
 
 local function grown(streak, at_least)

@@ -89,7 +89,10 @@ class ChannelLimits(msgspec.Struct, frozen=True):
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """The index of the admitted channel (None: none of them), whether the call is its probe, and in how many ms to retry."""
+    """The index of the admitted channel (None: none of them), whether the call is its probe, and in how many ms to retry.
+
+    `wait_ms` of an admission is the rest of a cool-down during which the channel is called for want of another.
+    """
 
     index: int | None
     probe: bool

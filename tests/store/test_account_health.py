@@ -20,7 +20,7 @@ async def fail(breaker: AccountHealth, times: int = 1, cool_s: float | None = No
         assert await breaker.admit([A], "r") is A
         breaker.failed(A, "r", "upstream_error", cool_s)
         breaker.left(A, "r")
-    return await breaker.wait_s([A])
+    return await breaker.wait_s([A], 0)
 
 
 async def admitted(breaker: AccountHealth) -> bool:
@@ -55,6 +55,7 @@ async def test_a_single_failure_refuses_nothing_where_no_other_channel_serves(cl
     async with worker(client) as health:
         one = AccountHealth(health, "one")
         assert await fail(one, 1, cool_s=60) == 0
+        assert await one.wait_s([A], 7) == 7, "the upstream's own wait is announced"
         assert await admitted(one)
         assert await one.admit([A, C], "t") is C, "another channel is preferred"
         assert "this account" in await one.why_not(A)
@@ -101,13 +102,13 @@ async def test_a_stream_that_breaks_off_is_no_success(client: Client) -> None:
             one.answered(A, "r", 0.1)
             one.failed(A, "r", "upstream_truncated", None)
             one.left(A, "r")
-        assert await one.wait_s([A]) > 0.05
+        assert await one.wait_s([A], 0) > 0.05
 
 
 async def test_the_wait_ends_when_the_worker_stops(client: Client) -> None:
     async with worker(client) as health:
         pass
-    assert await AccountHealth(health, "one").wait_s([A]) == 0
+    assert await AccountHealth(health, "one").wait_s([A], 0) == 0
 
 
 def test_the_digest_is_short_and_stable() -> None:

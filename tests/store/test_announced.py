@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.store import announced as module
-from gateway.store.announced import MARGIN_S, MAX_EACH, Announcements
+from gateway.store.announced import KEPT_S, MARGIN_S, MAX_EACH, Announcements
 
 
 class Clock:
@@ -41,6 +41,16 @@ def test_each_announcement_admits_one_request_when_its_time_is_over(clock: Clock
     announced.use("one", "a")
     assert not announced.over("one", "a")
     assert announced._times == {}
+
+
+def test_an_announcement_is_forgotten_some_time_after_it(clock: Clock) -> None:
+    announced = Announcements()
+    announced.add("one", "a", 1 + MARGIN_S)
+    clock.now += 1 + KEPT_S
+    assert announced.over("one", "a")
+    clock.now += 0.1
+    assert not announced.over("one", "a")
+    announced.use("one", "a")
 
 
 def test_what_is_remembered_is_bounded(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -317,7 +317,7 @@ async def test_any_success_after_a_cool_down_ends_it(channels: Channels, later: 
 async def test_a_channel_is_called_while_it_cools_only_where_no_other_admits_the_call(channels: Channels) -> None:
     await reported(channels, failed=3)
     assert (await channels.admit("r", [limits(), limits("b")], {"a"})).index == 1
-    assert await channels.admit("r", [limits()], {"a"}) == Admission(0, probe=False, wait_ms=0)
+    assert await channels.admit("r", [limits()], {"a"}) == Admission(0, probe=False, wait_ms=60)
     assert (await channels.admit("r", [limits()])).index is None
     await channels.set_enabled("a", False)
     assert (await channels.admit("r", [limits()], {"a"})).index is None

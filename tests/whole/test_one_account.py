@@ -78,6 +78,7 @@ async def test_what_one_account_provokes_refuses_no_other(
     async with Provoked(PROVOKED[fault]) as upstream:
         text = configuration(upstream.base_url, channel=timers).replace("api_key: channel-credential-4711", keys)
         async with running(text, tmp_path, store_url) as gateway:
+            gateway.store.channels.cooldown = CooldownRules(first_ms=60_000)
             offender, others = await gateway.token("offender"), [await gateway.token(f"other{n}") for n in range(2)]
             wrong, right = await served(gateway, offender, others)
             assert [answer.status for answer in right] == [200] * ROUNDS

@@ -202,8 +202,8 @@ async def test_callers_that_wait_as_told_are_not_refused_because_of_each_other(
     bad: list[Step] = [full_response("500 No", b"{}", "retry-after-ms: 10")]
     async with gateway_with(tmp_path, store_url, bad) as (gateway, (upstream,)):
         gateway.store.channels.cooldown = QUICK
-        tokens = [await gateway.token(f"caller{number}") for number in range(4)]
-        everyone = await asyncio.gather(*(tried(gateway, token, 6) for token in tokens * 3))
+        tokens = [await gateway.token(f"caller{number}") for number in range(8)]
+        everyone = await asyncio.gather(*(tried(gateway, token, 6) for token in tokens))
     for tries in everyone:
         assert_waits_suffice(tries)
     answers = [each.code for tries in everyone for each in tries]
