@@ -11,6 +11,7 @@ from gateway.facts import AccountLimits, Caller, Candidate, CircuitBreaker, Rout
 from gateway.plugin import Plugin
 from gateway.request_id import arrival_ms, utc
 from gateway.services import Clock, Services
+from gateway.store.account_health import AccountHealth
 from gateway.store.accounts import AccountStatus
 from gateway.store.channel_health import ChannelHealth
 from gateway.store.limits import Limited, Taken
@@ -23,6 +24,7 @@ Limits = AccountLimits
 
 __all__ = [
     "MICROS",
+    "AccountHealth",
     "AccountLimits",
     "AccountStatus",
     "Attempt",

@@ -24,7 +24,7 @@ from gateway.chat.request import Body, BodyPart
 from gateway.chat.usage import Usage, usage_of
 from gateway.errors import render, unavailable
 from gateway.exchange import Attempt, Exchange, Outcome
-from gateway.facts import Candidate, CircuitBreaker
+from gateway.facts import Caller, Candidate, CircuitBreaker
 from gateway.proxy import failure
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.end_reason import INCOMPLETE, EndReason
@@ -83,13 +83,12 @@ class UpstreamCall:
         target = pool.target(channel, self.chain.generation)
         body = self.body.upstream(self.candidate.model, channel.ceiling_name, ceiling, ask_usage=channel.ask_usage)
         accept = "text/event-stream" if self.body.stream else "application/json"
+        account = caller.account if (caller := self.exchange.get(Caller)) else ""
         while True:
-            credential = target.credentials.next()
+            credential = target.credentials.next(account)
             message = target.message(body, credential=credential, accept=accept, trace=self._trace())
             failed = await self._send(target, relays, message)
-            if failed is None or not failed.credential_refused:
-                return failed
-            if not target.credentials.refused(credential, self.candidate.name):
+            if not target.credentials.another(credential, self.candidate.name, account, failed):
                 return failed
 
     async def _send(self, target: Target, relays: set[Relay], message: Sequence[BodyPart]) -> UpstreamFailure | None:
