@@ -57,7 +57,9 @@ class Body(msgspec.Struct, frozen=True):
     """The number of messages."""
     stream_options: dict[str, msgspec.Raw]
     top: dict[str, msgspec.Raw]
-    """The top-level fields, each value as the caller wrote it."""
+    """The top-level fields, each value as the caller wrote it. Empty from the first byte of the answer on."""
+    prompt_tokens_estimate: int
+    """An estimate of the input tokens: one for every four bytes of the messages, rounded up."""
 
     @property
     def prompt_tokens_bound(self) -> int:
@@ -67,10 +69,10 @@ class Body(msgspec.Struct, frozen=True):
         """
         return self.size + self.messages * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
 
-    @property
-    def prompt_tokens_estimate(self) -> int:
-        """Return an estimate of the input tokens: one for every four bytes of the messages, rounded up."""
-        return -(-len(memoryview(self.top["messages"])) // BYTES_PER_TOKEN)
+    def drop_values(self) -> None:
+        """Free the values, in place: whatever else refers to this body does not keep the received bytes either."""
+        self.top.clear()
+        self.stream_options.clear()
 
     def upstream(self, model: str, *, ask_usage: bool) -> list[BodyPart]:
         """Return the body to send, in parts: `model` is the upstream's name, `ask_usage` requests the usage chunk.
@@ -145,6 +147,7 @@ def check(raw: bytes | bytearray, rules: BodyRules) -> Body:
         messages=len(messages),
         stream_options=options,
         top=top,
+        prompt_tokens_estimate=-(-len(memoryview(top["messages"])) // BYTES_PER_TOKEN),
     )
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Sequence
 from typing import Final
 
 import structlog
@@ -67,6 +66,8 @@ class UpstreamCall:
         self.candidate = candidate
         self.breaker = breaker
         self.attempt = Attempt(candidate.name, candidate.model)
+        self.parts: list[BodyPart] = []
+        self.message: list[BodyPart] = []
         self.began = time.monotonic()
         timers = candidate.channel.timers
         self.deadline = min(self.began + timers.first_byte, exchange.started + timers.total)
@@ -80,20 +81,18 @@ class UpstreamCall:
         crash_points.point("upstream.before")
         self.exchange.channel = self.candidate.name
         target = pool.target(self.candidate.channel)
-        body = self.body.upstream(self.candidate.model, ask_usage=self.candidate.channel.ask_usage)
+        self.parts = self.body.upstream(self.candidate.model, ask_usage=self.candidate.channel.ask_usage)
         accept = "text/event-stream" if self.body.stream else "application/json"
         while True:
             credential = target.credentials.next()
-            message = target.message(body, credential=credential, accept=accept, trace=self._trace())
-            failed = await self._send(pool, relays, message)
+            self.message = target.message(self.parts, credential=credential, accept=accept, trace=self._trace())
+            failed = await self._send(pool, relays)
             if failed is None or not failed.credential_refused:
                 return failed
             if not target.credentials.refused(credential, self.candidate.name):
                 return failed
 
-    async def _send(
-        self, pool: UpstreamPool, relays: set[Relay], message: Sequence[BodyPart]
-    ) -> UpstreamFailure | None:
+    async def _send(self, pool: UpstreamPool, relays: set[Relay]) -> UpstreamFailure | None:
         """Send the request; again on a new connection where a pooled one turned out to be closed before any response."""
         for fresh in (False, True):
             opened = await self._open(pool, fresh=fresh)
@@ -111,7 +110,7 @@ class UpstreamCall:
             )
             relays.add(relay)
             try:
-                upstream.send(message)
+                upstream.send(self.message)
                 crash_points.point("upstream.sent")
                 return await self._answer(upstream, relay)
             except InvalidResponse:
@@ -204,6 +203,9 @@ class UpstreamCall:
         self._answered()
         for hook in self.chain.on_response:
             hook(self.exchange)
+        self.exchange.drop_body()  # no retry follows
+        self.parts.clear()
+        self.message.clear()
         return {**STREAM_HEADERS, **self.exchange.response_headers}
 
     def _answered(self) -> None:
