@@ -34,6 +34,8 @@ from gateway.server.server import Server
 from gateway.services import Services
 
 BASE: Final = "/v1"
+HANDLER_STOP_S: Final = 1.0
+"""How long a request that a stop has to cancel may go on, such as one whose plugin waits for something."""
 
 
 class Gateway:
@@ -48,7 +50,7 @@ class Gateway:
         self.draining = False
         self.budget = BodyBudget(port.body_budget)
         self.connections = Connections(port)
-        self._rules = BodyRules(allow_non_streaming=port.allow_non_streaming)
+        self._rules = BodyRules(allow_non_streaming=port.allow_non_streaming, allow_fields=frozenset(port.allow_fields))
         self._web_runner: web.ServerRunner | None = None
         self._listener: Listener | None = None
         self._unserved: set[asyncio.Task[None]] = set()
@@ -56,7 +58,7 @@ class Gateway:
     async def listen(self, bound: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept connections on a bound socket."""
         server = Server(self._handle, self._on_unserved, self.port, self.connections)
-        self._web_runner = web.ServerRunner(server)
+        self._web_runner = web.ServerRunner(server, shutdown_timeout=HANDLER_STOP_S)
         await self._web_runner.setup()
         self._listener = Listener(bound, self.connections, server.protocol, tls, self.port.handshake_timeout)
 
@@ -79,10 +81,11 @@ class Gateway:
         await self.runner.wait_idle(self.port.drain)
         self.runner.failover.stop_relays()
         self._listener.stop()
-        await self._web_runner.cleanup()
-        while self._unserved:
-            await asyncio.wait(self._unserved)
         await self.runner.wait_ended()
+        await self._web_runner.cleanup()
+        if self._unserved:
+            await asyncio.wait(self._unserved, timeout=HANDLER_STOP_S)
+        await self.runner.wait_ended(HANDLER_STOP_S)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         protocol, transport = cast("ServerProtocol", request.protocol), request.transport
