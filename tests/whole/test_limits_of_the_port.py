@@ -336,6 +336,7 @@ LIMITS: dict[type[Port] | type[Timers], dict[str, Any]] = {
         "min_body_rate": 1024,
         "idle_timeout": 75,
         "allow_non_streaming": False,
+        "allow_fields": (),
         "drain": 30,
     },
     Timers: {"connect": 5, "first_byte": 60, "idle": 60, "total": 600, "write_stall": 60},
