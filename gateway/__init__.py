@@ -3,6 +3,7 @@
 Plugins import from here and from `gateway.testing` alone; the shipped ones do, too.
 """
 
+from gateway.addresses import address_of, network_of
 from gateway.catalogue import MICROS, Catalogue, Price, matches
 from gateway.chat.usage import Usage
 from gateway.errors import Refused, StoreAway, StoreError, model_not_found
@@ -55,9 +56,11 @@ __all__ = [
     "Taken",
     "TokenRefused",
     "Usage",
+    "address_of",
     "arrival_ms",
     "invalid_token",
     "matches",
     "model_not_found",
+    "network_of",
     "utc",
 ]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Sequence
 from typing import Final
 
 import structlog
@@ -67,6 +66,8 @@ class UpstreamCall:
         self.candidate = candidate
         self.breaker = breaker
         self.attempt = Attempt(candidate.name, candidate.model)
+        self.parts: list[BodyPart] = []
+        self.message: list[BodyPart] = []
         self.began = time.monotonic()
         timers = candidate.channel.timers
         self.deadline = min(self.began + timers.first_byte, exchange.started + timers.total)
@@ -81,17 +82,19 @@ class UpstreamCall:
         self.exchange.channel = self.candidate.name
         channel, ceiling = self.candidate.channel, self.candidate.max_output_tokens
         target = pool.target(channel, self.chain.generation)
-        body = self.body.upstream(self.candidate.model, channel.ceiling_name, ceiling, ask_usage=channel.ask_usage)
+        self.parts = self.body.upstream(
+            self.candidate.model, channel.ceiling_name, ceiling, ask_usage=channel.ask_usage
+        )
         accept = "text/event-stream" if self.body.stream else "application/json"
         account = caller.account if (caller := self.exchange.get(Caller)) else ""
         while True:
             credential = target.credentials.next(account)
-            message = target.message(body, credential=credential, accept=accept, trace=self._trace())
-            failed = await self._send(target, relays, message)
+            self.message = target.message(self.parts, credential=credential, accept=accept, trace=self._trace())
+            failed = await self._send(target, relays)
             if not target.credentials.another(credential, self.candidate.name, account, failed):
                 return failed
 
-    async def _send(self, target: Target, relays: set[Relay], message: Sequence[BodyPart]) -> UpstreamFailure | None:
+    async def _send(self, target: Target, relays: set[Relay]) -> UpstreamFailure | None:
         """Send the request; again on a new connection where a pooled one turned out to be closed before any response."""
         for fresh in (False, True):
             opened = await self._open(target, fresh=fresh)
@@ -109,7 +112,7 @@ class UpstreamCall:
             )
             relays.add(relay)
             try:
-                upstream.send(message)
+                upstream.send(self.message)
                 crash_points.point("upstream.sent")
                 return await self._answer(upstream, relay)
             except InvalidResponse:
@@ -201,6 +204,9 @@ class UpstreamCall:
         self._answered()
         for hook in self.chain.on_response:
             hook(self.exchange)
+        self.exchange.drop_body()  # no retry follows
+        self.parts.clear()
+        self.message.clear()
         return {**STREAM_HEADERS, **self.exchange.response_headers}
 
     def _answered(self) -> None:
