@@ -9,10 +9,11 @@ tells them apart by the accounts that meet it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
+from gateway.chat import error_objects
 from gateway.errors import Refused
 from gateway.proxy.advice import retry_after_s, should_retry
 
@@ -155,18 +156,6 @@ def _passed_on(status: int, detail: Mapping[str, str], advice: bool | None) -> R
 
 
 def _detail(body: bytes, credentials: Sequence[str]) -> dict[str, str]:
-    """Return the string fields of an error object: of `{"error": {...}}`, `{"error": "..."}` or the bare object."""
-    try:
-        answer: Any = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        return {}
-    inner = answer.get("error", answer) if isinstance(answer, dict) else None
-    if isinstance(inner, str):
-        inner = {"message": inner}
-    if not isinstance(inner, dict):
-        return {}
-    return {
-        name: scrubbed(value, credentials)[:2000]
-        for name, value in inner.items()
-        if name in ("message", "type", "param", "code") and isinstance(value, str)
-    }
+    """Return the string fields of an error, in whichever dialect."""
+    found = error_objects.details(error_objects.decode(body))
+    return {name: scrubbed(value, credentials)[:2000] for name, value in found.items()}
