@@ -28,14 +28,14 @@ from gateway.metrics.exporter import Exporter
 from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
 from gateway.runtime import demo, logs, systemd, worker
-from gateway.runtime.data_folder import data_folder
+from gateway.runtime.data_folder import data_folder, remove_leftovers
 from gateway.runtime.process import run_until_terminated
 from gateway.runtime.reload import ActiveConfig
+from gateway.runtime.store_keeper import StoreKeeper
 from gateway.runtime.supervisor import Ready, Supervisor, Work, open_listeners
 from gateway.services import Store
 from gateway.store.client.client import Client
 from gateway.store.client.durability import check_store
-from gateway.store.client.embedded import EmbeddedStore
 from gateway.tools.exposure import exposure_of
 from gateway.usage import clickhouse, sink
 
@@ -77,7 +77,8 @@ class ParentProcess:
         self._numbers = {name: SharedNumbers() for name in names}
         metrics = Metrics(self._numbers["parent"])
         self._service_manager = systemd.ServiceManager()
-        self._embedded = EmbeddedStore.start(self._folder, adopt=False) if config.redis == "embedded" else None
+        remove_leftovers(self._folder)
+        self._embedded = StoreKeeper(self._folder, self._report_start) if config.redis == "embedded" else None
         self._store_url = self._embedded.url if self._embedded else config.redis
         self._supervisor = Supervisor(on_death=lambda kind: metrics.count("children_died", kind))
         self._active = ActiveConfig(loaded, metrics)
@@ -124,12 +125,15 @@ class ParentProcess:
 
         return work
 
+    def _report_start(self, progress: str) -> None:
+        typer.echo(progress, err=True)
+        self._service_manager.starting(progress)
+
     def _tick(self) -> None:
         """Do what is due while the children run: the watchdog, the embedded store, a reload."""
         self._service_manager.ping_watchdog()
-        if self._embedded is not None and self._embedded.ended:
-            log.error("store_died", restarted=True)
-            self._embedded = EmbeddedStore.start(self._folder, adopt=False)
+        if self._embedded is not None:
+            self._embedded.tick()
         if self._active.refresh():
             self._supervisor.signal("worker", signal.SIGHUP)
 
