@@ -139,7 +139,7 @@ class ParentProcess:
 
 
 async def _prepare(config: Config, url: str) -> str | None:
-    """Wait for the store, check that it is fit to keep money, and create the demo's account. Return the demo's token.
+    """Wait for the store, check it and the pepper, and create the demo's account. Return the demo's token.
 
     Raises `StoreAway` when the store does not answer within `store.connect_for`, and `Misconfigured` when it is not fit.
     """
@@ -160,9 +160,10 @@ async def _prepare(config: Config, url: str) -> str | None:
             await client.close()
     for note in notes:
         typer.echo(f"warning: {note}", err=True)
-    if config.demo is None:
-        return None
     async with Store.open(config, url) as store:
+        await store.tokens.check_pepper()
+        if config.demo is None:
+            return None
         return await demo.token_of(store, config, config.demo)
 
 
