@@ -7,7 +7,7 @@ balance. The charge never exceeds the most that the request can cost, even if an
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -24,6 +24,14 @@ from gateway import (
     Services,
     StoreAway,
 )
+
+LEAST_HOLD: Final = Decimal("0.000001")
+LARGEST_HOLD: Final = 1_000_000_000
+"""In currency units."""
+LARGEST_AMOUNT: Final = 2**53 - 1
+"""The largest amount that the wallet can hold, in micros. No balance is larger."""
+LONGEST_LEASE_S: Final = 86_400
+"""The wallet forgets a request after a day, so no hold may last longer."""
 
 
 class PlacedHold(msgspec.Struct):
@@ -42,18 +50,21 @@ class Quota(Plugin):
 
     max_hold: Decimal | None = None
     """The largest hold of one request, in currency units. Requests may then cost more than their hold."""
-    max_holds: int = 100
-    """How many requests of one account may have a hold at once."""
+    max_holds: int = 10_000
+    """How many requests of one account may have a hold at once. The bound of balances that is printed at start grows with it."""
     on_crash: Literal["release", "charge_floor"] = "release"
     """What happens to a hold if the gateway crashes: it is released, or the estimated price of the input is charged."""
     lease_margin: float = 60
     """Seconds for which a hold outlasts the longest possible request if the gateway crashes."""
 
     def __post_init__(self) -> None:
-        if self.max_holds < 1:
-            raise ValueError("max_holds must be 1 or more")
-        if self.max_hold is not None and self.max_hold <= 0:
-            raise ValueError("max_hold must be more than 0")
+        if not 1 <= self.max_holds <= 1_000_000:
+            raise ValueError("max_holds must be from 1 to 1000000")
+        # A comparison with NaN raises an error.
+        if self.max_hold is not None and not (
+            self.max_hold.is_finite() and LEAST_HOLD <= self.max_hold <= LARGEST_HOLD
+        ):
+            raise ValueError(f"max_hold must be from {LEAST_HOLD} to {LARGEST_HOLD}, or null")
         if not 1 <= self.lease_margin <= 86_400:
             raise ValueError("lease_margin must be from 1 to 86400 seconds")
 
@@ -63,7 +74,13 @@ class Quota(Plugin):
         self.accounts = services.store.accounts
         self.catalogue = services.catalogue
         self.log = services.log
-        self.lease_ms = int((self.catalogue.longest_s + self.lease_margin) * 1000)
+        lease_s = self.catalogue.longest_s + self.lease_margin
+        if lease_s > LONGEST_LEASE_S:
+            raise ValueError(
+                f"by the timers of the channels a request may take {self.catalogue.longest_s:g} s, and with lease_margin its "
+                f"hold would last {lease_s:g} s, of {LONGEST_LEASE_S} at most: lower the timers or lease_margin"
+            )
+        self.lease_ms = int(lease_s * 1000)
 
     async def on_request(self, exchange: Exchange) -> None:
         """Place a hold. Raises `Refused` if the balance does not cover it, and `StoreAway`."""
@@ -73,10 +90,12 @@ class Quota(Plugin):
         body = await exchange.body()
         price, full = priced
         amount = self._amount(full)
+        if amount > LARGEST_AMOUNT:
+            raise _refusal(Hold.FUNDS, self.max_holds)
         floor = price.cost(body.prompt_tokens_estimate, 0) if self.on_crash == "charge_floor" else 0
         account = exchange[Caller].account
         # Set before the call: if the reply is lost, the hold may exist all the same, and `on_end` must release it.
-        hold = exchange[PlacedHold] = PlacedHold(account, price, full)
+        hold = exchange[PlacedHold] = PlacedHold(account, price, min(full, LARGEST_AMOUNT))
         reply = await self.wallet.hold(
             account,
             exchange.id,
@@ -91,7 +110,7 @@ class Quota(Plugin):
             self.log.warning("holds_expired", account=account, requests=requests)
         if reply.outcome is not Hold.HELD:
             hold.refused = True
-            raise _refusal(reply.outcome)
+            raise _refusal(reply.outcome, self.max_holds)
 
     async def explain(self, exchange: Exchange) -> str:
         """Return the hold and the available balance, and set `exchange.price`. Expired holds count until they are swept."""
@@ -102,13 +121,13 @@ class Quota(Plugin):
         amount = self._amount(full)
         account = await self.accounts.get(exchange[Caller].account)
         if account is None or account.status is not AccountStatus.ACTIVE:
-            raise _refusal(Hold.INACTIVE)
+            raise _refusal(Hold.INACTIVE, self.max_holds)
         available = account.balance_micros - account.held_micros + account.credit_line_micros
         exchange.price = {**price.record(), "hold_micros": amount, "most_micros": full, "available_micros": available}
         if account.holds >= self.max_holds:
-            raise _refusal(Hold.BUSY)
+            raise _refusal(Hold.BUSY, self.max_holds)
         if available < amount:
-            raise _refusal(Hold.FUNDS)
+            raise _refusal(Hold.FUNDS, self.max_holds)
         return f"holds {amount} micros of {available} available, and charges {full} at most"
 
     async def on_end(self, exchange: Exchange) -> None:
@@ -119,6 +138,7 @@ class Quota(Plugin):
         cost = hold.price.of(exchange.usage)
         exchange.price = hold.price.record()
         if cost > hold.full:
+            self._log_capped(exchange, hold, cost)
             cost = exchange.price["capped_micros"] = hold.full
         settled = await (
             self.wallet.settle(hold.account, exchange.id, cost)
@@ -126,6 +146,18 @@ class Quota(Plugin):
             else self.wallet.release(hold.account, exchange.id)
         )
         exchange.charge_micros = settled.charged
+
+    def _log_capped(self, exchange: Exchange, hold: PlacedHold, uncapped: int) -> None:
+        """Log that the upstream used more than it was asked for: the difference is paid by the operator."""
+        self.log.warning(
+            "charge_capped",
+            request_id=exchange.id,
+            account=hold.account,
+            model=exchange.model,
+            channel=exchange.channel,
+            charged_micros=hold.full,
+            uncapped_micros=uncapped,
+        )
 
     async def _priced(self, exchange: Exchange) -> tuple[Price, int] | None:
         """Return the price and the most that the request can cost, in micros; None if no hold is needed."""
@@ -143,7 +175,7 @@ class Quota(Plugin):
         return full if self.max_hold is None else min(full, int(self.max_hold * MICROS))
 
 
-def _refusal(outcome: Hold) -> Refused | StoreAway:
+def _refusal(outcome: Hold, max_holds: int) -> Refused | StoreAway:
     """Return the error for a hold that was refused."""
     match outcome:
         case Hold.FUNDS:
@@ -151,7 +183,8 @@ def _refusal(outcome: Hold) -> Refused | StoreAway:
             return Refused(402, "insufficient_balance", text)
         case Hold.BUSY:
             text = (
-                "Too many requests of this account hold money at once. Wait for some to end, then retry with backoff."
+                f"This account has {max_holds} requests in progress, the most that it may have at once. "
+                "Wait for some to end, then retry with backoff."
             )
             return Refused(429, "too_many_concurrent", text, retry_after_s=1)
         case Hold.INACTIVE | Hold.NO_ACCOUNT:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,10 +19,12 @@ from gateway import Attempt, Caller, Exchange, Refused, Services, Usage
 from gateway.config.channel import Channel, Timers
 from gateway.config.schema import Config, Group, Model, Serving, StoreSettings
 from gateway.errors import StoreAway
-from gateway.store.accounts import Account, AccountStatus
+from gateway.store.accounts import MAX_AMOUNT, Account, AccountStatus
 from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.money.scripts import KEEP_S
 from gateway.testing import PATIENT, exchange, services, started
+from plugins import quota
 from plugins.quota import Quota
 
 TOP_UP = 1_000_000
@@ -108,6 +112,20 @@ class TestTheSizeOfTheHold:
         assert (await account(given)).held_micros == -(-full // 10)
         await plugin.on_end(asked)
 
+    @pytest.mark.parametrize(
+        "given_ceiling", [{}, {"max_tokens": 7}, {"max_completion_tokens": 5000}, {"max_tokens": None}]
+    )
+    async def test_is_for_the_ceiling_that_is_sent(self, given: Services, given_ceiling: dict[str, Any]) -> None:
+        plugin = await started(Quota(), given)
+        asked = asking(n=2, **given_ceiling)
+        await plugin.on_request(asked)
+        body, ((candidate, _),) = await asked.body(), given.catalogue.tiers("m", "default")[0]
+        name, limit = candidate.channel.ceiling_name, candidate.max_output_tokens
+        sent = json.loads(b"".join(body.upstream(candidate.model, name, limit, ask_usage=True)))
+        held = (await account(given)).held_micros
+        assert held == body.prompt_tokens_bound + 2 * sent["n"] * sent["max_tokens"]
+        await plugin.on_end(asked)
+
     async def test_is_capped_by_max_hold_and_the_charge_is_not(self, given: Services) -> None:
         plugin = await started(Quota(max_hold=Decimal("0.00005")), given)
         asked = asking()
@@ -170,6 +188,36 @@ class TestTheCharge:
         assert await ended(plugin, given, asked, Usage(1 << 39, 1 << 39, "upstream")) == full
         assert asked.price["capped_micros"] == full
 
+    async def test_that_is_capped_is_logged_with_what_it_would_have_been(self, given: Services) -> None:
+        plugin = await started(Quota(), given)
+        asked = asking()
+        asked.channel = "one"
+        await plugin.on_request(asked)
+        full = (await account(given)).held_micros
+        with structlog.testing.capture_logs() as logs:
+            await ended(plugin, given, asked, Usage(1000, 1000, "upstream"))
+        assert logs == [
+            {
+                "event": "charge_capped",
+                "log_level": "warning",
+                "request_id": asked.id,
+                "account": "acme",
+                "model": "m",
+                "channel": "one",
+                "charged_micros": full,
+                "uncapped_micros": 3000,
+            }
+        ]
+
+    async def test_that_is_just_covered_is_not_logged(self, given: Services) -> None:
+        plugin = await started(Quota(), given)
+        asked = asking()
+        await plugin.on_request(asked)
+        bound = (await asked.body()).prompt_tokens_bound
+        with structlog.testing.capture_logs() as logs:
+            await ended(plugin, given, asked, Usage(bound, 100, "upstream"))
+        assert logs == []
+
     async def test_of_two_ends_counts_once(self, given: Services) -> None:
         plugin = await started(Quota(), given)
         asked = asking()
@@ -199,9 +247,24 @@ class TestRefusals:
         plugin = await started(Quota(max_holds=1), given)
         first = asking()
         await plugin.on_request(first)
-        assert await refusal(plugin, asking()) == (429, "too_many_concurrent")
+        second = asking()
+        with pytest.raises(Refused, match="has 1 requests in progress, the most that it may have at once") as refused:
+            await plugin.on_request(second)
+        await plugin.on_end(second)
+        assert (refused.value.status, refused.value.code) == (429, "too_many_concurrent")
         await plugin.on_end(first)
         assert (await account(given)).holds == 0
+
+    async def test_by_default_the_holds_of_an_account_are_no_limit_on_its_requests_at_once(
+        self, given: Services
+    ) -> None:
+        plugin = await started(Quota(), given)
+        several = [asking() for _ in range(300)]
+        for asked in several:
+            await plugin.on_request(asked)
+        assert (await account(given)).holds == 300
+        for asked in several:
+            await plugin.on_end(asked)
 
     @pytest.mark.parametrize("status", [AccountStatus.SUSPENDED, AccountStatus.CLOSED])
     async def test_an_account_that_is_not_active(self, given: Services, status: AccountStatus) -> None:
@@ -247,14 +310,45 @@ async def test_a_hold_whose_reply_was_lost_is_released(tmp_path: Path) -> None:
         store.stop()
 
 
+WRONG_HOLDS = ("0", "-1", "NaN", "sNaN", "Infinity", "-Infinity", "1e30", "1e-30")
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"max_holds": 0}, "max_holds must be 1 or more"),
-        ({"max_hold": Decimal(0)}, "max_hold must be more than 0"),
+        ({"max_holds": 0}, "max_holds must be from 1 to 1000000"),
+        ({"max_holds": 10**15}, "max_holds must be from 1 to 1000000"),
+        *(({"max_hold": Decimal(text)}, "max_hold must be from 0.000001 to 1000000000") for text in WRONG_HOLDS),
         ({"lease_margin": 0.5}, "lease_margin must be from 1 to 86400 seconds"),
     ],
 )
 def test_a_setting_out_of_range_is_named(settings: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Quota(**settings)  # type: ignore[arg-type]
+
+
+async def test_timers_whose_hold_the_wallet_would_refuse_stop_the_start(tmp_path: Path, store_url: str) -> None:
+    assert quota.LONGEST_LEASE_S == KEEP_S
+    channel = Channel(base_url="http://h/v1", timers=Timers(total=86_400))
+    config = Config(channels={"slow": channel})
+    async with services(tmp_path, store_url, config) as given:
+        with pytest.raises(ValueError, match="may take 86400 s, and with lease_margin its hold would last 86460 s"):
+            await started(Quota(), given)
+
+
+async def test_a_hold_beyond_every_balance_is_refused_without_asking_the_store(tmp_path: Path, store_url: str) -> None:
+    assert quota.LARGEST_AMOUNT == MAX_AMOUNT
+    model = Model(channels=["slow"], input=Decimal(1_000_000), output=Decimal(1_000_000))
+    config = Config(
+        store=PATIENT,
+        channels={"slow": Channel(base_url="http://h/v1")},
+        models={"m": model},
+        groups={"default": Group(ratio=Decimal(1000))},
+    )
+    async with services(tmp_path, store_url, config) as given:
+        plugin = await started(Quota(), given)
+        asked = exchange({"n": 16, "max_tokens": 1_000_000})
+        asked[Caller] = Caller("tester", "tester-1", "default")
+        with pytest.raises(Refused) as refused:
+            await plugin.on_request(asked)
+    assert refused.value.code == "insufficient_balance"

@@ -678,6 +678,10 @@ def _fields() -> list[Case]:
         )
     ]
     cases += [
+        refused(f"{name} decides for the upstream", chat("MARK", **{name: {"n": 9}}), 400, "invalid_request")
+        for name in ("user_config", "__proto__", "Model", "N", "max_to\u212aens", "n_predict", "models")
+    ]
+    cases += [
         refused(f"model {name!r}", chat("MARK", model=name), 404, "model_not_found")
         for name in ("../words", "words ", "WORDS", "hidden", "gw:{tester}:wallet", "*")
     ]
@@ -701,10 +705,8 @@ def _fields() -> list[Case]:
             "base_url",
             "api_key",
             "extra_headers",
-            "user_config",
             "organization",
             "proxy",
-            "__proto__",
             "constructor",
         )
     ]

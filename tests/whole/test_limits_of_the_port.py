@@ -8,6 +8,7 @@ import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -319,7 +320,7 @@ async def test_when_descriptors_run_low_open_streams_continue_and_requests_are_r
 
 # The defaults.
 
-LIMITS = {
+LIMITS: dict[type[Port] | type[Timers], dict[str, Any]] = {
     Port: {
         "max_head": 64 * 1024,
         "max_body": 8 * 1024 * 1024,
@@ -332,6 +333,7 @@ LIMITS = {
         "min_body_rate": 1024,
         "idle_timeout": 75,
         "allow_non_streaming": False,
+        "allow_fields": (),
         "drain": 30,
     },
     Timers: {"connect": 5, "first_byte": 60, "idle": 60, "total": 600, "write_stall": 60},
