@@ -16,6 +16,11 @@ import msgspec
 MAX_RETRY_AFTER_S: Final = 59
 """Above it, some client libraries sleep for the whole time and others retry at once."""
 
+PASSING: Final = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
+)
+"""Errors of the operating system that may pass without a change by a person."""
+
 TYPES: Final[dict[int, str]] = {
     401: "authentication_error",
     402: "insufficient_quota",
@@ -87,6 +92,16 @@ def cannot_listen(address: str, error: OSError) -> str:
     """Say why nothing can listen on `address`."""
     reason = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror
     return f"cannot listen on {address}: {reason}"
+
+
+def cannot_use(what: str, error: OSError, cure: str = "") -> GatewayError:
+    """Return the error for a file or a folder that cannot be used.
+
+    It is `Misconfigured` where only a person can change that, and not for a full disk, which may have space again.
+    """
+    return (GatewayError if error.errno in PASSING else Misconfigured)(
+        f"{what}: {error.strerror}{f'; {cure}' if cure else ''}"
+    )
 
 
 def unavailable(retry_after_s: float = 1) -> Refused:

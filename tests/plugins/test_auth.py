@@ -15,8 +15,9 @@ from gateway.config.schema import Config, Group
 from gateway.errors import StoreAway
 from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
+from gateway.store.pepper import pepper_of
 from gateway.store.token_format import TokenCodec
-from gateway.store.tokens import TokenStatus, pepper_of
+from gateway.store.tokens import TokenStatus
 from gateway.testing import PATIENT, FixedClock, exchange, services, started
 from plugins.auth import Auth
 
