@@ -31,6 +31,13 @@ from tests.bench.life.run import Run
 from tests.bench.machine import busy, commit, machine, now_utc, versions
 from tests.bench.process import raise_descriptors
 
+NOT_KEPT = shutil.ignore_patterns("*.sock", "pepper", "admin.token")
+
+
+def say(line: str) -> None:
+    """Print a line of progress."""
+    print(line, file=sys.stderr, flush=True)
+
 
 def small_disk(folder: Path, seconds: float) -> SmallDisk | None:
     """Return a small disk at `folder`, or None where that is not allowed."""
@@ -56,20 +63,10 @@ def main() -> None:
         folder = Path(name)
         (folder / "data").mkdir()
         disk = small_disk(folder / "data", arguments.seconds)
-        run = Run(
-            plan(seed, arguments.seconds, arguments.rate),
-            folder,
-            disk,
-            lambda line: print(line, file=sys.stderr, flush=True),
-        )
-        result = asyncio.run(run.run())
+        planned = plan(seed, arguments.seconds, arguments.rate)
+        result = asyncio.run(Run(planned, folder, disk, say).run())
         if arguments.keep:
-            shutil.copytree(
-                folder,
-                arguments.keep,
-                dirs_exist_ok=True,
-                ignore=shutil.ignore_patterns("*.sock", "pepper", "admin.token"),
-            )
+            shutil.copytree(folder, arguments.keep, dirs_exist_ok=True, ignore=NOT_KEPT)
         if disk is not None:
             disk.leave()
     wrong = [each for each in result.violations if not each.tolerated]

@@ -79,11 +79,11 @@ class Call:
     async def event(self, fields: dict[str, Any]) -> None:
         await self.data(b"data: %b\n\n" % json.dumps(fields, separators=(",", ":")).encode())
 
-    async def chunk(self, delta: dict[str, Any], finish: str | None = None, **fields: object) -> None:
+    async def chunk(self, delta: dict[str, Any], finish: str | None = None, **fields: Any) -> None:
         choice = {"index": 0, "delta": delta, "finish_reason": finish}
         await self.event({"id": "c", "object": "chat.completion.chunk", "model": "m", "choices": [choice], **fields})
 
-    async def text(self, words: int, **fields: object) -> None:
+    async def text(self, words: int, **fields: Any) -> None:
         """Send a chunk with the role, and one for each word."""
         await self.chunk({"role": "assistant", "content": ""}, **fields)
         for number in range(words):

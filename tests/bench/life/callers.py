@@ -25,6 +25,8 @@ SOUND: Final = sorted(
 """Upstreams that answer in full, alone behind their model."""
 
 
+FAST: Final = 4
+"""Accounts with a low limit, one caller each at a time."""
 MODELS: Final = ("words", "usage-never")
 """Models for large requests: the one tells its usage, the other's is estimated."""
 
@@ -140,7 +142,9 @@ async def takes_whole_json(world: World, chance: random.Random) -> None:
 
 async def looks(world: World, chance: random.Random) -> None:
     """Read what is not generated: models, the account, the record of an own request, health."""
-    own = next((each.id for each in reversed(world.seen[-50:]) if each.saw is Saw.WHOLE and each.id), "none")
+    own = next(
+        (each.id for each in reversed(world.seen[-50:]) if each.saw is Saw.WHOLE and each.honest and each.id), "none"
+    )
     path = chance.choice(("/v1/models", "/v1/account", f"/v1/requests/{own}", "/healthz", "/readyz"))
     seen = world.begin("looks", "")
     seen.recorded = path.startswith("/v1")
@@ -163,15 +167,21 @@ async def looks(world: World, chance: random.Random) -> None:
 
 async def obeys(world: World, chance: random.Random) -> None:
     """Send too fast, and after a 429 wait for as long as it says: then the request is taken."""
-    account = f"fast{chance.randrange(4)}"
-    for _ in range(chance.randint(2, 12)):
+    account = f"fast{chance.randrange(FAST)}"
+    if account in world.busy:
+        return
+    world.busy.add(account)
+    obeyed = False
+    for _ in range(chance.randint(2, 8)):
         seen = world.begin("obeys", "words", honest=False)
         await ask(world, seen, body_of(seen, chance, words=2), token=account)
-        if seen.status == 429 and seen.code == "rate_limited" and seen.retry_after:
-            wait_s = int(seen.retry_after) / 1000
-            if wait_s > 4:
-                return
-            await asyncio.sleep(wait_s)
+        limited = seen.saw is Saw.ERROR and seen.code == "rate_limited"
+        if limited and obeyed:
+            world.wrong("limited again after the announced wait", seen)
+        if limited and seen.retry_after:
+            await asyncio.sleep(int(seen.retry_after) / 1000)
+        obeyed = limited
+    world.busy.discard(account)
 
 
 HONEST: Final[dict[Caller, int]] = {

@@ -34,9 +34,10 @@ def charge_problem(
         return f"a price that the model never had: {price}"
     if "capped_micros" in record.price:
         return f"capped: {record.price}"
+    unread = record.prompt_tokens if doubtful and not served else 0
     bounds = [_bounds(seen, record, each) for each in served if not _repeated(each)]
     low = price.cost(sum(low[0] for low, _ in bounds), sum(low[1] for low, _ in bounds))
-    high = price.cost(sum(high[0] for _, high in bounds), sum(high[1] for _, high in bounds))
+    high = price.cost(unread + sum(high[0] for _, high in bounds), sum(high[1] for _, high in bounds))
     if doubtful or record.outcome is Outcome.GATEWAY_CRASHED or record.outcome is Outcome.REFUSED:
         low = 0
     if record.outcome is Outcome.REFUSED:
@@ -45,7 +46,8 @@ def charge_problem(
         return ""
     told = [(each.told, each.final, each.output) for each in served]
     allowed = f"{low}" if low == high else f"{low} to {high}"
-    return f"{charge} micros ({record.prompt_tokens}+{record.completion_tokens} {record.usage_source}) in place of {allowed}; {told}"
+    counted = f"{record.prompt_tokens}+{record.completion_tokens} {record.usage_source}"
+    return f"{charge} micros ({counted}) in place of {allowed}; {told}"
 
 
 def _repeated(served: Served) -> bool:

@@ -19,8 +19,11 @@ from tests.bench.life.network import Network, Weather
 from tests.bench.life.settings import MISTAKES
 from tests.bench.life.site import Site
 from tests.bench.life.world import World
+from tests.cli.processes import children
 from tests.patience import PATIENCE_S
 
+AFTER_FULL_S: Final = 3.0
+"""Time for the store to write what it has in memory only; a kill before that is a second fault at the same time."""
 TAKEN_UP_S: Final = 1.5
 """Time for the parent to notice a new file and for the workers to take it up."""
 
@@ -145,7 +148,7 @@ class Disturber:
         workers = self.site.workers()
         victims = [pid for pid in workers if pid != self.spared]
         if not victims:
-            self.world.wrong(f"no worker but the spared one runs: {workers}")
+            self.world.wrong(f"at {self.world.timeline.now:.1f} s no worker but the spared one runs: {workers}, {children(self.site.pid)}, {list(self.site.folder.glob('tasks*'))}")
             return
         with self.world.timeline.during("worker killed"):
             self.site.kill(chance.choice(victims))
@@ -202,6 +205,7 @@ class Disturber:
             self.disk.full()
             await asyncio.sleep(chance.uniform(1, 3))
             self.disk.roomy()
+            await asyncio.sleep(AFTER_FULL_S)
 
     def spare(self) -> None:
         """Choose the worker that is never killed from now on."""

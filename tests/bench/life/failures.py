@@ -123,7 +123,7 @@ for _code in (401, 402, 403):
     _status(_code, ("502 upstream_auth_failed",), _JSON)
 for _code in (400, 422):
     _status(_code, (f"{_code} oops",), _JSON)
-_status(413, ("413", FAILED), b"<h1>413 Request Entity Too Large</h1>", "text/html")
+_status(413, ("413",), b"<h1>413 Request Entity Too Large</h1>", "text/html")
 _status(429, ("429 upstream_rate_limited",), _JSON, headers="Retry-After: 1\r\n")
 for _code in (500, 529):
     _status(_code, (FAILED, "503 upstream_error"), _JSON)

@@ -58,7 +58,6 @@ async def never_reads(world: World, chance: random.Random) -> None:
     try:
         await line.open()
         line.writer.write(request(world.tokens["main"], body_of(seen, chance)))
-        line.writer.transport.pause_reading()  # type: ignore[attr-defined] - a socket's transport has it
         await asyncio.sleep(8)
     except OSError:
         pass
@@ -84,7 +83,7 @@ async def sends_half(world: World, chance: random.Random) -> None:
         else:
             await line.receive(seen)
             seen.recorded = len(part) >= border
-            if seen.saw is Saw.ERROR and seen.code not in ("body_timeout", "service_unavailable", "head_timeout"):
+            if seen.saw is Saw.ERROR and seen.status not in (408, 503):
                 world.wrong(f"half a request was answered with {seen.status} {seen.code}", seen)
     except OSError:
         pass
@@ -170,7 +169,7 @@ async def sends_malformed(world: World, chance: random.Random) -> None:
     case = chance.choice(CASES)
     seen = world.begin("malformed", "", honest=False)
     seen.recorded = False
-    sent = case.sent.replace(b"TOKEN", world.tokens["main"].encode()).replace(b"MARK", b"hi")
+    sent = case.sent.replace(b"TOKEN", world.tokens["main"].encode()).replace(b"MARK", b"mark")
     line = Line(world.port)
     try:
         await line.open()

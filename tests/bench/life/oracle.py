@@ -121,16 +121,18 @@ class Oracle:
     def _record_problems(self, seen: Seen) -> Iterator[str]:
         record = self.record_of(seen)
         if record is None:
-            if seen.id and seen.recorded:
+            unwritable = seen.saw is Saw.ERROR and self._around(seen, ("disk full",), BACK_S)
+            if seen.id and seen.recorded and not unwritable:
                 yield "no record of an id that a caller holds"
             return
         if len(self._records[record.id]) != 1:
             yield f"{len(self._records[record.id])} records of one id"
         if record.outcome not in self._outcomes(seen):
             yield f"outcome: {record.outcome} {record.error_code}, but the caller saw {in_words(seen)}"
-        if seen.saw is Saw.ERROR and seen.recorded and record.outcome is not Outcome.GATEWAY_CRASHED:
-            if (record.status, record.error_code) != (seen.status, seen.code):
-                yield f"record says {record.status} {record.error_code}, but the caller saw {in_words(seen)}"
+        said = (record.status, record.error_code)
+        closed = record.outcome is Outcome.GATEWAY_CRASHED
+        if seen.saw is Saw.ERROR and seen.recorded and not closed and said != (seen.status, seen.code):
+            yield f"record says {record.status} {record.error_code}, but the caller saw {in_words(seen)}"
         served = self._world.upstreams.served.get(seen.tag, [])
         doubtful = seen.model == "proxied" and self._around(seen, ("network",), COOL_S)
         if seen.model and (

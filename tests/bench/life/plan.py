@@ -52,7 +52,8 @@ def plan(seed: int, seconds: float, rate: float) -> Plan:
 def _visits(seed: int, seconds: float, rate: float) -> list[Visit]:
     chance = random.Random(f"visits {seed}")
     callers, weights = list(CALLERS), list(CALLERS.values())
-    visits, at = [], 0.0
+    visits: list[Visit] = []
+    at = 0.0
     while (at := at + chance.expovariate(rate)) < seconds:
         (caller,) = chance.choices(callers, weights)
         visits.append(Visit(at, caller, f"{seed} {len(visits)}"))

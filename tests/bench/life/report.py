@@ -7,7 +7,7 @@ from collections import Counter
 
 import msgspec
 
-from tests.bench.life.known import TOLERATED
+from tests.bench.life.known import tolerated
 from tests.bench.life.oracle import in_words
 from tests.bench.life.seen import Seen
 from tests.bench.life.world import World
@@ -25,18 +25,19 @@ class Violation(msgspec.Struct):
     id: str = ""
     tag: str = ""
     kind: str = ""
+    saw: str = ""
     model: str = ""
     at: str = ""
     around: list[str] = []
 
     @classmethod
     def of(cls, world: World, what: str, seen: Seen | None) -> Violation:
-        tolerated = what.startswith(TOLERATED)
+        known = tolerated(what, seen)
         if seen is None:
-            return cls(what, tolerated)
+            return cls(what, known)
         around = world.timeline.around(seen.sent - AROUND_S, seen.ended + AROUND_S)
         at = f"{seen.sent:.2f}-{seen.ended:.2f} s"
-        return cls(what, tolerated, seen.id, seen.tag, seen.kind, seen.model, at, list(map(str, around)))
+        return cls(what, known, seen.id, seen.tag, seen.kind, in_words(seen), seen.model, at, list(map(str, around)))
 
     @property
     def sort(self) -> str:
@@ -68,7 +69,9 @@ def as_text(violations: list[Violation]) -> list[str]:
             mark = "tolerated" if each.tolerated else "VIOLATION"
             lines.append(f"{mark}: {each.what}")
             if each.tag:
-                lines.append(f"    {each.kind}, model {each.model}, {each.at}, id {each.id or 'none'}, {each.tag}")
+                lines.append(
+                    f"    {each.kind}, model {each.model}, saw {each.saw}, {each.at}, id {each.id or 'none'}, {each.tag}"
+                )
             lines += [f"    around: {injection}" for injection in each.around]
     lines += [f"{count} times: {sort}" for sort, count in shown.most_common() if count > SHOWN]
     return lines

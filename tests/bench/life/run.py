@@ -49,6 +49,8 @@ class Run:
         self._disk = disk
         self._say = say
         self._quiet = asyncio.Event()
+        self._paused_s = 0.0
+        """How long the plan has stood still."""
         self._open: set[asyncio.Task[None]] = set()
         self._resources: list[Resources] = []
 
@@ -79,8 +81,7 @@ class Run:
         telling = asyncio.create_task(self._tell(world))
         disturbing = asyncio.create_task(self._disturb(world))
         for visit in self._plan.visits:
-            while self._quiet.is_set() or (wait_s := visit.at - world.timeline.now) > 0:
-                await asyncio.sleep(0.05 if self._quiet.is_set() else wait_s)
+            await self._wait_until(world, visit.at)
             task = asyncio.create_task(self._visit(world, visit))
             self._open.add(task)
             task.add_done_callback(self._open.discard)
@@ -112,23 +113,25 @@ class Run:
                 world.wrong(f"the disturbance {deed.name} failed: {error!r}")
 
     async def _wait_until(self, world: World, at: float) -> None:
-        await asyncio.sleep(max(0.0, at - world.timeline.now))
+        while self._quiet.is_set() or (wait_s := at + self._paused_s - world.timeline.now) > 0:
+            await asyncio.sleep(0.05 if self._quiet.is_set() else wait_s)
 
     async def _measure(self) -> None:
         """Hold the callers back until the gateway is idle, and measure its resources."""
+        began = time.monotonic()
         self._quiet.set()
         if self._open:
             await asyncio.wait(self._open, timeout=LAST_CALLERS_S)
         await asyncio.sleep(QUIET_S)
         self._resources.append(Resources.measure(self._disturber.site, self._disturber.spared))
+        self._paused_s += time.monotonic() - began
         self._quiet.clear()
 
     async def _settle(self, world: World, site: Site) -> None:
         """Wait until the leases of killed workers are over, measure, and check the books while the gateway runs."""
         kills = [each.ended for each in world.timeline.injections if each.kind == "worker killed"]
-        over = max(kills, default=0.0) + LEASE_S
         await self._measure()
-        await self._wait_until(world, over)
+        await asyncio.sleep(max(0.0, max(kills, default=0.0) + LEASE_S - world.timeline.now))
         await check_books(site, world, "while the gateway runs")
 
     async def _tell(self, world: World) -> None:

@@ -16,6 +16,8 @@ from gateway.config.schema import load
 from gateway.services import Store
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.tokens import TokenStatus
+from tests.bench.life.callers import FAST
+from tests.bench.life.hostile import EXACT_PRICE, EXACT_WORDS
 from tests.bench.life.settings import Settings
 from tests.bench.life.world import World
 from tests.bench.process import ROOT, family
@@ -123,15 +125,20 @@ class Site:
     async def populate(self, world: World) -> None:
         """Create the accounts and tokens of all callers."""
         async with self.store() as store:
-            for account, balance in {"main": RICH, "managed": RICH, "broke": 0, "exact": 0}.items():
+            for account, balance in {
+                "main": RICH,
+                "managed": RICH,
+                "broke": 0,
+                "exact": world.credited * EXACT_WORDS * EXACT_PRICE,
+            }.items():
                 await store.accounts.create(account)
                 if balance:
                     await store.wallet.credit(account, f"opening-{account}", balance)
                 world.tokens[account] = (await store.tokens.create(account)).token
-            for number in range(4):
+            for number in range(FAST):
                 account = f"fast{number}"
                 await store.accounts.create(account)
-                await store.accounts.change(account, limits=AccountLimits(requests_per_minute=60 + number))
+                await store.accounts.change(account, limits=AccountLimits(requests_per_minute=20 + number))
                 await store.wallet.credit(account, f"opening-{account}", RICH)
                 world.tokens[account] = (await store.tokens.create(account)).token
             await self._populate_bad(store, world)

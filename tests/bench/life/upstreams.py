@@ -67,7 +67,7 @@ class Upstreams:
         credential = head.lower().partition(b"authorization: bearer ")[2].partition(b"\r\n")[0].decode()
         call = Call(body, served, reader, writer, requests, credential)
         gone = asyncio.create_task(_until_gone(reader))
-        answering = asyncio.create_task(kind.answer(call))
+        answering = asyncio.ensure_future(kind.answer(call))
         try:
             await asyncio.wait((gone, answering), return_when=asyncio.FIRST_COMPLETED)
             if not answering.done():
@@ -85,8 +85,6 @@ async def _until_gone(reader: asyncio.StreamReader) -> None:
     """Wait until the gateway closes the connection, without reading from it."""
     while not reader.at_eof() and reader.exception() is None:
         await asyncio.sleep(0.02)
-        if reader._buffer:  # type: ignore[attr-defined] - the next request is there already: the connection lives
-            await asyncio.Event().wait()
 
 
 def sizes(body: dict[str, Any], raw: int) -> tuple[int, int, bool]:

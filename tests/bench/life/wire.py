@@ -8,6 +8,7 @@ import re
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from tests.bench.life.seen import Saw, Seen
@@ -62,7 +63,8 @@ class Line:
         """Leave by FIN, or by RST."""
         if reset:
             plain = self.writer.get_extra_info("socket")
-            plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with suppress(OSError):  # the gateway may have closed it
+                plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.writer.transport.abort()
         else:
             self.writer.close()

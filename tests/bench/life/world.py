@@ -23,8 +23,10 @@ class World:
         self.seen: list[Seen] = []
         self.violations: list[tuple[str, Seen | None]] = []
         """What is wrong beyond what the oracle finds in `seen`."""
-        self.credited = 0
+        self.credited = 5
         """How many requests of the account `exact` were paid for."""
+        self.busy: set[str] = set()
+        """Accounts that a caller has for itself at the moment."""
         self._numbers = itertools.count()
 
     def begin(self, kind: str, model: str, *, honest: bool = True) -> Seen:
