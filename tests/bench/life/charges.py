@@ -25,6 +25,8 @@ def charge_problem(
     `doubtful`: the network between failed, so that the gateway may not have read what the upstream sent.
     """
     charge = record.charge_micros
+    if not record.price and record.outcome is Outcome.GATEWAY_CRASHED:
+        return ""  # the record was closed by what the ledger says; `gateway verify` compares the two
     if not record.price:
         return f"{charge} micros without a price" if charge else ""
     price = Price(

@@ -19,7 +19,6 @@ from tests.bench.life.network import Network, Weather
 from tests.bench.life.settings import MISTAKES
 from tests.bench.life.site import Site
 from tests.bench.life.world import World
-from tests.cli.processes import children
 from tests.patience import PATIENCE_S
 
 AFTER_FULL_S: Final = 3.0
@@ -148,13 +147,11 @@ class Disturber:
         workers = self.site.workers()
         victims = [pid for pid in workers if pid != self.spared]
         if not victims:
-            self.world.wrong(f"at {self.world.timeline.now:.1f} s no worker but the spared one runs: {workers}, {children(self.site.pid)}, {list(self.site.folder.glob('tasks*'))}")
+            self.world.wrong(f"no worker but the spared one runs: {workers}")
             return
         with self.world.timeline.during("worker killed"):
             self.site.kill(chance.choice(victims))
-        await self._until(
-            "a worker", lambda: len(self.site.workers()) == 2 and set(self.site.workers()) != set(workers)
-        )
+        await self._until("a worker", lambda: _replaced(self.site.workers(), workers))
 
     async def kill_sink(self, _: random.Random) -> None:
         """Kill the sink, and wait for its successor."""
@@ -162,7 +159,7 @@ class Disturber:
         with self.world.timeline.during("sink killed"):
             for pid in before:
                 self.site.kill(pid)
-            await self._until("the sink", lambda: bool(self.site.sinks()) and self.site.sinks() != before)
+            await self._until("the sink", lambda: _replaced(self.site.sinks(), before))
 
     async def kill_store(self, _: random.Random) -> None:
         """Kill the embedded store, and wait for its successor."""
@@ -227,6 +224,11 @@ class Disturber:
                             return
                     await asyncio.sleep(0.05)
         self.world.wrong(f"{what} was not started again within {PATIENCE_S} s")
+
+
+def _replaced(now: list[int], before: list[int]) -> bool:
+    """Return whether as many processes run as before, and not the same."""
+    return len(now) == len(before) and now != before
 
 
 Disturbance = Callable[[Disturber, random.Random], Awaitable[None]]

@@ -8,6 +8,7 @@ from typing import Final
 from gateway import Outcome
 from gateway.usage.record import Record
 from tests.bench.life.answers import KINDS, WHOLE
+from tests.bench.life.busy import BUSY
 from tests.bench.life.charges import charge_problem
 from tests.bench.life.seen import Saw, Seen
 from tests.bench.life.world import World
@@ -26,6 +27,17 @@ EXCUSES: Final = (
     (("restart",), BACK_S, {"no answer", "cut off", "cut service_unavailable", "503 service_unavailable"}),
 )
 """Disturbances, how long they last on, and what any caller may see of them."""
+OF_A_BUSY_MACHINE: Final = {
+    *("no answer", "cut off", "cut upstream_timeout", "504 upstream_timeout", "502 upstream_unreachable"),
+    *(
+        "502 upstream_error",
+        "503 model_unavailable",
+        "503 service_unavailable",
+        "408 body_timeout",
+        "408 invalid_request",
+    ),
+}
+"""What timers do where neither the gateway nor its upstreams get the CPU."""
 OF_THE_NETWORK: Final = {
     *("502 upstream_error", "502 upstream_unreachable", "504 upstream_timeout", "503 model_unavailable"),
     *("cut upstream_truncated", "cut upstream_timeout"),
@@ -101,6 +113,10 @@ class Oracle:
             if words in excused and self._around(seen, kinds, after):
                 return True
         if seen.model == "proxied" and words in OF_THE_NETWORK and self._around(seen, ("network",), COOL_S):
+            return True
+        if words in OF_A_BUSY_MACHINE and self._around(
+            seen, (BUSY,), COOL_S if words == "503 model_unavailable" else NEAR_S
+        ):
             return True
         return not seen.honest and self._hostile(seen, words)
 

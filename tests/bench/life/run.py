@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from tests.bench.life.busy import note_busy_times
 from tests.bench.life.disk import SmallDisk
 from tests.bench.life.disturbances import Disturber
 from tests.bench.life.leftovers import Resources, check_books, check_holds, check_logs, errors_logged, read_log
@@ -79,6 +80,7 @@ class Run:
     async def _live(self, world: World) -> None:
         """Let the callers come and the disturbances happen, each at its time."""
         telling = asyncio.create_task(self._tell(world))
+        watching = asyncio.create_task(note_busy_times(world.timeline, self._disturber.site))
         disturbing = asyncio.create_task(self._disturb(world))
         for visit in self._plan.visits:
             await self._wait_until(world, visit.at)
@@ -90,8 +92,9 @@ class Run:
             await asyncio.wait(self._open, timeout=LAST_CALLERS_S)
         for task in self._open:
             world.wrong(f"a caller did not end: {task}")
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)
+        for task in (telling, watching):
+            task.cancel()
+        await asyncio.gather(telling, watching, return_exceptions=True)
 
     async def _visit(self, world: World, visit: Visit) -> None:
         try:

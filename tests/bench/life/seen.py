@@ -79,6 +79,11 @@ class Timeline:
         finally:
             injection.ended = self.now
 
+    def note(self, kind: str, lasted_s: float, what: str) -> None:
+        """Note what has lasted until now."""
+        now = self.now
+        self.injections.append(Injection(kind, now - lasted_s, now, what))
+
     def around(
         self, begin: float, end: float, kinds: Collection[str] | None = None, after: float = 0.0
     ) -> list[Injection]:
