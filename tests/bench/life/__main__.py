@@ -53,6 +53,11 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=3600, help="how long callers come (default: an hour)")
     options.add_argument("--seed", type=int, help="the seed of the plan (default: a random one, which is printed)")
     options.add_argument("--rate", type=float, default=20, help="visits of callers a second (default: 20)")
+    options.add_argument(
+        "--external-store",
+        action="store_true",
+        help="a store outside, behind a network that fails, in place of the embedded one",
+    )
     options.add_argument("--json", action="store_true", help="print the report as one JSON object")
     options.add_argument("--keep", type=Path, help="copy the gateway's log and data to this folder at the end")
     arguments = options.parse_args()
@@ -64,7 +69,7 @@ def main() -> None:
         (folder / "data").mkdir()
         disk = small_disk(folder / "data", arguments.seconds)
         planned = plan(seed, arguments.seconds, arguments.rate)
-        result = asyncio.run(Run(planned, folder, disk, say).run())
+        result = asyncio.run(Run(planned, folder, disk, say, external=arguments.external_store).run())
         if arguments.keep:
             shutil.copytree(folder, arguments.keep, dirs_exist_ok=True, ignore=NOT_KEPT)
         if disk is not None:

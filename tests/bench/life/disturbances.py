@@ -18,6 +18,7 @@ from tests.bench.life.known import AVOIDED_MISTAKES
 from tests.bench.life.network import Network, Weather
 from tests.bench.life.settings import MISTAKES
 from tests.bench.life.site import Site
+from tests.bench.life.stores import External, StoreControl
 from tests.bench.life.world import World
 from tests.patience import PATIENCE_S
 
@@ -30,9 +31,12 @@ TAKEN_UP_S: Final = 1.5
 class Disturber:
     """Does one disturbance at a time. `spared`: the worker that is never killed, so that what leaks adds up in it."""
 
-    def __init__(self, world: World, site: Site, network: Network, disk: SmallDisk | None, admin: int) -> None:
+    def __init__(
+        self, world: World, site: Site, store: StoreControl, network: Network, disk: SmallDisk | None, admin: int
+    ) -> None:
         self.world = world
         self.site = site
+        self.store = store
         self.network = network
         self.disk = disk
         self.admin = admin
@@ -161,20 +165,24 @@ class Disturber:
                 self.site.kill(pid)
             await self._until("the sink", lambda: _replaced(self.site.sinks(), before))
 
-    async def kill_store(self, _: random.Random) -> None:
-        """Kill the embedded store, and wait for its successor."""
-        before = self.site.store_pid()
+    async def kill_store(self, chance: random.Random) -> None:
+        """Kill the store, and wait for its successor."""
         with self.world.timeline.during("store away", "killed"):
-            self.site.kill(before)
-            await self._until("the store", lambda: self.site.store_pid() != before)
+            await self._until("the store", await self.store.kill(chance))
 
     async def freeze_store(self, chance: random.Random) -> None:
         """Stop the store for one to three seconds."""
-        pid = self.site.store_pid()
         with self.world.timeline.during("store away", "frozen"):
-            self.site.kill(pid, signal.SIGSTOP)
+            self.store.signal(signal.SIGSTOP)
             await asyncio.sleep(chance.uniform(1, 3))
-            self.site.kill(pid, signal.SIGCONT)
+            self.store.signal(signal.SIGCONT)
+
+    async def cut_store(self, chance: random.Random) -> None:
+        """Let the network to the store fail for a while, where there is one."""
+        if not isinstance(self.store, External):
+            return
+        with self.world.timeline.during("store away", "its network"):
+            await self.store.cut(chance)
 
     async def restart(self, _: random.Random) -> None:
         """Stop the whole gateway by SIGTERM and start it again with its data."""
@@ -245,6 +253,6 @@ DECK: Final = (
         "freeze_store",
         "bad_network",
     ),
-    *("bad_network", "full_disk", "mistake_and_kill"),
+    *("bad_network", "full_disk", "mistake_and_kill", "cut_store"),
 )
 """The disturbances of one round. Each round has another order."""

@@ -21,7 +21,7 @@ from tests.bench.process import resident_kib, sockets
 
 KEEPS_SECRETS: Final = frozenset({"pepper", "admin.token", "gateway.yaml"})
 GROWTH: Final = 1.10
-MARGIN_KIB: Final = 8 * 1024
+MARGIN_KIB: Final = 12 * 1024
 TASKS, SOCKETS = 8, 16
 
 

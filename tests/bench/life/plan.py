@@ -45,7 +45,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 def plan(seed: int, seconds: float, rate: float) -> Plan:
     """Return the plan of a run of `seconds` with `rate` visits a second."""
-    measured_at = max(20.0, 0.2 * seconds)
+    measured_at = max(20.0, 0.3 * seconds)
     return Plan(_visits(seed, seconds, rate), _deeds(seed, seconds, measured_at), measured_at)
 
 

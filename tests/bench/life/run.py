@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ from tests.bench.life.report import Violation, table
 from tests.bench.life.seen import Timeline
 from tests.bench.life.settings import LEASE_S, Settings
 from tests.bench.life.site import Site
+from tests.bench.life.stores import Embedded, external_store
 from tests.bench.life.upstreams import Upstreams
 from tests.bench.life.world import World
 from tests.cli.processes import free_port
@@ -44,7 +46,8 @@ class Result(msgspec.Struct):
 class Run:
     """One run in `folder`; `disk` is its data folder, if that can be made full."""
 
-    def __init__(self, plan: Plan, folder: Path, disk: SmallDisk | None, say: Say) -> None:
+    def __init__(self, plan: Plan, folder: Path, disk: SmallDisk | None, say: Say, *, external: bool = False) -> None:
+        self._external = external
         self._plan = plan
         self._folder = folder
         self._disk = disk
@@ -57,14 +60,23 @@ class Run:
 
     async def run(self) -> Result:
         """Follow the plan to its end, and judge."""
-        async with Upstreams() as upstreams, Network(upstreams.port) as network:
+        async with AsyncExitStack() as stack:
+            upstreams = await stack.enter_async_context(Upstreams())
+            network = await stack.enter_async_context(Network(upstreams.port))
+            external = (
+                await stack.enter_async_context(external_store(self._folder / "store")) if self._external else None
+            )
             ports = {"upstream": upstreams.port, "network": network.port, "closed": free_port()}
             port, admin = free_port(), free_port()
-            text: dict[str, object] = {"port": port, "admin": f"127.0.0.1:{admin}", "redis": "embedded"}
+            text: dict[str, object] = {
+                "port": port,
+                "admin": f"127.0.0.1:{admin}",
+                "redis": external.url if external else "embedded",
+            }
             text |= {"data": self._folder / "data", "folder": self._folder}
             site = Site(self._folder, Settings(text, ports))
             world = World(self._folder, port, upstreams, Timeline())
-            self._disturber = Disturber(world, site, network, self._disk, admin)
+            self._disturber = Disturber(world, site, external or Embedded(site), network, self._disk, admin)
             await site.populate(world)
             await site.start()
             try:
