@@ -91,7 +91,8 @@ def test_every_file_that_a_document_names_exists(file: str) -> None:
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
     assert [link for link in sorted(links) if not ((ROOT / file).parent / link).exists()] == []
     modules = set(re.findall(r"python -m (tests[\w.]+)", text))
-    assert [name for name in modules if not (ROOT / f"{name.replace('.', '/')}.py").exists()] == []
+    programs = {name: (f"{name.replace('.', '/')}.py", f"{name.replace('.', '/')}/__main__.py") for name in modules}
+    assert [name for name, files in programs.items() if not any((ROOT / file).exists() for file in files)] == []
 
 
 def test_every_anchor_that_a_document_links_to_is_a_heading() -> None:

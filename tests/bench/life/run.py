@@ -122,6 +122,8 @@ class Run:
                 await self._wait_until(world, self._plan.measured_at)
                 await self._measure()
             await self._wait_until(world, deed.at)
+            if world.timeline.now - self._paused_s > self._plan.calm_at:
+                return
             try:
                 await self._disturber.do(deed.name, deed.seed)
             except Exception as error:
