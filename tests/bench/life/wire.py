@@ -96,7 +96,12 @@ class Line:
             seen.saw = Saw.WHOLE if status < 400 else Saw.ERROR
             return
         if fields.get("transfer-encoding") != "chunked":
-            raise ValueError("an answer without a length")
+            if not self.closes:
+                raise ValueError("an answer without a length")
+            body += await self.reader.read(-1)  # as HTTP/1.0 has it
+            seen.finish = _FINISH.search(body) is not None
+            seen.saw = Saw.WHOLE if b"[DONE]" in body else Saw.CUT
+            return
         while size := int(await self.reader.readuntil(b"\r\n"), 16):
             piece = await self.reader.readexactly(size)
             body += piece
