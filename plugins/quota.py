@@ -42,8 +42,8 @@ class Quota(Plugin):
 
     max_hold: Decimal | None = None
     """The largest hold of one request, in currency units. Requests may then cost more than their hold."""
-    max_holds: int = 100
-    """How many requests of one account may have a hold at once."""
+    max_holds: int = 10_000
+    """How many requests of one account may have a hold at once. The bound of balances that is printed at start grows with it."""
     on_crash: Literal["release", "charge_floor"] = "release"
     """What happens to a hold if the gateway crashes: it is released, or the estimated price of the input is charged."""
     lease_margin: float = 60
@@ -91,7 +91,7 @@ class Quota(Plugin):
             self.log.warning("holds_expired", account=account, requests=requests)
         if reply.outcome is not Hold.HELD:
             hold.refused = True
-            raise _refusal(reply.outcome)
+            raise _refusal(reply.outcome, self.max_holds)
 
     async def explain(self, exchange: Exchange) -> str:
         """Return the hold and the available balance, and set `exchange.price`. Expired holds count until they are swept."""
@@ -102,13 +102,13 @@ class Quota(Plugin):
         amount = self._amount(full)
         account = await self.accounts.get(exchange[Caller].account)
         if account is None or account.status is not AccountStatus.ACTIVE:
-            raise _refusal(Hold.INACTIVE)
+            raise _refusal(Hold.INACTIVE, self.max_holds)
         available = account.balance_micros - account.held_micros + account.credit_line_micros
         exchange.price = {**price.record(), "hold_micros": amount, "most_micros": full, "available_micros": available}
         if account.holds >= self.max_holds:
-            raise _refusal(Hold.BUSY)
+            raise _refusal(Hold.BUSY, self.max_holds)
         if available < amount:
-            raise _refusal(Hold.FUNDS)
+            raise _refusal(Hold.FUNDS, self.max_holds)
         return f"holds {amount} micros of {available} available, and charges {full} at most"
 
     async def on_end(self, exchange: Exchange) -> None:
@@ -119,6 +119,7 @@ class Quota(Plugin):
         cost = hold.price.of(exchange.usage)
         exchange.price = hold.price.record()
         if cost > hold.full:
+            self._log_capped(exchange, hold, cost)
             cost = exchange.price["capped_micros"] = hold.full
         settled = await (
             self.wallet.settle(hold.account, exchange.id, cost)
@@ -126,6 +127,18 @@ class Quota(Plugin):
             else self.wallet.release(hold.account, exchange.id)
         )
         exchange.charge_micros = settled.charged
+
+    def _log_capped(self, exchange: Exchange, hold: PlacedHold, uncapped: int) -> None:
+        """Log that the upstream used more than it was asked for: the difference is paid by the operator."""
+        self.log.warning(
+            "charge_capped",
+            request_id=exchange.id,
+            account=hold.account,
+            model=exchange.model,
+            channel=exchange.channel,
+            charged_micros=hold.full,
+            uncapped_micros=uncapped,
+        )
 
     async def _priced(self, exchange: Exchange) -> tuple[Price, int] | None:
         """Return the price and the most that the request can cost, in micros; None if no hold is needed."""
@@ -143,7 +156,7 @@ class Quota(Plugin):
         return full if self.max_hold is None else min(full, int(self.max_hold * MICROS))
 
 
-def _refusal(outcome: Hold) -> Refused | StoreAway:
+def _refusal(outcome: Hold, max_holds: int) -> Refused | StoreAway:
     """Return the error for a hold that was refused."""
     match outcome:
         case Hold.FUNDS:
@@ -151,7 +164,8 @@ def _refusal(outcome: Hold) -> Refused | StoreAway:
             return Refused(402, "insufficient_balance", text)
         case Hold.BUSY:
             text = (
-                "Too many requests of this account hold money at once. Wait for some to end, then retry with backoff."
+                f"This account has {max_holds} requests in progress, the most that it may have at once. "
+                "Wait for some to end, then retry with backoff."
             )
             return Refused(429, "too_many_concurrent", text, retry_after_s=1)
         case Hold.INACTIVE | Hold.NO_ACCOUNT:

@@ -2,8 +2,8 @@
 
 1. A refused request takes nothing. What an accepted request took is given back once, when it ends, whatever happened;
    if the store is unreachable then, as soon as it is back.
-2. Tokens are counted before they are known, by an estimate: one for every four bytes of the messages, and the request's
-   `max_tokens`, if given, for each answer. At the end, the true count replaces the estimate.
+2. Tokens are counted before they are known, by an estimate: one for every four bytes of the body (an inline picture counts
+   1,105 at most), and the request's `max_tokens`, if given, for each answer. At the end, the true count replaces the estimate.
 3. Only chat completions count tokens and take a concurrency slot. Every other request counts as a request only.
 """
 
@@ -189,7 +189,7 @@ def _refusal(limited: Limited, rules: AccountLimits, tokens: int) -> Refused:
             429,
             "rate_limited",
             f"This request counts {tokens} tokens, over the limit of {rules.tokens_per_minute} a minute. "
-            "Shorten the messages, or ask for fewer output tokens.",
+            "Send less, or ask for fewer output tokens.",
             should_retry=False,
         )
     if limited.kind == "concurrent":

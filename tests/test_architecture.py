@@ -143,11 +143,13 @@ def test_a_file_is_small_and_says_what_it_is(path: Path) -> None:
 
 
 def mirrored() -> list[Path]:
-    """Return the tests of single modules. Tests of the whole are in whole/, fuzz/ and at the top."""
+    """Return the tests of single modules. Tests of the whole are in whole/, fuzz/, decoders/ and at the top."""
     about_the_whole = {"test_architecture.py", "test_deploy.py", "test_dependencies.py", "test_docs.py"}
     files = (ROOT / "tests").rglob("test_*.py")
     return sorted(
-        path for path in files if path.parent.name not in ("whole", "fuzz") and path.name not in about_the_whole
+        path
+        for path in files
+        if path.parent.name not in ("whole", "fuzz", "decoders") and path.name not in about_the_whole
     )
 
 

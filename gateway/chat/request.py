@@ -2,7 +2,8 @@
 
 - `check` runs before anything is spent. Every refusal is a 400 that names the field and says what to do.
 - The gateway sends what it checked. The top level is encoded again from the checked keys, so a duplicate key, or one
-  written with escapes, cannot mean one thing here and another upstream. Values are sent byte for byte.
+  written with escapes, cannot mean one thing here and another upstream. Checked settings are written again, too; all other
+  values are sent byte for byte. What an upstream may read in place of a checked field is refused (`gateway.chat.fields`).
 - No field chooses an upstream's address or credential: only `model` decides where the request goes.
 - A body is never decoded to Python objects as a whole. Skipping a value checks its syntax fully (numbers, escapes,
   surrogate pairs, control characters), but neither the encoding of its strings nor its depth; both are checked here.
@@ -15,7 +16,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from gateway.chat.usage import BYTES_PER_TOKEN
+from gateway.chat.fields import CEILINGS, check_names, check_option_names
+from gateway.chat.prompt import Message, estimate_tokens
 from gateway.errors import Refused
 
 MAX_MODEL_NAME_LENGTH: Final = 256
@@ -34,9 +36,13 @@ BodyPart = bytes | memoryview
 
 
 class BodyRules(msgspec.Struct, frozen=True):
-    """The operator's limits for bodies. `max_output_tokens` is the most that a caller may request of any model."""
+    """The operator's limits for bodies. `max_output_tokens` is the most that a caller may request of any model.
+
+    `allow_fields`: fields that are accepted although an upstream may read them in place of a checked one.
+    """
 
     allow_non_streaming: bool = False
+    allow_fields: frozenset[str] = frozenset()
     max_n: int = 16
     max_output_tokens: int = 1_000_000
     max_depth: int = 100
@@ -55,6 +61,8 @@ class Body(msgspec.Struct, frozen=True):
     """Bytes of the body as received."""
     messages: int
     """The number of messages."""
+    prompt_tokens_estimate: int
+    """An estimate of the input tokens: four bytes of the body a token, an encoded part at most 1,105."""
     stream_options: dict[str, msgspec.Raw]
     top: dict[str, msgspec.Raw]
     """The top-level fields, each value as the caller wrote it."""
@@ -67,34 +75,34 @@ class Body(msgspec.Struct, frozen=True):
         """
         return self.size + self.messages * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
 
-    @property
-    def prompt_tokens_estimate(self) -> int:
-        """Return an estimate of the input tokens: one for every four bytes of the messages, rounded up."""
-        return -(-len(memoryview(self.top["messages"])) // BYTES_PER_TOKEN)
-
-    def upstream(self, model: str, *, ask_usage: bool) -> list[BodyPart]:
+    def upstream(self, model: str, ceiling_field: str, ceiling: int | None, *, ask_usage: bool) -> list[BodyPart]:
         """Return the body to send, in parts: `model` is the upstream's name, `ask_usage` requests the usage chunk.
 
-        A large value is a view of the received body, so that its bytes are in memory once.
+        The limit of each choice is the caller's, else `ceiling`, and has the one name that the upstream reads. A large value
+        is a view of the received body, so that its bytes are in memory once.
         """
-        top: dict[str, object] = dict(self.top)
-        if model != self.model:
-            top["model"] = model
-        if self.stream and ask_usage and not self.asked_usage:
-            top["stream_options"] = {**self.stream_options, "include_usage": True}
+        top: dict[str, object] = {**self.top, "model": model}
+        for name in CEILINGS:
+            top.pop(name, None)
+        ceiling = self.max_tokens or ceiling
+        if ceiling is not None:
+            top[ceiling_field] = ceiling
+        if "stream" in top:
+            top["stream"] = self.stream
+        if "n" in top:
+            top["n"] = self.n
+        ask = self.stream and ask_usage
+        if ask or "include_usage" in self.stream_options:
+            top["stream_options"] = {**self.stream_options, "include_usage": ask or self.asked_usage}
         elif self.stream_options:
             top["stream_options"] = self.stream_options
         return [_encode(top)] if self.size <= SMALL_BYTES else _encode_in_parts(top)
 
 
-class _Message(msgspec.Struct):
-    role: str
-
-
 _encode = msgspec.json.Encoder().encode
 _top = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _text = msgspec.json.Decoder(str)
-_messages = msgspec.json.Decoder(list[_Message])
+_messages = msgspec.json.Decoder(list[Message])
 _number = msgspec.json.Decoder(float | None)
 _integer = msgspec.json.Decoder(int | None)
 _boolean = msgspec.json.Decoder(bool | None)
@@ -125,6 +133,7 @@ def check(raw: bytes | bytearray, rules: BodyRules) -> Body:
     Raises `Refused` (400): `invalid_json`, `invalid_request` with the field in `param`, or `stream_required`.
     """
     top = _parse(raw, rules.max_depth)
+    check_names(top, rules.allow_fields)
     stream = _check_stream(top, rules)
     model = _check_model(top)
     messages = _field(top, "messages", _messages, "a non-empty array of objects, each with a string 'role'")
@@ -134,6 +143,7 @@ def check(raw: bytes | bytearray, rules: BodyRules) -> Body:
         )
     _field(top, "temperature", _number, "a number")
     options = _field(top, "stream_options", _options, "an object, or left out") or {}
+    check_option_names(options)
     asked_usage = _field(options, "include_usage", _boolean, "true or false", prefix="stream_options.")
     return Body(
         model=model,
@@ -143,6 +153,7 @@ def check(raw: bytes | bytearray, rules: BodyRules) -> Body:
         asked_usage=bool(asked_usage),
         size=len(raw),
         messages=len(messages),
+        prompt_tokens_estimate=estimate_tokens(raw, top["messages"], messages),
         stream_options=options,
         top=top,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
+from functools import lru_cache
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -33,6 +34,7 @@ class Channel(Section, frozen=True, cache_hash=True):
     concurrent: Rate | None = None
     requests_per_minute: Rate | None = None
     ask_usage: bool = True
+    ceiling_field: Literal["max_tokens", "max_completion_tokens"] | None = None
     timers: Timers = Timers()
     on_caller_gone: Literal["cancel", "drain"] = "cancel"
     drain_limit: SecondsOrNone = 30
@@ -56,6 +58,19 @@ class Channel(Section, frozen=True, cache_hash=True):
     def credentials(self) -> tuple[str, ...]:
         """Return every API key that may be sent to the upstream. None of them may appear in anything sent to a caller."""
         return self.api_keys or ((self.api_key,) if self.api_key else ())
+
+    @property
+    def ceiling_name(self) -> str:
+        """Return the field in which the upstream is told how many output tokens one choice may have."""
+        return self.ceiling_field or _ceiling_name(self.base_url)
+
+
+@lru_cache(maxsize=1024)
+def _ceiling_name(base_url: str) -> str:
+    """Return the default: OpenAI refuses `max_tokens` for its newer models, most others read nothing else."""
+    host = urlsplit(base_url).hostname or ""
+    openai = host == "api.openai.com" or host.endswith((".api.openai.com", ".openai.azure.com"))
+    return "max_completion_tokens" if openai else "max_tokens"
 
 
 def _is_base_url(url: str) -> bool:

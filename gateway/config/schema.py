@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from gateway.chat.fields import REMEDIES
 from gateway.config import document
 from gateway.config.channel import Channel
 from gateway.config.decode import convert
@@ -111,7 +112,12 @@ class Port(Section, frozen=True):
     min_body_rate: Bytes = 1024
     idle_timeout: Seconds = 75
     allow_non_streaming: bool = False
+    allow_fields: tuple[str, ...] = ()
     drain: SecondsOrNone = 30
+
+    def __post_init__(self) -> None:
+        if not REMEDIES.keys() >= set(self.allow_fields):
+            raise ValueError(f"allow_fields may name {', '.join(REMEDIES)}; any other field needs no permission")
 
 
 class Tls(Section, frozen=True):

@@ -80,7 +80,8 @@ class UpstreamCall:
         crash_points.point("upstream.before")
         self.exchange.channel = self.candidate.name
         target = pool.target(self.candidate.channel)
-        body = self.body.upstream(self.candidate.model, ask_usage=self.candidate.channel.ask_usage)
+        channel, ceiling = self.candidate.channel, self.candidate.max_output_tokens
+        body = self.body.upstream(self.candidate.model, channel.ceiling_name, ceiling, ask_usage=channel.ask_usage)
         accept = "text/event-stream" if self.body.stream else "application/json"
         while True:
             credential = target.credentials.next()

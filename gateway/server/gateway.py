@@ -37,7 +37,7 @@ class Gateway:
         self.routes = LocalRoutes(services.catalogue, services.store)
         self.draining = False
         self.budget = BodyBudget()
-        self._rules = BodyRules(allow_non_streaming=port.allow_non_streaming)
+        self._rules = BodyRules(allow_non_streaming=port.allow_non_streaming, allow_fields=frozenset(port.allow_fields))
         self._web_runner: web.ServerRunner | None = None
         self._listener: Listener | None = None
 

@@ -13,7 +13,7 @@ class PromptSize(Plugin):
     requires = (Caller,)
 
     tokens: int
-    """The most prompt tokens of a request, estimated as one for every four bytes of the messages."""
+    """The most prompt tokens of a request, estimated as one for every four bytes of the body."""
     groups: dict[str, int] = msgspec.field(default_factory=dict)
     """The same for user groups with a limit of their own, by the group's name."""
 

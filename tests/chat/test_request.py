@@ -7,10 +7,12 @@ import time
 import tracemalloc
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.chat.fields import fold
 from gateway.chat.request import MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE, Body, BodyRules, check
 from gateway.errors import Refused
 
@@ -38,8 +40,16 @@ def refused(raw: bytes, rules: BodyRules = RULES) -> Refused:
     return caught.value
 
 
-def sent(raw: bytes, model: str = "m", *, ask_usage: bool = False, rules: BodyRules = RULES) -> bytes:
-    return b"".join(check(raw, rules).upstream(model, ask_usage=ask_usage))
+def sent(
+    raw: bytes,
+    model: str = "m",
+    *,
+    ceiling_field: str = "max_tokens",
+    ceiling: int | None = None,
+    ask_usage: bool = False,
+    rules: BodyRules = RULES,
+) -> bytes:
+    return b"".join(check(raw, rules).upstream(model, ceiling_field, ceiling, ask_usage=ask_usage))
 
 
 # What is read
@@ -63,12 +73,15 @@ def test_max_tokens_may_have_either_name_or_both_if_they_agree() -> None:
     assert checked(body(max_completion_tokens=9, max_tokens=9)).max_tokens == 9
 
 
-def test_the_prompt_is_bounded_by_its_bytes_and_estimated_at_four_bytes_a_token() -> None:
-    messages = b'[{"role":"user","content":"\\u4f60\\u597d"}, {"role":"user"}]'
-    raw = b'{"model":"m","stream":true,"messages": ' + messages + b' ,"tools":[]}'
-    parsed = checked(raw)
-    assert parsed.prompt_tokens_bound == len(raw) + 2 * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
-    assert parsed.prompt_tokens_estimate == -(-len(messages) // 4)
+def test_the_prompt_is_bounded_by_the_bytes_of_the_body() -> None:
+    raw = b'{"model":"m","stream":true,"messages": [{"role":"user","content":"\\u4f60"}, {"role":"user"}] ,"tools":[]}'
+    assert checked(raw).prompt_tokens_bound == len(raw) + 2 * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
+
+
+def test_the_estimate_outlives_the_values_of_the_fields() -> None:
+    parsed = checked(body(tools=["x" * 10_000]))
+    freed = msgspec.structs.replace(parsed, top={}, stream_options={})
+    assert freed.prompt_tokens_estimate == parsed.prompt_tokens_estimate > 2_000
 
 
 # What the upstream is sent
@@ -98,7 +111,39 @@ def test_the_model_has_the_channels_name_for_it() -> None:
 def test_usage_is_requested_if_the_caller_did_not_request_it(options: object) -> None:
     raw = body(stream_options=options)
     assert json.loads(sent(raw, ask_usage=True))["stream_options"] == {"include_usage": True}
-    assert json.loads(sent(raw)).get("stream_options", ...) == options
+    kept = {"include_usage": False} if options == {"include_usage": None} else options
+    assert json.loads(sent(raw)).get("stream_options", ...) == kept
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, 100),
+        ({"max_tokens": None, "max_completion_tokens": None}, 100),
+        ({"max_tokens": 5}, 5),
+        ({"max_completion_tokens": 5}, 5),
+        ({"max_tokens": 5, "max_completion_tokens": 5}, 5),
+        ({"max_tokens": 5, "max_completion_tokens": None}, 5),
+        ({"max_tokens": 5000}, 5000),
+    ],
+)
+def test_a_ceiling_is_always_sent_under_the_one_name_that_the_upstream_reads(
+    field: str, given: dict[str, Any], expected: int
+) -> None:
+    received = json.loads(sent(body(**given), ceiling_field=field, ceiling=100))
+    assert {name: received[name] for name in received if name.startswith("max_")} == {field: expected}
+
+
+def test_without_any_ceiling_none_is_sent() -> None:
+    assert "max_tokens" not in json.loads(sent(body(max_tokens=None)))
+
+
+def test_settings_are_written_as_they_were_checked() -> None:
+    raw = b'{"model":"\\u006d\\/1","messages":[{"role":"user"}],"stream": true,"n":null,"stream_options":{"include_usage":null}}'
+    assert sent(raw, "m/1") == (
+        b'{"model":"m/1","messages":[{"role":"user"}],"stream":true,"n":1,"stream_options":{"include_usage":false}}'
+    )
 
 
 def test_other_stream_options_are_kept_byte_for_byte() -> None:
@@ -122,7 +167,9 @@ def test_a_duplicate_include_usage_is_sent_once_as_it_was_checked() -> None:
 
 @given(
     st.dictionaries(
-        st.text(max_size=8).filter(lambda name: name not in {"n", "model", "stream"}),
+        st.text(max_size=8).filter(
+            lambda name: fold(name) not in {"n", "model", "models", "stream", "route", "preset"}
+        ),
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
             lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
@@ -146,13 +193,13 @@ def test_a_large_value_is_sent_without_a_copy() -> None:
     raw = body(user="x" * 2_000_000, messages=[{"role": "user", "content": "\u00e9" * 500_000}], metadata=small, n=2)
     parsed = checked(raw)
     tracemalloc.start()
-    parts = parsed.upstream("other", ask_usage=True)
+    parts = parsed.upstream("other", "max_tokens", None, ask_usage=True)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 100_000
     received = json.loads(b"".join(parts))
     assert received == {**json.loads(raw), "model": "other", "stream_options": {"include_usage": True}}
-    assert json.loads(b"".join(parsed.upstream("m", ask_usage=False))) == json.loads(raw)
+    assert json.loads(b"".join(parsed.upstream("m", "max_tokens", None, ask_usage=False))) == json.loads(raw)
 
 
 # What is refused
@@ -171,7 +218,7 @@ def test_without_streaming_which_an_operator_may_allow_no_stream_options_are_sen
     for value in (..., None, False):
         parsed = checked(body(stream=value), rules)
         assert not parsed.stream
-        assert b"stream_options" not in b"".join(parsed.upstream("m", ask_usage=True))
+        assert b"stream_options" not in b"".join(parsed.upstream("m", "max_tokens", None, ask_usage=True))
     assert checked(body(), rules).stream
     assert refused(body(stream="no"), rules).param == "stream"
 

@@ -59,7 +59,8 @@ WRONG = {
     "usage: {months: 1}": "1: usage.months: unknown setting; known here: clickhouse, retention_months",
     "demo: {up: x}": "1: demo.up: unknown setting; known here: account, credit, upstream",
     "channels:\n  a:\n    base_url: http://h\n    key: x": "4: channels.a.key: unknown setting; known here: "
-    "api_key, api_keys, ask_usage, base_url, ca_file, concurrent, drain_limit, max_response_bytes, on_caller_gone, "
+    "api_key, api_keys, ask_usage, base_url, ca_file, ceiling_field, concurrent, drain_limit, max_response_bytes, "
+    "on_caller_gone, "
     "proxy, requests_per_minute, timers",
     "channels:\n  a:\n    base_url: http://h\n    timers: {idel: 4}": "4: channels.a.timers.idel: unknown setting; "
     "known here: connect, first_byte, idle, total, write_stall",
@@ -98,6 +99,9 @@ WRONG = {
     "port: {body_timeout: 0}": "1: port.body_timeout: must be a number > 0",
     "port: {idle_timeout: 1000000}": "1: port.idle_timeout: must be a number <= 86400",
     "port: {drain: -0.5}": "1: port.drain: must be a number >= 0",
+    "port: {allow_fields: [models, temperature]}": "1: port: allow_fields may name n_predict, max_length, max_output_tokens, "
+    "auto_max_new_tokens, n_cmpl, best_of, models, route, preset, fallbacks, user_config, providerOptions, extra_body; any "
+    "other field needs no permission",
     "store: {timeout: 0}": "1: store.timeout: must be a number > 0",
     "store: {connections: 0}": "1: store.connections: must be a whole number >= 1",
     "usage: {retention_months: 0}": "1: usage.retention_months: must be a whole number >= 1",

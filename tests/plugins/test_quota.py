@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -108,6 +110,20 @@ class TestTheSizeOfTheHold:
         assert (await account(given)).held_micros == -(-full // 10)
         await plugin.on_end(asked)
 
+    @pytest.mark.parametrize(
+        "given_ceiling", [{}, {"max_tokens": 7}, {"max_completion_tokens": 5000}, {"max_tokens": None}]
+    )
+    async def test_is_for_the_ceiling_that_is_sent(self, given: Services, given_ceiling: dict[str, Any]) -> None:
+        plugin = await started(Quota(), given)
+        asked = asking(n=2, **given_ceiling)
+        await plugin.on_request(asked)
+        body, ((candidate, _),) = await asked.body(), given.catalogue.tiers("m", "default")[0]
+        name, limit = candidate.channel.ceiling_name, candidate.max_output_tokens
+        sent = json.loads(b"".join(body.upstream(candidate.model, name, limit, ask_usage=True)))
+        held = (await account(given)).held_micros
+        assert held == body.prompt_tokens_bound + 2 * sent["n"] * sent["max_tokens"]
+        await plugin.on_end(asked)
+
     async def test_is_capped_by_max_hold_and_the_charge_is_not(self, given: Services) -> None:
         plugin = await started(Quota(max_hold=Decimal("0.00005")), given)
         asked = asking()
@@ -170,6 +186,36 @@ class TestTheCharge:
         assert await ended(plugin, given, asked, Usage(1 << 39, 1 << 39, "upstream")) == full
         assert asked.price["capped_micros"] == full
 
+    async def test_that_is_capped_is_logged_with_what_it_would_have_been(self, given: Services) -> None:
+        plugin = await started(Quota(), given)
+        asked = asking()
+        asked.channel = "one"
+        await plugin.on_request(asked)
+        full = (await account(given)).held_micros
+        with structlog.testing.capture_logs() as logs:
+            await ended(plugin, given, asked, Usage(1000, 1000, "upstream"))
+        assert logs == [
+            {
+                "event": "charge_capped",
+                "log_level": "warning",
+                "request_id": asked.id,
+                "account": "acme",
+                "model": "m",
+                "channel": "one",
+                "charged_micros": full,
+                "uncapped_micros": 3000,
+            }
+        ]
+
+    async def test_that_is_just_covered_is_not_logged(self, given: Services) -> None:
+        plugin = await started(Quota(), given)
+        asked = asking()
+        await plugin.on_request(asked)
+        bound = (await asked.body()).prompt_tokens_bound
+        with structlog.testing.capture_logs() as logs:
+            await ended(plugin, given, asked, Usage(bound, 100, "upstream"))
+        assert logs == []
+
     async def test_of_two_ends_counts_once(self, given: Services) -> None:
         plugin = await started(Quota(), given)
         asked = asking()
@@ -199,9 +245,24 @@ class TestRefusals:
         plugin = await started(Quota(max_holds=1), given)
         first = asking()
         await plugin.on_request(first)
-        assert await refusal(plugin, asking()) == (429, "too_many_concurrent")
+        second = asking()
+        with pytest.raises(Refused, match="has 1 requests in progress, the most that it may have at once") as refused:
+            await plugin.on_request(second)
+        await plugin.on_end(second)
+        assert (refused.value.status, refused.value.code) == (429, "too_many_concurrent")
         await plugin.on_end(first)
         assert (await account(given)).holds == 0
+
+    async def test_by_default_the_holds_of_an_account_are_no_limit_on_its_requests_at_once(
+        self, given: Services
+    ) -> None:
+        plugin = await started(Quota(), given)
+        several = [asking() for _ in range(300)]
+        for asked in several:
+            await plugin.on_request(asked)
+        assert (await account(given)).holds == 300
+        for asked in several:
+            await plugin.on_end(asked)
 
     @pytest.mark.parametrize("status", [AccountStatus.SUSPENDED, AccountStatus.CLOSED])
     async def test_an_account_that_is_not_active(self, given: Services, status: AccountStatus) -> None:

@@ -1,0 +1,117 @@
+"""The names of a body's fields: those that are checked, and those that an upstream may read in place of a checked one.
+
+A field in another spelling (`Max_Tokens`), or under another server's name (`n_predict`), passes every check of `max_tokens`
+unseen, and yet decides what an upstream generates. Such fields are refused.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from gateway.errors import Refused
+
+CEILINGS: Final = ("max_tokens", "max_completion_tokens")
+CHECKED: Final = frozenset({"model", "messages", "stream", "stream_options", "temperature", "n", *CEILINGS})
+CHECKED_OPTIONS: Final = frozenset({"include_usage"})
+"""The checked fields of `stream_options`."""
+
+COMMON: Final = CHECKED.union(
+    ("top_p", "stop", "seed", "user", "tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"),
+    ("presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs"),
+    ("response_format", "reasoning_effort", "metadata", "store"),
+)
+"""Frequent fields of OpenAI's API: known not to be another spelling of a checked one, so that they cost nothing."""
+
+PROTOTYPE: Final = "__proto__"
+"""In JavaScript, copying this field with `Object.assign` gives the copy every field of its value (see secure-json-parse)."""
+
+_USE_MAX_TOKENS: Final = "use 'max_tokens'"
+_USE_N: Final = "use 'n'"
+_USE_MODEL: Final = "name one model as 'model'"
+
+REMEDIES: Final[Mapping[str, str]] = {
+    # llama.cpp, tools/server/server-schema.cpp: `max_completion_tokens` and `max_tokens` are aliases of it, and come second.
+    "n_predict": _USE_MAX_TOKENS,
+    # TabbyAPI, common/sampling.py: an alias of `max_tokens`.
+    "max_length": _USE_MAX_TOKENS,
+    # NanoGPT, docs.nano-gpt.com, "Model Presets": replaces the output limit, as `max_tokens` does.
+    "max_output_tokens": _USE_MAX_TOKENS,
+    # text-generation-webui, modules/text_generation.py: the limit becomes the rest of the context, whatever `max_tokens` says.
+    "auto_max_new_tokens": _USE_MAX_TOKENS,
+    # llama.cpp, tools/server/server-schema.cpp: `n` is an alias of it, and comes second.
+    "n_cmpl": _USE_N,
+    # vLLM before V1, pull request 14356: so many answers are generated, and `n` of them are returned.
+    "best_of": _USE_N,
+    # OpenRouter, openrouter.ai/docs, "Model Fallbacks"; Vercel AI Gateway: models to try after `model`.
+    "models": _USE_MODEL,
+    # OpenRouter, npmjs.com/package/@openrouter/schemas: `fallback` lets it choose another model.
+    "route": _USE_MODEL,
+    # OpenRouter, openrouter.ai/docs, "Presets": stored settings, models among them.
+    "preset": _USE_MODEL,
+    # LiteLLM, docs.litellm.ai, "Client-Side Fallbacks"; AssemblyAI: models to try after `model`, with fields of their own.
+    "fallbacks": _USE_MODEL,
+    # LiteLLM, docs.litellm.ai, "Clientside LLM Credentials": a list of models, with addresses and credentials.
+    "user_config": _USE_MODEL,
+    # Vercel AI Gateway, vercel.com/docs/ai-gateway, "OpenAI Chat Completions Configuration": `gateway.models`.
+    "providerOptions": _USE_MODEL,
+    # LiteLLM merges it into the body that it sends on, over the body's own fields.
+    "extra_body": "write its fields at the top level",
+}
+"""What to do instead of sending a field that an upstream reads in place of a checked one, or above it."""
+
+_LETTERS_I: Final = str.maketrans("\u0130\u0131", "ii")
+
+
+def fold(name: str) -> str:
+    """Return a form that is the same for all names that a JSON decoder may take for one another.
+
+    Go, Jackson (if told to), Json.NET and others ignore case; fastjson and Go's json/v2 also `_` and `-`; Java takes a
+    dotless i for an i; decoders in C may end a name at its first NUL. NFKC covers full-width letters and ligatures.
+    """
+    if "\0" in name:
+        name = name.partition("\0")[0]
+    name = name.replace("_", "").replace("-", "")
+    if len(name) > _LONGEST:
+        return name
+    if name.isascii():
+        return name.lower()
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name.translate(_LETTERS_I)).casefold())
+
+
+_LONGEST: Final = max(len(name.replace("_", "")) for name in (*CHECKED, *CHECKED_OPTIONS, *REMEDIES))
+"""A longer name cannot become one of these: no character is dropped after the separators."""
+_FOLDED: Final = {fold(name): name for name in (*CHECKED, *REMEDIES)}
+_FOLDED_OPTIONS: Final = {fold(name): name for name in CHECKED_OPTIONS}
+
+
+def check_names(names: Iterable[str], allowed: frozenset[str]) -> None:
+    """Raise `Refused` for a top-level field that an upstream may read in place of a checked one, unless it is `allowed`."""
+    for name in names:
+        if name in COMMON or name in allowed:
+            continue
+        known = _FOLDED.get(fold(name), "")
+        if known in REMEDIES:
+            text = f"upstreams may read it in place of a field that is checked: {REMEDIES[known]} instead"
+            raise _refusal(name, "", text)
+        _check_spelling(name, known, "")
+
+
+def check_option_names(names: Iterable[str]) -> None:
+    """Raise `Refused` for a field of `stream_options` that an upstream may read in place of a checked one."""
+    for name in names:
+        if name not in CHECKED_OPTIONS:
+            _check_spelling(name, _FOLDED_OPTIONS.get(fold(name), ""), "stream_options.")
+
+
+def _check_spelling(name: str, known: str, prefix: str) -> None:
+    if known:
+        raise _refusal(name, prefix, f"some upstreams take it for '{prefix}{known}': use that name")
+    if name == PROTOTYPE:
+        raise _refusal(name, prefix, "it changes other fields in upstreams that run JavaScript: leave it out")
+
+
+def _refusal(name: str, prefix: str, reason: str) -> Refused:
+    shown = prefix + ascii(name[:64])[1:-1]
+    return Refused(400, "invalid_request", f"'{shown}' is not accepted, since {reason}.", param=shown)

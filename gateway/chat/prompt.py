@@ -1,0 +1,116 @@
+"""An estimate of the input tokens of a body, for upstreams that report no usage and for limits on tokens. Sans-I/O.
+
+- Every field may become a part of the prompt: messages, tools, a schema of the answer. Four bytes count as one token. A
+  character that is written as an escape of six characters counts as the three bytes that it stands for.
+- Encoded parts (inline pictures, sounds, films and PDF files) count as text, but at most as `ENCODED_TOKENS` each. A string is
+  such a part only in the place where an upstream has to decode it, so that no text can pass for a picture.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from gateway.chat.usage import BYTES_PER_TOKEN
+
+ENCODED_TOKENS: Final = 1105
+"""What OpenAI counts for a picture of 2048 x 4096 pixels in high detail (its guide on vision, "Calculating costs")."""
+ENCODED_BYTES: Final = ENCODED_TOKENS * BYTES_PER_TOKEN
+WINDOWS: Final = 16
+WINDOW_BYTES: Final = 1024
+
+SETTINGS_BYTES: Final = 256
+"""Bytes outside of the messages that do not count: the names of fields, and settings such as `model` and `temperature`."""
+
+_DATA_URL: Final = re.compile(rb'"data:(?:(?:image|audio|video)\\?/[\w.+-]+|application\\?/pdf)(?:;[\w.=+-]+)*;base64,')
+_NOTHING: Final = msgspec.Raw()
+
+
+class Message(msgspec.Struct):
+    """A message, as far as it is read."""
+
+    role: str
+    content: msgspec.Raw = _NOTHING
+
+
+class _Part(msgspec.Struct):
+    type: str = ""
+    image_url: msgspec.Raw = _NOTHING
+    video_url: msgspec.Raw = _NOTHING
+    audio_url: msgspec.Raw = _NOTHING
+    input_audio: msgspec.Raw = _NOTHING
+    file: msgspec.Raw = _NOTHING
+
+
+class _Encoded(msgspec.Struct):
+    url: msgspec.Raw = _NOTHING
+    data: msgspec.Raw = _NOTHING
+    file_data: msgspec.Raw = _NOTHING
+
+
+_PLACES: Final = {
+    "image_url": "url",
+    "video_url": "url",
+    "audio_url": "url",
+    "input_audio": "data",
+    "file": "file_data",
+}
+"""Types of content parts: the member that holds the encoded bytes."""
+
+_parts = msgspec.json.Decoder(list[_Part])
+_encoded = msgspec.json.Decoder(_Encoded)
+
+
+def estimate_tokens(raw: bytes | bytearray, messages: msgspec.Raw, read: Sequence[Message]) -> int:
+    """Return the estimate for a body. `messages` is that field as it was received, `read` what was read of it."""
+    escaped = _has_escapes(raw)
+    text = max(len(memoryview(messages)), len(raw) - SETTINGS_BYTES) - (_excess(raw) if escaped else 0)
+    encoded = 0
+    for message in read:
+        if len(memoryview(message.content)) > ENCODED_BYTES and _opens(message.content, b"["):
+            for part in _encoded_parts(message.content):
+                text -= len(part) - (_excess(part) if escaped else 0)
+                encoded += 1
+    return encoded * ENCODED_TOKENS + -(-max(text, 0) // BYTES_PER_TOKEN)
+
+
+def _has_escapes(text: bytes | bytearray) -> bool:
+    """Return whether one of some windows has an escape. Most bodies have none, and a search of the whole takes long."""
+    step = max(WINDOW_BYTES, len(text) // WINDOWS)
+    return any(text.find(b"\\u", start, start + WINDOW_BYTES) >= 0 for start in range(0, len(text), step))
+
+
+def _excess(text: bytes | bytearray) -> int:
+    """Return by how many bytes the escapes of characters are longer than these, at most.
+
+    A `u` after two backslashes is not counted: the first may escape the second.
+    """
+    return 3 * (text.count(b"\\u") - text.count(b"\\\\u"))
+
+
+def _encoded_parts(content: msgspec.Raw) -> list[bytes]:
+    """Return the long strings that an upstream has to decode, with their quotes."""
+    try:
+        strings = map(_encoded_string, _parts.decode(content))
+        return [string for string in strings if len(string) > ENCODED_BYTES]
+    except msgspec.DecodeError:
+        return []
+
+
+def _encoded_string(part: _Part) -> bytes:
+    """Return the encoded bytes of a content part, if it has any. A picture's URL may also stand without an object around it."""
+    member = _PLACES.get(part.type)
+    if member is None:
+        return b""
+    value: msgspec.Raw = getattr(part, part.type)
+    if _opens(value, b"{"):
+        value = getattr(_encoded.decode(value), member)
+    decoded = _opens(value, b'"') and (member == "data" or _DATA_URL.match(value))
+    return bytes(value) if decoded else b""
+
+
+def _opens(value: msgspec.Raw, bracket: bytes) -> bool:
+    return bytes(memoryview(value)[:1]) == bracket
