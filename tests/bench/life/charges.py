@@ -37,7 +37,8 @@ def charge_problem(
     if "capped_micros" in record.price:
         return f"capped: {record.price}"
     unread = record.prompt_tokens if doubtful and not served else 0
-    bounds = [_bounds(seen, record, each) for each in served if not _repeated(each)]
+    counted_calls = [each for each in served if not _repeated(each)] or served[-1:]
+    bounds = [_bounds(seen, record, each) for each in counted_calls]
     low = price.cost(sum(low[0] for low, _ in bounds), sum(low[1] for low, _ in bounds))
     high = price.cost(unread + sum(high[0] for _, high in bounds), sum(high[1] for _, high in bounds))
     if doubtful or record.outcome is Outcome.GATEWAY_CRASHED or record.outcome is Outcome.REFUSED:
@@ -60,9 +61,11 @@ def _repeated(served: Served) -> bool:
 def _bounds(seen: Seen, record: Record, served: Served) -> tuple[Tokens, Tokens]:
     """Return the least and the most tokens that may be charged for one call of an upstream."""
     rule = KINDS[served.kind].charge
+    least, most = _estimated_input(served)
+    if seen.saw is Saw.ERROR and seen.code == "upstream_timeout" and rule != "input":
+        return (0, 0), (most, 0)  # a busy machine was too slow, and the upstream may have worked on it
     if rule == "nothing":
         return (0, 0), (0, 0)
-    least, most = _estimated_input(served)
     if rule == "input" or (not served.begun and served.output == 0):
         return (least if rule == "input" else 0, 0), (most, 0)
     delivered = served.output if seen.saw is Saw.WHOLE else max(0, min(served.output, seen.events - 2))

@@ -24,8 +24,6 @@ TOLERATED: Final = (
     ("charge: ", "usage-zero"),  # so is usage of zero
     ("charge: ", "usage-in-choice"),  # usage in a choice is not read
     ("charge: ", "logprobs"),  # an estimate counts the bytes of events
-    ("charge: ", "sends large: tools"),  # an estimate leaves tools out
-    ("charge: ", "sends large: picture"),  # an estimate counts pictures as text
     ("charge: ", "leaves at finish"),  # the usage after the finish is not waited for
     ("not allowed: error-bare gave whole", ""),
     ("not allowed: status-413 gave 502", ""),
