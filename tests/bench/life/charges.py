@@ -45,12 +45,19 @@ def charge_problem(
         low = 0
     if record.outcome is Outcome.REFUSED:
         high = 0
+    told = [(each.told, each.final, each.output) for each in served]
+    if seen.finish and record.outcome is Outcome.COMPLETED and not doubtful and _unread(served):
+        return f"the usage that comes after the finish was not waited for; {told}"
     if low <= charge <= high:
         return ""
-    told = [(each.told, each.final, each.output) for each in served]
     allowed = f"{low}" if low == high else f"{low} to {high}"
     counted = f"{record.prompt_tokens}+{record.completion_tokens} {record.usage_source}"
     return f"{charge} micros ({counted}) in place of {allowed}; {told}"
+
+
+def _unread(served: Sequence[Served]) -> bool:
+    """Return whether the upstream would have told its usage, and the gateway left before."""
+    return bool(served) and KINDS[served[-1].kind].charge == "exact" and served[-1].left and not served[-1].final
 
 
 def _repeated(served: Served) -> bool:

@@ -27,8 +27,8 @@ TOLERATED: Final = (
     ("charge: ", "leaves at finish"),  # the usage after the finish is not waited for
     ("not allowed: error-bare gave whole", ""),
     ("not allowed: status-413 gave 502", ""),
-    ("outcome: gateway_crashed ", ""),  # the end of a request is lost while the disk is full
-    ("a traceback in the log: ", ""),  # one for each request while the disk is full
+    ("outcome while the disk was full: gateway_crashed ", ""),  # the end of a request is lost while the disk is full
+    ("a traceback of a full disk: ", ""),  # one for each request while the disk is full
 )
 
 

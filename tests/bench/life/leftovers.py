@@ -97,7 +97,8 @@ def check_logs(site: Site, world: World) -> None:
     for line in text.splitlines():
         if "Traceback" in line and (what := line[-160:]) not in seen:
             seen.add(what)
-            world.wrong(f"a traceback in the log: {line[:200]} ... {what}")
+            sort = "of a full disk" if "No space left" in line else "in the log"
+            world.wrong(f"a traceback {sort}: {line[:200]} ... {what}")
     secrets = {f"the token for {use}": token for use, token in world.tokens.items() if use != "malformed"}
     secrets |= {f"the end of the token for {use}": token.rpartition("-")[2] for use, token in secrets.items()}
     secrets |= {f"the credential of {name}": CANARY.format(name) for name in KINDS}

@@ -144,13 +144,15 @@ class Oracle:
         if len(self._records[record.id]) != 1:
             yield f"{len(self._records[record.id])} records of one id"
         if record.outcome not in self._outcomes(seen):
-            yield f"outcome: {record.outcome} {record.error_code}, but the caller saw {in_words(seen)}"
+            when = "outcome while the disk was full" if self._around(seen, ("disk full",), BACK_S) else "outcome"
+            yield f"{when}: {record.outcome} {record.error_code}, but the caller saw {in_words(seen)}"
         said = (record.status, record.error_code)
         closed = record.outcome is Outcome.GATEWAY_CRASHED
         if seen.saw is Saw.ERROR and seen.recorded and not closed and said != (seen.status, seen.code):
             yield f"record says {record.status} {record.error_code}, but the caller saw {in_words(seen)}"
         served = self._world.upstreams.served.get(seen.tag, [])
         doubtful = seen.model == "proxied" and self._around(seen, ("network",), COOL_S)
+        doubtful |= seen.saw is Saw.LEFT and self._around(seen, (BUSY,), NEAR_S)
         if seen.model and (
             problem := charge_problem(seen, record, served, self._prices[seen.model], doubtful=doubtful)
         ):
