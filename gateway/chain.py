@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from traceback import extract_tb
 from typing import Any, Final, Literal
 
@@ -18,6 +19,13 @@ from gateway.services import Services
 
 PLUGIN_ERRORS: Final = (Exception, SystemExit)
 """What a plugin may raise without ending the process: `SystemExit`, as of `sys.exit()`, would end the worker."""
+
+START_LIMIT_S: Final = 20.0
+"""How long all plugins together may take to start."""
+STOP_LIMIT_S: Final = 3.0
+"""How long all plugins together may take to stop."""
+ABANDON_S: Final = 0.5
+"""How long a hook that is cancelled may take to end."""
 
 log = structlog.get_logger("gateway.chain")
 
@@ -54,26 +62,38 @@ class Chain:
         )
         self.on_chunk = tuple(_guarded(step, step.plugin.on_chunk) for step in self.steps if step.defines("on_chunk"))
 
-    async def start(self, services: Services) -> None:
-        """Start every plugin. If one fails, stop those that had started.
+    async def start(
+        self,
+        services: Services,
+        *,
+        limit_s: float = START_LIMIT_S,
+        starting: Callable[[Step], None] = lambda step: None,
+    ) -> None:
+        """Start every plugin, in `limit_s` together. If one fails, stop those that had started.
+
+        `starting` is called before each one.
 
         A `ValueError` becomes `Misconfigured`. Any other exception becomes a `GatewayError`, because it may pass: a service
         that the plugin needs may not answer yet, and a service manager must go on restarting the gateway.
         """
+        deadline = time.monotonic() + limit_s
         for index, step in enumerate(self.steps):
+            starting(step)
             try:
-                await step.plugin.start(services.named(step.name))
+                if await _in_time(step.plugin.start(services.named(step.name)), deadline):
+                    continue
+                raise GatewayError(str(step.wrong(f"'{step.name}' did not start within {limit_s:g} s")))
             except BaseException as error:
                 await _stop(self.steps[:index])
-                if isinstance(error, GatewayError) or not isinstance(error, PLUGIN_ERRORS):
+                if isinstance(error, GatewayError) or is_cancellation(error):
                     raise
                 if isinstance(error, ValueError):
                     raise step.wrong(f"'{step.name}' does not start: {error}") from None
                 raise GatewayError(str(step.wrong(f"'{step.name}' does not start: {describe_error(error)}"))) from None
 
-    async def stop(self) -> None:
-        """Stop every plugin, last first."""
-        await _stop(self.steps)
+    async def stop(self, *, limit_s: float = STOP_LIMIT_S) -> None:
+        """Stop every plugin, last first, in `limit_s` together. What takes longer is cancelled and logged."""
+        await _stop(self.steps, limit_s)
 
     async def idle(self) -> None:
         """Wait until no exchange is between its request hooks and its end hooks."""
@@ -91,13 +111,15 @@ class Chain:
             entered.append(step)
             try:
                 reply = await step.plugin.on_request(exchange)
-            except PLUGIN_ERRORS as error:
+            except BaseException as error:
+                if is_cancellation(error):
+                    raise
                 if step.on_error == "ignore" and not isinstance(error, Refused):
                     log.exception("plugin_failed", plugin=step.name, hook="on_request", request_id=exchange.id)
                     continue
                 exchange.refused_by = step.name
-                if isinstance(error, SystemExit):
-                    raise RuntimeError(f"'{step.name}' raised SystemExit") from error
+                if not isinstance(error, Exception):
+                    raise RuntimeError(f"'{step.name}' raised {type(error).__name__}") from error
                 raise
             if reply is not None:
                 exchange.refused_by = step.name if reply.status >= 400 else ""
@@ -105,14 +127,21 @@ class Chain:
         return None
 
     async def end(self, exchange: Exchange, entered: Sequence[Step]) -> None:
-        """Run the end hooks of all steps that were entered. An exception of one does not affect the others."""
+        """Run the end hooks of all steps that were entered. An exception of one does not affect the others.
+
+        To cancel this means to give up the hook that is running: those of the other plugins still run.
+        """
         for step in reversed(entered):
             try:
                 await step.plugin.on_end(exchange)
-            except (*PLUGIN_ERRORS, asyncio.CancelledError):
-                if _cancelled_from_outside():
+            except BaseException as error:
+                if isinstance(error, GeneratorExit):
                     raise
-                log.exception("plugin_failed", plugin=step.name, hook="on_end", request_id=exchange.id)
+                if is_cancellation(error) and (task := asyncio.current_task()) is not None:
+                    task.uncancel()
+                    log.error("plugin_hangs", plugin=step.name, hook="on_end", request_id=exchange.id)
+                else:
+                    log.exception("plugin_failed", plugin=step.name, hook="on_end", request_id=exchange.id)
         self._open -= 1
         if not self._open:
             self._idle.set()
@@ -130,23 +159,65 @@ def warnings(steps: Sequence[Step]) -> list[str]:
     return []
 
 
-async def _stop(steps: Sequence[Step]) -> None:
+async def _stop(steps: Sequence[Step], limit_s: float = STOP_LIMIT_S) -> None:
+    deadline = time.monotonic() + limit_s
     for step in reversed(steps):
         try:
-            await step.plugin.stop()
-        except PLUGIN_ERRORS:
+            if not await _in_time(step.plugin.stop(), deadline):
+                log.error("plugin_hangs", plugin=step.name, hook="stop")
+        except BaseException as error:
+            if is_cancellation(error):
+                raise
             log.exception("plugin_failed", plugin=step.name, hook="stop")
+
+
+async def _in_time(hook: Coroutine[Any, Any, None], deadline: float) -> bool:
+    """Run a hook until the deadline, and return whether it ended. Otherwise it is cancelled, and not waited for long."""
+    task = asyncio.ensure_future(_contained(hook))
+    try:
+        await asyncio.wait([task], timeout=max(ABANDON_S, deadline - time.monotonic()))
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=ABANDON_S)
+            return False
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if (error := task.result()) is not None:
+        raise error
+    return True
+
+
+async def _contained(hook: Coroutine[Any, Any, None]) -> BaseException | None:
+    """Return what a hook raised: a task that raises `SystemExit` or `KeyboardInterrupt` would end the event loop."""
+    try:
+        await hook
+    except BaseException as error:
+        if isinstance(error, GeneratorExit) or is_cancellation(error):
+            raise
+        return RuntimeError("it was cancelled") if isinstance(error, asyncio.CancelledError) else error
+    return None
 
 
 def describe_error(error: BaseException) -> str:
     """Return the type, the text and the place of an exception that a plugin did not mean for the operator."""
     place = extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
+    return f"{error_text(error)} ({place.filename}, line {place.lineno})"
 
 
-def _cancelled_from_outside() -> bool:
-    """Return whether this task itself is cancelled, not only a future that a plugin waited for."""
-    task = asyncio.current_task()
+def error_text(error: BaseException) -> str:
+    """Return the type and the text of an exception. A plugin's own exception may fail at giving its text."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException:
+        return type(error).__name__
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Return whether this task itself is cancelled, not only a future that a plugin waited for, or is being closed."""
+    if isinstance(error, GeneratorExit):
+        return True
+    task = asyncio.current_task() if isinstance(error, asyncio.CancelledError) else None
     return task is not None and task.cancelling() > 0
 
 
@@ -184,7 +255,7 @@ def _guarded(step: Step, hook: Callable[..., Any]) -> Callable[..., None]:
     def guarded(*arguments: Any) -> None:
         try:
             hook(*arguments)
-        except PLUGIN_ERRORS:
+        except BaseException:
             log.exception("plugin_failed", plugin=step.name, hook=hook.__name__)
 
     return guarded

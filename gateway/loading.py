@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 
-from gateway.chain import PLUGIN_ERRORS, Chain, Step
+import structlog
+
+from gateway.chain import Chain, Step, error_text
 from gateway.config.decode import convert
 from gateway.config.schema import Loaded
 from gateway.errors import Misconfigured
 from gateway.plugin import Plugin
 
 ENTRY_POINTS = "gateway.plugins"
+
+log = structlog.get_logger("gateway.loading")
 
 
 def installed() -> dict[str, EntryPoint]:
@@ -34,8 +39,8 @@ def plugin_class(use: str) -> type[Plugin]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ValueError(f"cannot import `{error.name}`: put it beside the YAML file or on PYTHONPATH") from None
-    except PLUGIN_ERRORS as error:
-        raise ValueError(f"importing `{module_name}` failed: {type(error).__name__}: {error}") from None
+    except BaseException as error:
+        raise ValueError(f"importing `{module_name}` failed: {error_text(error)}") from None
     found = getattr(module, class_name, None)
     if found is None:
         raise ValueError(f"`{module_name}` has no `{class_name}`: name a class of it")
@@ -44,16 +49,36 @@ def plugin_class(use: str) -> type[Plugin]:
     return found
 
 
-def build(loaded: Loaded, *, generation: int = 1) -> Chain:
-    """Return the chain of a configuration. Raises `Misconfigured` with the place in the file."""
-    document = loaded.document
-    folder = str(document.path.resolve().parent)
+Note = Callable[[Callable[[str], Misconfigured], str], None]
+"""Called before each plugin is imported, with what makes an error about it, and its name."""
+
+
+def import_plugins(loaded: Loaded) -> None:
+    """Import the modules of a configuration's plugins, so that processes that are forked later need not. Log a failure."""
+    _find_beside(loaded)
+    for entry in loaded.config.plugins:
+        if entry.enabled:
+            try:
+                plugin_class(entry.use)
+            except ValueError as error:
+                log.warning("plugin_not_imported", plugin=entry.label, reason=str(error))
+
+
+def _find_beside(loaded: Loaded) -> None:
+    folder = str(loaded.document.path.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)
+
+
+def build(loaded: Loaded, *, generation: int = 1, note: Note = lambda wrong, name: None) -> Chain:
+    """Return the chain of a configuration. Raises `Misconfigured` with the place in the file."""
+    document = loaded.document
+    _find_beside(loaded)
     steps = []
     for index, entry in enumerate(loaded.config.plugins):
         if entry.enabled:
             place = ("plugins", index)
+            note(partial(document.wrong, place), entry.label)
             try:
                 kind = plugin_class(entry.use)
             except ValueError as error:
@@ -62,8 +87,8 @@ def build(loaded: Loaded, *, generation: int = 1) -> Chain:
                 plugin = convert(document, (*place, "with"), entry.with_, kind)
             except Misconfigured:
                 raise
-            except PLUGIN_ERRORS as error:
-                text = f"making `{entry.use}` failed: {type(error).__name__}: {error}"
+            except BaseException as error:
+                text = f"making `{entry.use}` failed: {error_text(error)}"
                 raise document.wrong((*place, "use"), text) from None
             steps.append(Step(entry.label, plugin, entry.on_error, partial(document.wrong, place)))
     if not steps:

@@ -42,8 +42,8 @@ class Auth(Plugin):
     """Wrong tokens a minute from one address that are answered with 401; any more are answered with 429."""
 
     def __post_init__(self) -> None:
-        if self.wrong_tokens_per_minute < 1:
-            raise ValueError("wrong_tokens_per_minute must be 1 or more")
+        if not 1 <= self.wrong_tokens_per_minute <= 1_000_000:
+            raise ValueError("wrong_tokens_per_minute must be from 1 to 1000000")
 
     async def start(self, services: Services) -> None:
         """Take what the hooks need from the services."""

@@ -7,7 +7,7 @@ balance. The charge never exceeds the most that the request can cost, even if an
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -24,6 +24,14 @@ from gateway import (
     Services,
     StoreAway,
 )
+
+LEAST_HOLD: Final = Decimal("0.000001")
+LARGEST_HOLD: Final = 1_000_000_000
+"""In currency units."""
+LARGEST_AMOUNT: Final = 2**53 - 1
+"""The largest amount that the wallet can hold, in micros. No balance is larger."""
+LONGEST_LEASE_S: Final = 86_400
+"""The wallet forgets a request after a day, so no hold may last longer."""
 
 
 class PlacedHold(msgspec.Struct):
@@ -50,10 +58,13 @@ class Quota(Plugin):
     """Seconds for which a hold outlasts the longest possible request if the gateway crashes."""
 
     def __post_init__(self) -> None:
-        if self.max_holds < 1:
-            raise ValueError("max_holds must be 1 or more")
-        if self.max_hold is not None and self.max_hold <= 0:
-            raise ValueError("max_hold must be more than 0")
+        if not 1 <= self.max_holds <= 1_000_000:
+            raise ValueError("max_holds must be from 1 to 1000000")
+        # A comparison with NaN raises an error.
+        if self.max_hold is not None and not (
+            self.max_hold.is_finite() and LEAST_HOLD <= self.max_hold <= LARGEST_HOLD
+        ):
+            raise ValueError(f"max_hold must be from {LEAST_HOLD} to {LARGEST_HOLD}, or null")
         if not 1 <= self.lease_margin <= 86_400:
             raise ValueError("lease_margin must be from 1 to 86400 seconds")
 
@@ -63,7 +74,13 @@ class Quota(Plugin):
         self.accounts = services.store.accounts
         self.catalogue = services.catalogue
         self.log = services.log
-        self.lease_ms = int((self.catalogue.longest_s + self.lease_margin) * 1000)
+        lease_s = self.catalogue.longest_s + self.lease_margin
+        if lease_s > LONGEST_LEASE_S:
+            raise ValueError(
+                f"by the timers of the channels a request may take {self.catalogue.longest_s:g} s, and with lease_margin its "
+                f"hold would last {lease_s:g} s, of {LONGEST_LEASE_S} at most: lower the timers or lease_margin"
+            )
+        self.lease_ms = int(lease_s * 1000)
 
     async def on_request(self, exchange: Exchange) -> None:
         """Place a hold. Raises `Refused` if the balance does not cover it, and `StoreAway`."""
@@ -73,10 +90,12 @@ class Quota(Plugin):
         body = await exchange.body()
         price, full = priced
         amount = self._amount(full)
+        if amount > LARGEST_AMOUNT:
+            raise _refusal(Hold.FUNDS, self.max_holds)
         floor = price.cost(body.prompt_tokens_estimate, 0) if self.on_crash == "charge_floor" else 0
         account = exchange[Caller].account
         # Set before the call: if the reply is lost, the hold may exist all the same, and `on_end` must release it.
-        hold = exchange[PlacedHold] = PlacedHold(account, price, full)
+        hold = exchange[PlacedHold] = PlacedHold(account, price, min(full, LARGEST_AMOUNT))
         reply = await self.wallet.hold(
             account,
             exchange.id,

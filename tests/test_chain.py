@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway import Caller, Exchange, Plugin, Refused, Reply, Route, Services
 from gateway.chain import Chain, Step, warnings
 from gateway.errors import GatewayError, Misconfigured, StoreAway
 from gateway.testing import exchange, services
+from tests.patience import PATIENCE_S
 
 Does = Callable[[], object]
 
@@ -174,17 +177,99 @@ async def test_a_failing_on_end_does_not_stop_the_others(how: Does, capsys: pyte
     assert "on_end" in capsys.readouterr().out
 
 
-async def test_a_cancelled_end_raises_cancelled_error() -> None:
+async def test_a_cancelled_end_gives_up_one_hook_and_runs_those_of_the_others() -> None:
     calls: list[str] = []
-    chain = chain_of(Recorder(calls, "a", "end", asyncio.get_running_loop().create_future))
+    chain = chain_of(
+        Recorder(calls, "a"),
+        Recorder(calls, "b", "end", asyncio.get_running_loop().create_future),
+        Recorder(calls, "c"),
+    )
     entered: list[Step] = []
     await chain.request(exchange(), entered)
     task = asyncio.create_task(chain.end(exchange(), entered))
-    while "a end" not in calls:
+    while "b end" not in calls:
         await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
+    with capture_logs() as lines:
+        task.cancel()
         await task
+    assert calls[-3:] == ["c end", "b end", "a end"]
+    assert [(line["event"], line["plugin"]) for line in lines] == [("plugin_hangs", "b")]
+
+
+class Hanging(Plugin):
+    """A plugin that never stops and never starts, and that ignores cancellations if it is `stubborn`."""
+
+    stubborn: bool = False
+
+    async def start(self, services: Services) -> None:
+        await self.hang()
+
+    async def stop(self) -> None:
+        await self.hang()
+
+    async def hang(self) -> None:
+        forever = asyncio.get_running_loop().create_future()
+        running.append(forever)
+        while not forever.done():
+            try:
+                await asyncio.shield(forever)
+            except asyncio.CancelledError:
+                if not self.stubborn:
+                    raise
+
+
+running: list[asyncio.Future[None]] = []
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+async def test_a_plugin_that_hangs_is_named_and_the_others_are_stopped(
+    tmp_path: Path, store_url: str, stubborn: bool
+) -> None:
+    running.clear()
+    calls: list[str] = []
+    steps = [Step("a", Recorder(calls, "a")), Step("slow", Hanging(stubborn=stubborn)), Step("routing", Routes())]
+    with capture_logs() as lines:
+        await asyncio.wait_for(Chain(steps).stop(limit_s=0.01), PATIENCE_S)
+    assert calls == ["a stop"]
+    assert [(line["event"], line["plugin"]) for line in lines] == [("plugin_hangs", "slow")]
+    async with services(tmp_path, store_url) as given:
+        with pytest.raises(GatewayError, match=r"'slow' did not start within 0\.01 s$"):
+            await asyncio.wait_for(Chain(steps).start(given, limit_s=0.01), PATIENCE_S)
+    assert calls == ["a stop", "a start as a", "a start", "a stop"]
+    for forever in running:
+        forever.set_result(None)
+
+
+class Own(BaseException):
+    """An exception that is no `Exception` and fails at giving its text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+SEVERE = (KeyboardInterrupt(), SystemExit(1), Own(), RecursionError(), MemoryError(), asyncio.CancelledError())
+
+
+@pytest.mark.parametrize("error", SEVERE, ids=repr)
+async def test_no_exception_of_a_hook_ends_more_than_the_request(
+    tmp_path: Path, store_url: str, error: BaseException
+) -> None:
+    calls: list[str] = []
+    for hook in ("request", "end"):
+        chain = chain_of(Recorder(calls, "a"), Recorder(calls, "b", hook, fail(error)))
+        entered: list[Step] = []
+        given = exchange()
+        with suppress(Exception):
+            await chain.request(given, entered)
+        await chain.end(given, entered)
+        assert calls[-2:] == ["b end", "a end"]
+    for hook in ("start", "stop"):
+        chain = chain_of(Recorder(calls, "a"), Recorder(calls, "b", hook, fail(error)))
+        async with services(tmp_path, store_url) as store:
+            with suppress(GatewayError):
+                await chain.start(store)
+            await chain.stop()
+        assert calls[-1:] == ["a stop"]
 
 
 async def test_misdirected_requests_reach_only_plugins_with_sees_misdirected() -> None:

@@ -6,13 +6,13 @@ import asyncio
 
 import typer
 
-from gateway import loading
-from gateway.chain import warnings
-from gateway.cli.common import ConfigOption, JsonOption, print_fields, print_json, store_of
-from gateway.config.schema import find, load
-from gateway.services import services_of
+from gateway.cli.common import ConfigOption, JsonOption, print_fields, print_json, store_url
+from gateway.config.schema import Loaded, find, load
+from gateway.errors import StoreAway
+from gateway.runtime.store_check import refuse_database
+from gateway.runtime.trial import Trial
+from gateway.services import Store
 from gateway.store.client.durability import check_store
-from gateway.tools.exposure import exposure_of
 
 
 def register(app: typer.Typer) -> None:
@@ -27,27 +27,31 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """
     path = find(config)
     loaded = load(path)
-    chain = loading.build(loaded)
-    notes = warnings(chain.steps)
-
-    async def started() -> list[str]:
-        async with store_of(loaded.config) as store:
-            store_notes = await check_store(store.client, accept_loss=loaded.config.store.accept_loss)
-            await chain.start(services_of(loaded.config, store))
-            await chain.stop()
-            return store_notes
-
-    notes += asyncio.run(started())
+    with Trial(loaded) as trial:
+        trial.wait()
+    with store_url(loaded.config) as url:
+        store_notes = asyncio.run(_store_notes(loaded, url))
+        with Trial(loaded, url) as trial:
+            report = trial.wait()
     result = {
         "config": str(path),
-        "chain": [step.name for step in chain.steps],
+        "chain": report.plugins,
         "models": list(loaded.config.models),
         "channels": list(loaded.config.channels),
-        "bound": None if (bound := exposure_of(loaded.config, chain)) is None else str(bound),
-        "warnings": notes,
+        "bound": report.exposure,
+        "warnings": report.warnings + store_notes,
     }
     if as_json:
         print_json(result)
     else:
         print_fields({key: ", ".join(value) if isinstance(value, list) else value for key, value in result.items()})
         typer.echo("good")
+
+
+async def _store_notes(loaded: Loaded, url: str) -> list[str]:
+    async with Store.open(loaded.config, url) as store:
+        try:
+            return await check_store(store.client, accept_loss=loaded.config.store.accept_loss)
+        except StoreAway as error:
+            refuse_database(loaded.document, error)
+            raise

@@ -6,8 +6,8 @@ import asyncio
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -56,22 +56,27 @@ def configuration(path: Path | None) -> Config:
     return load(find(path)).config
 
 
-@asynccontextmanager
-async def store_of(config: Config) -> AsyncIterator[Store]:
-    """Open the configuration's store. An embedded one that does not run is started, and stopped at the end."""
+@contextmanager
+def store_url(config: Config) -> Iterator[str]:
+    """Yield the URL of the configuration's store. An embedded one that does not run is started, and stopped at the end."""
     from gateway.store.client.embedded import EmbeddedStore
 
-    embedded = None
-    url = config.redis
-    if url == "embedded":
-        embedded = EmbeddedStore.start(data_folder(config))
-        url = embedded.url
+    if config.redis != "embedded":
+        yield config.redis
+        return
+    embedded = EmbeddedStore.start(data_folder(config))
     try:
+        yield embedded.url
+    finally:
+        embedded.stop()
+
+
+@asynccontextmanager
+async def store_of(config: Config) -> AsyncIterator[Store]:
+    """Open the configuration's store, see `store_url`."""
+    with store_url(config) as url:
         async with Store.open(config, url) as store:
             yield store
-    finally:
-        if embedded is not None:
-            embedded.stop()
 
 
 def run_with_store(path: Path | None, work: Callable[[Store], Coroutine[Any, Any, Result]]) -> Result:
@@ -130,7 +135,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
         table.add_column(column)
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
-    console().print(table if table.row_count else empty)
+    if table.row_count:
+        _print_unpadded(table)
+    else:
+        console().print(empty)
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
@@ -138,7 +146,15 @@ def print_fields(fields: Mapping[str, object]) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in fields.items():
         table.add_row(name, str(value))
-    console().print(table)
+    _print_unpadded(table)
+
+
+def _print_unpadded(table: Table) -> None:
+    """Print a table without the blanks with which the longest line of the last column pads all the others."""
+    output = console()
+    with output.capture() as captured:
+        output.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().split("\n")), end="")
 
 
 def console() -> Console:

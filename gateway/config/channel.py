@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import re
 import ssl
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Literal
+from hashlib import sha256
+from pathlib import Path
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
+from yarl import URL
+
 from gateway.config.section import Bytes, Rate, Seconds, SecondsOrNone, Section
+
+MIN_SCRUBBED: Final = 12
+"""Characters of a credential from which on it is looked for in an upstream's answers."""
 
 
 class Timers(Section, frozen=True):
@@ -21,7 +29,7 @@ class Timers(Section, frozen=True):
     write_stall: Seconds = 60
 
 
-class Channel(Section, frozen=True, cache_hash=True):
+class Channel(Section, frozen=True, cache_hash=True, dict=True):
     """An upstream with an OpenAI-compatible API."""
 
     hidden = frozenset({"api_key", "api_keys", "proxy"})
@@ -52,17 +60,44 @@ class Channel(Section, frozen=True, cache_hash=True):
                 "proxy must be like http://host:port or http://user:password@host:port, with the password percent-encoded"
             )
         if self.ca_file:
-            _check_ca_file(self.ca_file)
+            self._read_ca_file()
+
+    @property
+    def trust(self) -> ssl.SSLContext | None:
+        """Return the context that trusts the authorities in `ca_file` as it was when the channel was read; None without one."""
+        context: ssl.SSLContext | None = self.__dict__.get("trust")
+        return context
+
+    @property
+    def identity(self) -> tuple[Channel, bytes]:
+        """Return what is equal for channels with the same settings and the same certificates."""
+        return self, self.__dict__.get("authorities", b"")
+
+    def _read_ca_file(self) -> None:
+        try:
+            authorities = Path(self.ca_file).read_bytes()
+            trust = ssl.create_default_context(cafile=self.ca_file)
+        except (OSError, ValueError):
+            raise ValueError("ca_file must be a readable file of certificates in PEM") from None
+        self.__dict__.update(authorities=sha256(authorities).digest(), trust=trust)
 
     @property
     def credentials(self) -> tuple[str, ...]:
-        """Return every API key that may be sent to the upstream. None of them may appear in anything sent to a caller."""
+        """Return every API key that may be sent to the upstream."""
         return self.api_keys or ((self.api_key,) if self.api_key else ())
 
     @property
     def ceiling_name(self) -> str:
         """Return the field in which the upstream is told how many output tokens one choice may have."""
         return self.ceiling_field or _ceiling_name(self.base_url)
+
+    @property
+    def scrubbed(self) -> tuple[str, ...]:
+        """Return the credentials that are replaced in what callers get, the longest first.
+
+        Shorter ones, such as the `ollama` that a local server ignores, occur in ordinary text.
+        """
+        return tuple(sorted((key for key in self.credentials if len(key) >= MIN_SCRUBBED), key=len, reverse=True))
 
 
 @lru_cache(maxsize=1024)
@@ -76,22 +111,31 @@ def _ceiling_name(base_url: str) -> str:
 def _is_base_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        valid = parts.hostname is not None and parts.port != 0
+        valid = parts.hostname is not None and parts.port != 0 and _is_host(URL(url).host)
     except ValueError:
         return False
     return valid and not set("@?#").intersection(url) and not parts.path.rstrip("/").endswith("/completions")
 
 
+def _is_host(host: str | None) -> bool:
+    """Return whether a host can be looked up. Raises `ValueError` for a part of it that is empty or too long."""
+    return bool(host) and (":" in str(host) or bool(str(host).encode("idna")))
+
+
 def _is_proxy_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        return bool(parts.hostname) and parts.port != 0 and parts.path in ("", "/") and not parts.query + parts.fragment
+        return (
+            _is_host(URL(url).host) and parts.port != 0 and parts.path in ("", "/") and not parts.query + parts.fragment
+        )
     except ValueError:
         return False
 
 
-def _check_ca_file(file: str) -> None:
-    try:
-        ssl.create_default_context(cafile=file)
-    except OSError:
-        raise ValueError("ca_file must be a readable file of certificates in PEM") from None
+def credential_warnings(channels: Mapping[str, Channel]) -> list[str]:
+    """Return one line for each channel with a credential that is too short to be removed from what callers get."""
+    return [
+        f"channels.{name}: a credential of fewer than {MIN_SCRUBBED} characters is not removed from the upstream's answers"
+        for name, channel in channels.items()
+        if len(channel.scrubbed) < len(channel.credentials)
+    ]

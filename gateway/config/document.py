@@ -28,6 +28,9 @@ INTEGER: Final = re.compile(r"[-+]?(0|[1-9][0-9]{0,14})")
 DECIMAL: Final = re.compile(r"(?=[^0-9]*([0-9]\.?){1,15}$)[-+]?[0-9]*\.[0-9]+")
 """Up to 15 digits, which survive the conversion to a binary float and back."""
 
+UNUSABLE: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+"""Control characters, and half characters that cannot be written anywhere, as escapes or environment variables bring them."""
+
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 KeyPath = tuple[str | int, ...]
@@ -37,8 +40,10 @@ KeyPath = tuple[str | int, ...]
 class Document:
     """The line of every key path in a file. `lines` holds them, counted from 1."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, raw: bytes = b"") -> None:
         self.path = path
+        self.raw = raw
+        """The bytes of the file."""
         self.lines: dict[KeyPath, int] = {}
         self._variables: dict[str, str] = {}
 
@@ -79,12 +84,8 @@ class Document:
         return f"<Document {self.path}>"
 
 
-def read(path: Path, environment: Mapping[str, str]) -> tuple[Any, Document]:
-    """Read a file: return its data as dicts, lists and scalars, and its lines.
-
-    Raises `Misconfigured`, which names file, line and remedy.
-    """
-    document = Document(path)
+def read(path: Path) -> bytes:
+    """Return the bytes of a file. Raises `Misconfigured`."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
@@ -92,6 +93,15 @@ def read(path: Path, environment: Mapping[str, str]) -> tuple[Any, Document]:
         raise Misconfigured(f"{path}: {error.strerror}; name a readable file with --config") from None
     if len(raw) > MAX_FILE_BYTES:
         raise Misconfigured(f"{path}: larger than 1 MiB; a configuration is a few kilobytes")
+    return raw
+
+
+def parse(path: Path, raw: bytes, environment: Mapping[str, str]) -> tuple[Any, Document]:
+    """Return the data of a file as dicts, lists and scalars, and its lines.
+
+    Raises `Misconfigured`, which names file, line and remedy.
+    """
+    document = Document(path, raw)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -149,6 +159,7 @@ def _mapping(
         if not isinstance(key_node, yaml.ScalarNode) or key_node.tag.endswith((":null", ":merge")):
             raise document.wrong_at(line, "every key must be plain text; quote it if it is meant")
         key = key_node.value
+        _check_characters(document, line, key)
         if key in result:
             raise document.wrong_at(line, f"the key `{key}` is given twice; keep one")
         document.lines[(*key_path, key)] = line
@@ -170,4 +181,11 @@ def _scalar(document: Document, node: yaml.Node, key_path: KeyPath, environment:
         raise document.wrong(key_path, f"write true or false, or put `{text}` in quotes if it is a name")
     if kind in ("int", "float"):
         raise document.wrong(key_path, f"write `{text}` in plain digits (at most 15), or in quotes if it is a name")
-    return document.resolve(key_path, text, environment)
+    resolved = document.resolve(key_path, text, environment)
+    _check_characters(document, document.lines[key_path], resolved)
+    return resolved
+
+
+def _check_characters(document: Document, line: int, text: str) -> None:
+    if unusable := UNUSABLE.search(text):
+        raise document.wrong_at(line, f"the character {unusable[0]!r} is not allowed; remove it")

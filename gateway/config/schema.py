@@ -29,6 +29,8 @@ from gateway.errors import Misconfigured
 CLICKHOUSE_URL: Final = re.compile(
     r"https?://([^\s/@:]+(:[^\s/@]*)?@)?([\w.-]+|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?(/\w*)?"
 )
+MAX_NAME: Final = 128
+"""Characters of the name of a channel, model, group or plugin: names are parts of keys, labels and log lines."""
 ACCOUNT_ID: Final = re.compile(r"[a-z0-9]{3,32}")
 
 
@@ -205,15 +207,18 @@ class Loaded(msgspec.Struct, frozen=True):
     document: Document
 
 
-def load(path: Path, environment: Mapping[str, str] | None = None) -> Loaded:
-    """Read a file, replace its variables and check it. Raises `Misconfigured`."""
-    data, parsed = document.read(path, os.environ if environment is None else environment)
+def load(path: Path, environment: Mapping[str, str] | None = None, *, raw: bytes | None = None) -> Loaded:
+    """Read a file, replace its variables and check it. `raw`: its bytes, where it was read before. Raises `Misconfigured`."""
+    raw = document.read(path) if raw is None else raw
+    data, parsed = document.parse(path, raw, os.environ if environment is None else environment)
     if not isinstance(data, dict):
         raise parsed.wrong((), "the file must be a mapping of settings; begin with config/gateway.yaml")
     for section, kind in SECTIONS.items():
         entries = data.get(section, {})
         if not isinstance(entries, dict):
             raise parsed.wrong((section,), "must be a mapping of names to settings")
+        if (long := next((name for name in entries if not 0 < len(name) <= MAX_NAME), None)) is not None:
+            raise parsed.wrong((section, long), f"a name has 1 to {MAX_NAME} characters")
         data[section] = {name: convert(parsed, (section, name), value, kind) for name, value in entries.items()}
     entries = data.get("plugins", [])
     if not isinstance(entries, list):
@@ -238,6 +243,8 @@ def _check_references(config: Config, parsed: Document) -> None:
             raise parsed.wrong(key_path, f"there is no channel `{used}`; known: {known}")
     labels: set[str] = set()
     for index, entry in enumerate(config.plugins):
+        if len(entry.label) > MAX_NAME:
+            raise parsed.wrong(("plugins", index), f"a name has 1 to {MAX_NAME} characters; give this one a `name:`")
         if entry.label in labels:
             raise parsed.wrong(
                 ("plugins", index), f"the name `{entry.label}` is taken; give this one a `name:` of its own"

@@ -8,7 +8,7 @@ import msgspec
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 SecondsOrNone = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
-Bytes = Annotated[int, msgspec.Meta(ge=1)]
+Bytes = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Rate = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 

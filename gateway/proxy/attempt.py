@@ -29,7 +29,7 @@ from gateway.proxy import failure
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.end_reason import INCOMPLETE, EndReason
 from gateway.proxy.failure import UpstreamFailure
-from gateway.proxy.pool import UpstreamPool
+from gateway.proxy.pool import Target, UpstreamPool
 from gateway.proxy.relay import Relay, RelayState
 from gateway.proxy.upstream import InvalidResponse, UpstreamConnection, read_body
 
@@ -79,25 +79,23 @@ class UpstreamCall:
         self.exchange.attempts.append(self.attempt)
         crash_points.point("upstream.before")
         self.exchange.channel = self.candidate.name
-        target = pool.target(self.candidate.channel)
         channel, ceiling = self.candidate.channel, self.candidate.max_output_tokens
+        target = pool.target(channel, self.chain.generation)
         body = self.body.upstream(self.candidate.model, channel.ceiling_name, ceiling, ask_usage=channel.ask_usage)
         accept = "text/event-stream" if self.body.stream else "application/json"
         while True:
             credential = target.credentials.next()
             message = target.message(body, credential=credential, accept=accept, trace=self._trace())
-            failed = await self._send(pool, relays, message)
+            failed = await self._send(target, relays, message)
             if failed is None or not failed.credential_refused:
                 return failed
             if not target.credentials.refused(credential, self.candidate.name):
                 return failed
 
-    async def _send(
-        self, pool: UpstreamPool, relays: set[Relay], message: Sequence[BodyPart]
-    ) -> UpstreamFailure | None:
+    async def _send(self, target: Target, relays: set[Relay], message: Sequence[BodyPart]) -> UpstreamFailure | None:
         """Send the request; again on a new connection where a pooled one turned out to be closed before any response."""
         for fresh in (False, True):
-            opened = await self._open(pool, fresh=fresh)
+            opened = await self._open(target, fresh=fresh)
             if opened is None:
                 return failure.unreachable()
             upstream, used = opened
@@ -125,14 +123,13 @@ class UpstreamCall:
                 relay.close()
         return failure.dropped()
 
-    async def _open(self, pool: UpstreamPool, *, fresh: bool) -> tuple[UpstreamConnection, bool] | None:
+    async def _open(self, target: Target, *, fresh: bool) -> tuple[UpstreamConnection, bool] | None:
         """Return a connection, or None where the upstream cannot be reached. The wait ends when the caller leaves."""
         loop = asyncio.get_running_loop()
-        target = pool.target(self.candidate.channel)
         try:
             async with asyncio.timeout_at(loop.time() + self.deadline - time.monotonic()) as timeout:
                 self.caller.on_gone = lambda: None if timeout.expired() else timeout.reschedule(loop.time())
-                upstream, used = await pool.open(target, fresh=fresh)
+                upstream, used = await target.open(fresh=fresh)
         except (TimeoutError, ClientError, OSError) as error:
             if self.caller.gone:
                 raise CallerGone from None
@@ -154,7 +151,7 @@ class UpstreamCall:
         return "".join(lines)
 
     async def _answer(self, upstream: UpstreamConnection, relay: Relay) -> UpstreamFailure | None:
-        attempt, credentials = self.attempt, self.candidate.channel.credentials
+        attempt, credentials = self.attempt, self.candidate.channel.scrubbed
         relay.limit_first_event(self._remaining_s())
         reason = await relay.ended
         if upstream.status:
@@ -195,7 +192,7 @@ class UpstreamCall:
         if ended.done():
             return self._interrupted()
         text = b"" if upstream.encoded else text
-        failed = failure.of_answer(upstream.status, upstream.headers, text, self.candidate.channel.credentials)
+        failed = failure.of_answer(upstream.status, upstream.headers, text, self.candidate.channel.scrubbed)
         if failed.final:
             self._answered()
         return failed
@@ -238,7 +235,7 @@ class UpstreamCall:
         self._answered()
         exchange.first_byte = time.monotonic()
         exchange.bytes = len(text)
-        text = failure.scrubbed(text.decode("utf-8", "replace"), channel.credentials).encode()
+        text = failure.scrubbed(text.decode("utf-8", "replace"), channel.scrubbed).encode()
         headers = {"Content-Type": "application/json", **exchange.response_headers}
         self.caller.prepare(200, headers, text)  # written once it is charged
         exchange.status, exchange.outcome = 200, Outcome.COMPLETED

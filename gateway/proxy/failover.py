@@ -6,9 +6,12 @@ the caller gets the error of the last one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gateway.catalogue import MAX_ATTEMPTS
 from gateway.chain import Chain
 from gateway.chat.usage import Usage
+from gateway.config.channel import Channel
 from gateway.errors import Refused
 from gateway.exchange import Exchange
 from gateway.facts import Route
@@ -66,6 +69,10 @@ class Failover:
         """End every relay in progress, with the error event."""
         for relay in list(self.relays):
             relay.end(EndReason.STOPPING)
+
+    async def retire(self, generation: int, channels: Iterable[Channel]) -> None:
+        """Free what only this generation of the configuration used. `channels`: those of the running one."""
+        await self._pool.retire(generation, channels)
 
     async def close(self) -> None:
         """Close the idle connections to the upstreams."""

@@ -12,17 +12,23 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from typing import Final
 
 import structlog
 
 from gateway import crash_points
 from gateway.chain import Chain, Step
-from gateway.errors import GatewayError, StoreAway, as_refused
+from gateway.errors import GatewayError, Refused, StoreAway, StoreError, as_refused
 from gateway.exchange import Exchange, Operation, Outcome, Reply
 from gateway.metrics.registry import Metrics
 from gateway.proxy.attempt import CallerGone
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.failover import Failover
+
+END_LIMIT_S: Final = 5.0
+"""How long a stop waits for the ends of exchanges. A settlement that the store does not answer takes less."""
+GIVE_UP_TRIES: Final = 2
+GIVE_UP_S: Final = 1.5
 
 log = structlog.get_logger("gateway.proxy.lifecycle")
 
@@ -59,10 +65,17 @@ class ExchangeRunner:
             caller.finish()
             crash_points.point("answer.finished")
 
-    async def wait_ended(self) -> None:
-        """Wait until every `on_end` that has begun has finished."""
-        while self._ending:
-            await asyncio.wait(self._ending)
+    async def wait_ended(self, limit_s: float = END_LIMIT_S) -> None:
+        """Wait until no exchange is in progress, for `limit_s` at most; then give up the end hooks that have not finished."""
+        await self.wait_idle(limit_s)
+        # Each cancellation gives up one hook: those of the plugins above it still run.
+        for _ in range(GIVE_UP_TRIES):
+            for task in self._ending:
+                task.cancel()
+            if self._ending:
+                await asyncio.wait(self._ending, timeout=GIVE_UP_S)
+        if self._ending:
+            log.error("ends_abandoned", exchanges=len(self._ending))
 
     async def wait_idle(self, timeout_s: float) -> None:
         """Wait until no exchange is in progress, for `timeout_s` at most."""
@@ -99,8 +112,7 @@ class ExchangeRunner:
             exchange.outcome = Outcome.STOPPED
             raise
         except Exception as error:
-            with suppress(GatewayError):
-                await exchange.settle_pending()
+            await _settle_refused(exchange)
             if isinstance(error, CallerGone) or (isinstance(error, ConnectionError) and caller.gone):
                 exchange.outcome = Outcome.CALLER_GONE
             else:
@@ -115,12 +127,30 @@ def _reply(exchange: Exchange, caller: CallerConnection, reply: Reply) -> None:
     caller.reply(reply.status, headers, reply.body)
 
 
+async def _settle_refused(exchange: Exchange) -> None:
+    """Wait for what a refused exchange left pending. Its errors are only logged: the caller gets the refusal."""
+    try:
+        await exchange.settle_pending()
+    except Exception as error:
+        _log(exchange, error)
+
+
+def _log(exchange: Exchange, error: Exception) -> None:
+    """Log an error that is no decision about the request."""
+    if isinstance(error, Refused):
+        return
+    if isinstance(error, StoreAway):
+        log.warning("store_away", request_id=exchange.id, reason=str(error))
+    elif isinstance(error, GatewayError):
+        event = "store_error" if isinstance(error, StoreError) else "internal_error"
+        log.error(event, request_id=exchange.id, by=exchange.refused_by, reason=str(error))
+    else:
+        log.error("internal_error", request_id=exchange.id, exc_info=error)
+
+
 def _refuse(exchange: Exchange, caller: CallerConnection, error: Exception) -> None:
     refusal = as_refused(error)
-    if not isinstance(error, GatewayError):
-        log.error("internal_error", request_id=exchange.id, exc_info=error)
-    elif isinstance(error, StoreAway):
-        log.warning("store_away", request_id=exchange.id, reason=str(error))
+    _log(exchange, error)
     exchange.error = refusal
     exchange.status = refusal.status
     if refusal.status == 500:

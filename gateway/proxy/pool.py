@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from weakref import WeakSet
 
 from aiohttp import ClientRequest, ClientTimeout, TCPConnector, encode_basic_auth
@@ -17,43 +16,40 @@ from gateway.proxy.upstream import UpstreamConnection
 
 
 class UpstreamPool:
-    """The connections to all channels."""
+    """The targets of all channels, each with connections of its own.
+
+    A channel whose settings or certificates change has another target, so no connection, credential or authority of the one
+    before is used for it. A target is closed once no exchange of a generation that used it is left.
+    """
 
     def __init__(self) -> None:
-        self._connector = TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=4)
-        self._targets: dict[Channel, Target] = {}
-        self._used: WeakSet[object] = WeakSet()
+        self._targets: dict[object, Target] = {}
 
-    def target(self, channel: Channel) -> Target:
-        """Return where a channel's requests go. It is built once for each channel."""
-        target = self._targets.get(channel)
+    def target(self, channel: Channel, generation: int = 1) -> Target:
+        """Return where a channel's requests go, for an exchange of this generation. It is built once for each channel."""
+        target = self._targets.get(channel.identity)
         if target is None:
-            target = self._targets[channel] = Target(channel)
+            target = self._targets[channel.identity] = Target(channel)
+        target.generations.add(generation)
         return target
 
-    async def open(self, target: Target, *, fresh: bool) -> tuple[UpstreamConnection, bool]:
-        """Return a connection to the target, and whether it was used before. A `fresh` one was not.
-
-        Raises aiohttp's client errors and `OSError`.
-        """
-        while True:
-            connection = await self._connector.connect(target.request, [], target.timeout)
-            protocol = connection.protocol
-            used = protocol in self._used
-            if used and (fresh or connection.transport is None or connection.transport.is_closing()):
-                connection.close()
-                continue
-            if not used:
-                self._used.add(protocol)
-            return UpstreamConnection(connection), used
+    async def retire(self, generation: int, channels: Iterable[Channel]) -> None:
+        """Close the targets that only this generation used, except those of `channels`. No exchange of it may be left."""
+        kept = {channel.identity for channel in channels}
+        for identity, target in list(self._targets.items()):
+            target.generations.discard(generation)
+            if not target.generations and identity not in kept:
+                del self._targets[identity]
+                await target.close()
 
     async def close(self) -> None:
-        """Close all idle connections."""
-        await self._connector.close()
+        """Close all connections."""
+        while self._targets:
+            await self._targets.popitem()[1].close()
 
 
 class Target:
-    """One channel's address, its credentials, and the head that every request to it begins with.
+    """One channel's address, its credentials and connections, and the head that every request to it begins with.
 
     A proxy is used only where the channel names one; the environment's is ignored. A channel with a `ca_file` trusts the
     authorities in that file and no others.
@@ -64,13 +60,17 @@ class Target:
         proxy = URL(channel.proxy) if channel.proxy else None
         login = encode_basic_auth(proxy.user, proxy.password or "") if proxy is not None and proxy.user else ""
         self.credentials = Credentials(channel.credentials)
+        self.generations: set[int] = set()
+        """The generations of the configuration whose exchanges may use it."""
+        self._connector = TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=4)
+        self._used: WeakSet[object] = WeakSet()
         port = "" if url.is_default_port() else f":{url.port}"
         host = f"[{url.host}]" if url.host and ":" in url.host else url.host
         self.request = ClientRequest(
             "POST",
             url,
             loop=asyncio.get_running_loop(),
-            ssl=ssl.create_default_context(cafile=channel.ca_file) if channel.ca_file else True,
+            ssl=channel.trust or True,
             proxy=proxy.with_user(None) if proxy is not None else None,
             proxy_headers={"Host": f"{host}{port}", "Proxy-Authorization": login} if login else None,
         )
@@ -82,6 +82,26 @@ class Target:
             f"POST {url if forwarded else url.raw_path_qs} HTTP/1.1\r\nHost: {host}{port}\r\n{proxy_login}"
             "Content-Type: application/json\r\nAccept-Encoding: identity\r\nUser-Agent: sluicegate\r\n"
         ).encode("latin-1")
+
+    async def open(self, *, fresh: bool) -> tuple[UpstreamConnection, bool]:
+        """Return a connection, and whether it was used before. A `fresh` one was not.
+
+        Raises aiohttp's client errors and `OSError`.
+        """
+        while True:
+            connection = await self._connector.connect(self.request, [], self.timeout)
+            protocol = connection.protocol
+            used = protocol in self._used
+            if used and (fresh or connection.transport is None or connection.transport.is_closing()):
+                connection.close()
+                continue
+            if not used:
+                self._used.add(protocol)
+            return UpstreamConnection(connection), used
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._connector.close()
 
     def message(self, body: Sequence[BodyPart], *, credential: str, accept: str, trace: str) -> list[BodyPart]:
         """Return the whole request. `trace` is header lines, already checked, each with its line end."""

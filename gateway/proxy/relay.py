@@ -19,7 +19,6 @@ from typing import Final
 import structlog
 
 from gateway import crash_points
-from gateway.chain import PLUGIN_ERRORS
 from gateway.chat.events import EventStream
 from gateway.chat.request import Body
 from gateway.chat.usage import Usage
@@ -77,7 +76,7 @@ class Relay:
         self._upstream = upstream
         self._begin = begin
         self._hooks = hooks
-        self._secrets = tuple(credential.encode() for credential in channel.credentials)
+        self._secrets = tuple(credential.encode() for credential in channel.scrubbed)
         self._tail = b""
         self._collected: list[bytes] = []
         self._received = 0
@@ -178,8 +177,10 @@ class Relay:
             return
         try:
             headers = self._begin()
-        except PLUGIN_ERRORS as error:
-            self.failure = error if isinstance(error, Exception) else RuntimeError("a plugin raised SystemExit")
+        except BaseException as error:
+            self.failure = (
+                error if isinstance(error, Exception) else RuntimeError(f"a plugin raised {type(error).__name__}")
+            )
             self.end(EndReason.PLUGIN)
             return
         first, self._collected = b"".join(self._collected), []
@@ -197,7 +198,7 @@ class Relay:
         try:
             for hook in self._hooks:
                 hook(self._exchange, whole)
-        except PLUGIN_ERRORS:
+        except BaseException:
             log.exception("plugin_failed", hook="on_chunk", request_id=self._exchange.id)
             self.end(EndReason.PLUGIN)
 

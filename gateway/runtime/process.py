@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import sys
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
+
+import structlog
+
+END_LIMIT_S: Final = 1.0
+
+log = structlog.get_logger("gateway.runtime.process")
 
 
 def run_until_terminated(
@@ -21,5 +29,24 @@ def run_until_terminated(
         stop = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
         await serve(stop)
+        await _end_tasks()
 
     run(main())
+
+
+async def _end_tasks() -> None:
+    """Cancel the tasks that are left. End the process where one does not end: the event loop would wait for it forever."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if not tasks:
+        return
+    _, pending = await asyncio.wait(tasks, timeout=END_LIMIT_S)
+    if pending:
+        log.error("tasks_abandoned", tasks=sorted({_name(task) for task in pending}))
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _name(task: asyncio.Task[Any]) -> str:
+    return getattr(task.get_coro(), "__qualname__", task.get_name())

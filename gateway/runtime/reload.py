@@ -11,7 +11,6 @@ does new code in a plugin's module.
 from __future__ import annotations
 
 import asyncio
-import signal
 from pathlib import Path
 from typing import Final
 
@@ -19,13 +18,13 @@ import msgspec
 import structlog
 
 from gateway import loading
-from gateway.chain import Chain
-from gateway.config.schema import Config, Loaded, load
+from gateway.chain import STOP_LIMIT_S, Chain, error_text
+from gateway.config.schema import Config, load
 from gateway.errors import GatewayError
-from gateway.metrics.registry import Metrics
 from gateway.runtime.background import BackgroundTask
+from gateway.runtime.handover import WorkerEnd
 from gateway.server.gateway import Gateway
-from gateway.services import services_of
+from gateway.services import Services, services_of
 
 RELOADABLE: Final = frozenset({"channels", "models", "groups", "plugins"})
 """The settings of the file that a reload changes."""
@@ -33,104 +32,109 @@ RELOADABLE: Final = frozenset({"channels", "models", "groups", "plugins"})
 log = structlog.get_logger("gateway.runtime.reload")
 
 
-class Reloader(BackgroundTask):
-    """The task that reloads the configuration of one worker."""
+class Prepared(msgspec.Struct, frozen=True):
+    """A started chain that serves nothing yet. `offer`: the number of the offer that it comes from."""
 
-    def __init__(self, gateway: Gateway, path: Path) -> None:
+    chain: Chain
+    services: Services
+    offer: int = 0
+
+
+class Reloader(BackgroundTask):
+    """The task that reloads the configuration of one worker: from the parent's offers, or without a parent from the file."""
+
+    def __init__(self, gateway: Gateway, path: Path, offers: WorkerEnd | None = None) -> None:
         self._gateway = gateway
         self._path = path
+        self._offers = offers
+        self._answered = 0
+        self._prepared: Prepared | None = None
         self._due = asyncio.Event()
         self._retiring: set[asyncio.Task[None]] = set()
 
     async def __aexit__(self, *error: object) -> None:
         await super().__aexit__(*error)
+        await self._discard()
         if self._retiring:
-            await asyncio.wait(self._retiring, timeout=self._gateway.port.drain)
+            await asyncio.wait(self._retiring, timeout=STOP_LIMIT_S)
 
     def schedule(self) -> None:
-        """Reload soon. Several calls before that are one reload."""
+        """Look soon for what is to be loaded. Several calls before that are one."""
         self._due.set()
 
     async def run_once(self) -> bool:
-        """Reload now and return whether it succeeded. Log what is wrong with the file."""
+        """Reload the file now and return whether it succeeded. Log what is wrong with the file."""
+        prepared = await self._prepare(None, self._gateway.chain.generation + 1)
+        if prepared is not None:
+            self._swap(prepared)
+        return prepared is not None
+
+    async def follow(self, offers: WorkerEnd) -> None:
+        """Do what the parent's offer asks for: start a chain from it and answer, exchange the chains, or drop the new one."""
+        offer = offers.read()
+        if offer is None:
+            return
+        if offer.phase == "offered" and self._answered != offer.number:
+            await self._discard()
+            self._prepared = await self._prepare(offer.raw, offer.generation, offer.number)
+            self._answered = offer.number
+            offers.answer(offer, started=self._prepared is not None)
+        elif offer.phase == "adopted" and self._gateway.chain.generation < offer.generation:
+            if self._prepared is None or self._prepared.offer != offer.number:
+                await self._discard()
+                self._prepared = await self._prepare(offer.raw, offer.generation, offer.number)
+            prepared, self._prepared = self._prepared, None
+            if prepared is not None:
+                self._swap(prepared)
+        elif offer.phase == "withdrawn":
+            await self._discard()
+
+    async def _prepare(self, raw: bytes | None, generation: int, offer: int = 0) -> Prepared | None:
+        """Return a started chain, or None where the file does not allow it, which is logged."""
         try:
-            loaded = load(self._path)
-            chain = loading.build(loaded, generation=self._gateway.chain.generation + 1)
+            loaded = load(self._path, raw=raw)
+            chain = loading.build(loaded, generation=generation)
             services = services_of(loaded.config, self._gateway.services.store)
             await chain.start(services)
-        except GatewayError as error:
-            log.error("reload_refused", reason=str(error), generation=self._gateway.chain.generation)
+        except Exception as error:
+            reason = str(error) if isinstance(error, GatewayError) else error_text(error)
+            log.error("reload_refused", reason=reason, generation=self._gateway.chain.generation)
             self._gateway.runner.metrics.set("last_reload_success", 0)
-            return False
-        old = self._gateway.swap(chain, services)
+            return None
+        return Prepared(chain, services, offer)
+
+    def _swap(self, prepared: Prepared) -> None:
+        old = self._gateway.swap(prepared.chain, prepared.services)
         self._gateway.runner.metrics.set("last_reload_success", 1)
-        task = asyncio.get_running_loop().create_task(_retire(old))
+        task = asyncio.get_running_loop().create_task(self._retire(old))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
-        log.info("reloaded", generation=chain.generation)
-        return True
+        log.info("reloaded", generation=prepared.chain.generation)
+
+    async def _retire(self, chain: Chain) -> None:
+        """Stop an old chain once its last exchange has ended, and free the upstreams that only it used."""
+        await chain.idle()
+        await chain.stop()
+        channels = self._gateway.services.catalogue.channels
+        await self._gateway.runner.failover.retire(chain.generation, channels.values())
+
+    async def _discard(self) -> None:
+        """Stop a chain that will serve nothing."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            await prepared.chain.stop()
 
     async def _run(self) -> None:
         while True:
             await self._due.wait()
             self._due.clear()
             try:
-                await self.run_once()
+                if self._offers is None:
+                    await self.run_once()
+                else:
+                    await self.follow(self._offers)
             except Exception:
                 log.exception("reload_failed", generation=self._gateway.chain.generation)
-
-
-async def _retire(chain: Chain) -> None:
-    await chain.idle()
-    await chain.stop()
-
-
-class ActiveConfig:
-    """The configuration that the parent process starts workers with; follows the file and SIGHUP."""
-
-    def __init__(self, loaded: Loaded, metrics: Metrics) -> None:
-        """Begin with `loaded`, and from now on handle SIGHUP in this process."""
-        self.loaded = loaded
-        self.generation = 1
-        self._metrics = metrics
-        self._path = loaded.document.path
-        self._version = self._file_version()
-        self._reload_requested = False
-        signal.signal(signal.SIGHUP, self._request_reload)
-
-    def refresh(self) -> bool:
-        """Load the file if it changed or SIGHUP came. Return whether there is a new configuration for the workers.
-
-        Log once what is wrong with a file, and keep the configuration in that case.
-        """
-        version = self._file_version()
-        if version is None or (version == self._version and not self._reload_requested):
-            return False
-        self._version, self._reload_requested = version, False
-        try:
-            loaded = load(self._path)
-            loading.build(loaded)
-        except GatewayError as error:
-            log.error("reload_refused", reason=str(error), generation=self.generation)
-            self._metrics.reloaded(taken_up=False)
-            return False
-        if restart := needs_restart(self.loaded.config, loaded.config):
-            log.warning("reload_needs_restart", settings=restart)
-        self.loaded = Loaded(after_reload(self.loaded.config, loaded.config), loaded.document)
-        self.generation += 1
-        self._metrics.reloaded(taken_up=True)
-        return True
-
-    def _request_reload(self, *_: object) -> None:
-        self._reload_requested = True
-
-    def _file_version(self) -> tuple[int, int, int] | None:
-        """Return what differs between versions of the file, also when a symbolic link was replaced; None without a file."""
-        try:
-            status = self._path.stat()
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def after_reload(running: Config, new: Config) -> Config:

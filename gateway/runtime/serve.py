@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,26 +21,27 @@ import typer
 
 from gateway import loading
 from gateway.admin import app as admin
-from gateway.chain import Chain, warnings
 from gateway.config.schema import Config, Demo, Loaded, find, load
 from gateway.errors import StoreAway
 from gateway.metrics.exporter import Exporter
 from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
 from gateway.runtime import demo, logs, systemd, worker
+from gateway.runtime.active import ActiveConfig
 from gateway.runtime.data_folder import data_folder
+from gateway.runtime.handover import Handover, WorkerEnd
 from gateway.runtime.process import run_until_terminated
-from gateway.runtime.reload import ActiveConfig
+from gateway.runtime.store_check import refuse_database
 from gateway.runtime.supervisor import Ready, Supervisor, Work, open_listeners
+from gateway.runtime.trial import Trial
 from gateway.services import Store
 from gateway.store.client.client import Client
 from gateway.store.client.durability import check_store
 from gateway.store.client.embedded import EmbeddedStore
-from gateway.tools.exposure import exposure_of
 from gateway.usage import clickhouse, sink
 
-SINK_STOP_S: Final = 15.0
-"""Time that a stop allows for after the drain of the port, for the sink to write the last records."""
+SINK_STOP_S: Final = 20.0
+"""Time that a stop allows for after the drain of the port: for plugins that hang, and for the sink to write the last records."""
 
 log = structlog.get_logger("gateway.runtime.serve")
 
@@ -54,12 +55,14 @@ def serve(path: Path | None, workers: int | None = None) -> None:
     began = time.monotonic()
     logs.configure()
     loaded = load(find(path))
-    chain = loading.build(loaded)
-    for warning in warnings(chain.steps):
+    with Trial(loaded) as trial:
+        report = trial.wait()
+    loading.import_plugins(loaded)
+    for warning in report.warnings:
         typer.echo(f"warning: {warning}", err=True)
-    if (exposure := exposure_of(loaded.config, chain)) is not None:
-        typer.echo(str(exposure))
-    ParentProcess(loaded, workers or loaded.config.workers).run(chain, began)
+    if report.exposure is not None:
+        typer.echo(report.exposure)
+    ParentProcess(loaded, workers or loaded.config.workers).run(report.plugins, began)
 
 
 class ParentProcess:
@@ -75,22 +78,25 @@ class ParentProcess:
         self._listeners = systemd.inherited_listeners(workers) or open_listeners(config.listen, workers)
         names = ("parent", *(f"worker {number}" for number in range(1, workers + 1)))
         self._numbers = {name: SharedNumbers() for name in names}
-        metrics = Metrics(self._numbers["parent"])
+        self._metrics = metrics = Metrics(self._numbers["parent"])
         self._service_manager = systemd.ServiceManager()
         self._embedded = EmbeddedStore.start(self._folder, adopt=False) if config.redis == "embedded" else None
         self._store_url = self._embedded.url if self._embedded else config.redis
-        self._supervisor = Supervisor(on_death=lambda kind: metrics.count("children_died", kind))
-        self._active = ActiveConfig(loaded, metrics)
+        self._supervisor = Supervisor(on_death=self._on_death)
+        self._handover = Handover(workers)
+        self._active = ActiveConfig(loaded, metrics, self._handover, self._store_url)
 
-    def run(self, chain: Chain, began: float) -> None:
-        """Start all children, run until SIGTERM or SIGINT, and stop them. `began` is the monotonic time of the start."""
+    def run(self, plugins: Sequence[str], began: float) -> None:
+        """Start all children, run until SIGTERM or SIGINT, and stop them.
+
+        `plugins`: their names in the chain. `began`: the monotonic time of the start.
+        """
         try:
-            token = asyncio.run(_prepare(self._config, self._store_url))
+            token = asyncio.run(_prepare(self._active.loaded, self._store_url))
             self._start_children()
             self._supervisor.handle_signals()
             address = _base_url(self._config, self._listeners[0])
-            names = ", ".join(step.name for step in chain.steps)
-            typer.echo(f"{address} is served after {time.monotonic() - began:.2f} s, through {names}")
+            typer.echo(f"{address} is served after {time.monotonic() - began:.2f} s, through {', '.join(plugins)}")
             if self._config.demo is not None and token is not None:
                 typer.echo(_welcome(self._config, self._config.demo, address, token, self._active.loaded.document.path))
             self._service_manager.ready()
@@ -120,9 +126,18 @@ class ParentProcess:
             for other in self._listeners[:index] + self._listeners[index + 1 :]:
                 other.close()
             active, numbers = self._active, self._numbers[f"worker {index + 1}"]
-            worker.run(active.loaded, self._store_url, self._listeners[index], ready, active.generation, numbers)
+            offers = WorkerEnd(self._handover, index)
+            offers.begin()
+            worker.run(
+                active.loaded, self._store_url, self._listeners[index], ready, active.generation, numbers, offers
+            )
 
         return work
+
+    def _on_death(self, kind: str) -> None:
+        self._metrics.count("children_died", kind)
+        if kind == "worker":
+            self._active.worker_died()
 
     def _tick(self) -> None:
         """Do what is due while the children run: the watchdog, the embedded store, a reload."""
@@ -134,18 +149,20 @@ class ParentProcess:
             self._supervisor.signal("worker", signal.SIGHUP)
 
 
-async def _prepare(config: Config, url: str) -> str | None:
+async def _prepare(loaded: Loaded, url: str) -> str | None:
     """Wait for the store, check that it is fit to keep money, and create the demo's account. Return the demo's token.
 
     Raises `StoreAway` when the store does not answer within `store.connect_for`, and `Misconfigured` when it is not fit.
     """
+    config = loaded.config
     deadline = time.monotonic() + config.store.connect_for
     while True:
         client = Client.connect(url, timeout_s=config.store.timeout)
         try:
             notes = await check_store(client, accept_loss=config.store.accept_loss)
             break
-        except StoreAway:
+        except StoreAway as error:
+            refuse_database(loaded.document, error)
             if time.monotonic() > deadline:
                 raise StoreAway(
                     f"the store did not answer within {config.store.connect_for:g} s: is it running, and is `redis:` right?"

@@ -36,6 +36,10 @@ MAX_BACKOFF_S: Final = 10.0
 POLL_INTERVAL_S: Final = 0.2
 """The longest time until a signal or the death of a child is noticed."""
 
+START_LIMIT_S: Final = 45.0
+"""How long a child may take until it is ready: longer than its plugins may."""
+MAX_REPORT: Final = 64 * 1024
+
 PR_SET_PDEATHSIG: Final = 1
 READY: Final = b"+"
 
@@ -57,6 +61,11 @@ class ChildProcess(msgspec.Struct):
     started: float = 0.0
     restart_at: float = 0.0
     failures: int = 0
+    pipe: int | None = None
+    """Where it reports that it is ready, or why it cannot start; None once it has."""
+
+    reason: str | None = None
+    """Why it could not start; None if it could."""
 
     @property
     def name(self) -> str:
@@ -67,9 +76,12 @@ class ChildProcess(msgspec.Struct):
 class Supervisor:
     """Starts children, starts them again when they die, and stops them kind by kind, the last kind first."""
 
-    def __init__(self, on_death: Callable[[str], None] = lambda kind: None) -> None:
-        """Call `on_death` with the kind of each child that dies."""
+    def __init__(
+        self, on_death: Callable[[str], None] = lambda kind: None, *, start_limit_s: float = START_LIMIT_S
+    ) -> None:
+        """Call `on_death` with the kind of each child that dies. Kill one that is not ready within `start_limit_s`."""
         self._on_death = on_death
+        self._start_limit_s = start_limit_s
         self.children: list[ChildProcess] = []
         self._stopping = False
 
@@ -77,12 +89,14 @@ class Supervisor:
         """Start a child and wait until it is ready. Raises `GatewayError` with the child's reason when it ends instead."""
         child = ChildProcess(kind, work, number)
         self.children.append(child)
-        reason = self._start(child)
-        if reason is not None:
+        self._start(child)
+        while child.pipe is not None and not self._stopping:
+            self._take_report(child, POLL_INTERVAL_S)
+        if child.reason is not None:
             _, status = os.waitpid(child.pid, 0)
             child.pid = 0
             error = Misconfigured if os.waitstatus_to_exitcode(status) == 2 else GatewayError
-            raise error(reason or f"the {child.name} did not start; its reason is above")
+            raise error(child.reason or f"the {child.name} did not start; its reason is above")
 
     def handle_signals(self) -> None:
         """End `watch` on SIGTERM and SIGINT, also when they come before it begins.
@@ -117,8 +131,7 @@ class Supervisor:
             for child in running:
                 _wait(child, deadline)
 
-    def _start(self, child: ChildProcess) -> str | None:
-        """Return None once the child is ready, else the reason that it reported, which may be empty."""
+    def _start(self, child: ChildProcess) -> None:
         reading, writing = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -131,16 +144,32 @@ class Supervisor:
             os.close(reading)
             _run_child(child, parent, writing)
         os.close(writing)
-        report = b""
-        with os.fdopen(reading, "rb") as pipe:
-            while not report and not self._stopping:
-                if select.select([pipe], [], [], POLL_INTERVAL_S)[0]:
-                    report = pipe.read() or b"\n"
-        return None if report == READY else report.decode(errors="replace").strip()
+        child.pipe, child.reason = reading, None
+
+    def _take_report(self, child: ChildProcess, wait_s: float) -> None:
+        """Read what a starting child reports, if it does within `wait_s`. Kill one that takes too long."""
+        if child.pipe is None:
+            return
+        if select.select([child.pipe], [], [], wait_s)[0]:
+            report = os.read(child.pipe, MAX_REPORT)
+            child.reason = None if report == READY else report.decode(errors="replace").strip()
+        elif time.monotonic() - child.started > self._start_limit_s:
+            _signal(child.pid, signal.SIGKILL)
+            child.reason = (
+                f"the {child.name} was not ready within {self._start_limit_s:g} s: does a plugin's start hang?"
+            )
+        else:
+            return
+        os.close(child.pipe)
+        child.pipe = None
 
     def _reap(self) -> None:
         for child in self.children:
+            self._take_report(child, 0)
             if child.pid and os.waitpid(child.pid, os.WNOHANG)[0]:
+                self._take_report(child, 0)
+                if child.reason:
+                    log.error("child_did_not_start", child=child.name, reason=child.reason)
                 child.pid = 0
                 lived_s = time.monotonic() - child.started
                 child.failures = child.failures + 1 if lived_s < MAX_BACKOFF_S else 1
@@ -152,9 +181,7 @@ class Supervisor:
     def _restart_due(self) -> None:
         for child in self.children:
             if not child.pid and time.monotonic() >= child.restart_at:
-                reason = self._start(child)
-                if reason:
-                    log.error("child_did_not_start", child=child.name, reason=reason)
+                self._start(child)
 
     def _stop(self, *_: object) -> None:
         self._stopping = True

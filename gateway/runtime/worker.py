@@ -17,6 +17,7 @@ from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
 from gateway.proxy.failover import Failover
 from gateway.proxy.lifecycle import ExchangeRunner
+from gateway.runtime.handover import WorkerEnd
 from gateway.runtime.maintenance import Maintenance
 from gateway.runtime.process import run_until_terminated
 from gateway.runtime.reload import Reloader
@@ -64,16 +65,22 @@ async def serve(
     stop: asyncio.Event,
     generation: int = 1,
     shared: SharedNumbers | None = None,
+    offers: WorkerEnd | None = None,
 ) -> None:
-    """Serve on `listener` until `stop` is set; reload the file on SIGHUP. Call `listening` once requests are accepted."""
+    """Serve on `listener` until `stop` is set, and call `listening` once requests are accepted.
+
+    On SIGHUP it takes up what the parent offers, or without a parent the file.
+    """
     async with (
         renewing(loaded.config.tls) as tls,
         opened(loaded, url, generation, shared) as gateway,
         Maintenance(gateway.services.store),
         Sampler(gateway),
-        Reloader(gateway, loaded.document.path) as reloader,
+        Reloader(gateway, loaded.document.path, offers) as reloader,
     ):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.schedule)
+        if offers is not None:
+            reloader.schedule()  # an offer may have been made before
         await gateway.listen(listener, tls)
         listening()
         gc.freeze()  # what was made until here stays until the end: the collector need not look at it
@@ -88,6 +95,7 @@ def run(
     listening: Callable[[], None],
     generation: int = 1,
     shared: SharedNumbers | None = None,
+    offers: WorkerEnd | None = None,
 ) -> None:
     """Run `serve` until SIGTERM, on uvloop's event loop where uvloop is installed."""
     run_loop: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run
@@ -95,4 +103,6 @@ def run(
         import uvloop
 
         run_loop = uvloop.run
-    run_until_terminated(lambda stop: serve(loaded, url, listener, listening, stop, generation, shared), run_loop)
+    run_until_terminated(
+        lambda stop: serve(loaded, url, listener, listening, stop, generation, shared, offers), run_loop
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import ssl
 from itertools import chain as chained
+from typing import Final
 
 from aiohttp import HttpVersion11, web
 
@@ -24,6 +25,9 @@ from gateway.server.listener import Listener
 from gateway.server.protocol import SentResponse, Server, ServerProtocol, head_too_large
 from gateway.server.routes import HEALTH, LocalRoutes, misdirected, operation_of
 from gateway.services import Services
+
+HANDLER_STOP_S: Final = 1.0
+"""How long a request that a stop has to cancel may go on, such as one whose plugin waits for something."""
 
 
 class Gateway:
@@ -44,7 +48,7 @@ class Gateway:
     async def listen(self, bound: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept connections on a bound socket."""
         server = Server(self._handle, self.port)
-        self._web_runner = web.ServerRunner(server)
+        self._web_runner = web.ServerRunner(server, shutdown_timeout=HANDLER_STOP_S)
         await self._web_runner.setup()
         self._listener = Listener(bound, server, tls, self.port.handshake_timeout)
 
@@ -64,8 +68,9 @@ class Gateway:
         self._listener.stop()
         await self.runner.wait_idle(self.port.drain)
         self.runner.failover.stop_relays()
-        await self._web_runner.cleanup()
         await self.runner.wait_ended()
+        await self._web_runner.cleanup()
+        await self.runner.wait_ended(HANDLER_STOP_S)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         protocol, transport = request.protocol, request.transport

@@ -9,7 +9,7 @@ import msgspec
 from multidict import CIMultiDict
 
 from gateway.catalogue import MAX_ATTEMPTS
-from gateway.chain import PLUGIN_ERRORS, Chain, Step
+from gateway.chain import Chain, Step, error_text, is_cancellation
 from gateway.chat.request import Body, BodyRules, check
 from gateway.errors import GatewayError, Refused, as_refused
 from gateway.exchange import Exchange, Operation, Request
@@ -70,11 +70,11 @@ async def explain(
     for step in chain.steps:
         try:
             explanation.plugins.append(await _decision(step, exchange))
-        except PLUGIN_ERRORS as error:
-            if isinstance(error, GatewayError) and not isinstance(error, Refused):
+        except BaseException as error:
+            if is_cancellation(error) or (isinstance(error, GatewayError) and not isinstance(error, Refused)):
                 raise
             refused = as_refused(error)
-            message = refused.message or f"the plugin fails with {type(error).__name__}: {error}"
+            message = refused.message or f"the plugin fails with {error_text(error)}"
             explanation.plugins.append(Decision(step.name, "refuses", f"{refused.status} {refused.code}: {message}"))
             explanation.refusal = explanation.refusal or Refusal(step.name, refused.status, refused.code, message)
     explanation.price = exchange.price
@@ -97,8 +97,8 @@ async def _decision(step: Step, exchange: Exchange) -> Decision:
         return Decision(step.name, "passes", "has no part in the decision")
     try:
         text = await step.plugin.explain(exchange)
-    except PLUGIN_ERRORS as error:
-        if step.on_error == "refuse" or isinstance(error, GatewayError):
+    except BaseException as error:
+        if is_cancellation(error) or step.on_error == "refuse" or isinstance(error, GatewayError):
             raise
         return Decision(step.name, "passes", f"fails with {type(error).__name__}, which is ignored")
     if text is None:

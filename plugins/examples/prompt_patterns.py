@@ -32,7 +32,7 @@ class PromptPatterns(Plugin):
         for name, pattern in self.patterns.items():
             try:
                 self._patterns[name] = re.compile(pattern)
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 raise ValueError(f"patterns.{name} is no regular expression: {error}") from None
 
     async def on_request(self, exchange: Exchange) -> None:

@@ -94,3 +94,35 @@ def test_a_store_that_does_not_answer_is_exit_1_and_shows_no_url(tmp_path: Path)
     assert err.startswith("gateway: the store ")
     assert err.count("\n") == 1
     assert "sesame" not in err
+
+
+def test_no_line_of_a_table_is_padded(tmp_path: Path) -> None:
+    out, _ = check(
+        file_of(tmp_path, CHAIN + MODELS.replace("free: true", "input: 1, output: 1") + "groups: {g: {}}\n"), code=0
+    )
+    assert max(map(len, out.splitlines())) > 100
+    assert [line for line in out.splitlines() if line != line.rstrip()] == []
+
+
+def test_a_short_credential_is_a_warning_that_does_not_show_it(tmp_path: Path) -> None:
+    models = MODELS.replace("'http://h/v1'", "'http://h/v1', api_key: ollama")
+    out, _ = check(file_of(tmp_path, CHAIN + models), "--json", code=0)
+    assert json.loads(out)["warnings"] == [
+        "channels.up: a credential of fewer than 12 characters is not removed from the upstream's answers"
+    ]
+    assert "ollama" not in out
+
+
+def test_a_database_that_the_store_lacks_is_named_with_its_place(tmp_path: Path, store_url: str) -> None:
+    file = file_of(tmp_path, f"{CHAIN}redis: '{store_url}?db=99'\n")
+    _, err = check(file, code=2)
+    assert err == (
+        f"gateway: {file}:2: redis: the store has no database of this number; "
+        "use a smaller one, or raise `databases` in the store's settings\n"
+    )
+
+
+def test_a_plugin_that_ends_the_process_is_named(tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text("import os\nos._exit(0)\n")
+    _, err = check(file_of(tmp_path, "plugins: [{use: 'leaves:P'}, {use: model-routing}]\n"), code=2)
+    assert err == f"gateway: {tmp_path}/gateway.yaml:1: plugins[0]: 'leaves:P' ended its process with exit code 0\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.document import Document, read
+from gateway.config.document import Document, parse, read
 from gateway.errors import Misconfigured
 
 REFUSED = {
@@ -24,6 +24,8 @@ REFUSED = {
     "a:\n\tb: 1": "2: a tab cannot indent; use spaces",
     "# é\na:\n \tb: 1": "3: a tab cannot indent; use spaces",
     "a: 1\nb: '\x07'": "2: the control character '\\x07' is not allowed; remove it",
+    'a: "x\\0"': "1: the character '\\x00' is not allowed; remove it",
+    'a:\n  "\\e": 1': "2: the character '\\x1b' is not allowed; remove it",
     "a: \0": "1: the control character '\\x00' is not allowed; remove it",
     "a: 'x": "1: not valid YAML: while scanning a quoted scalar found unexpected end of stream; "
     "check quotes, colons and indentation there",
@@ -57,7 +59,7 @@ REFUSED = {
 def data_in(tmp_path: Path, text: str | bytes, **environment: str) -> object:
     file = tmp_path / "file.yaml"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return read(file, environment)[0]
+    return parse(file, read(file), environment)[0]
 
 
 @pytest.mark.parametrize(("text", "error"), REFUSED.items(), ids=[repr(text[:24]) for text in REFUSED])
@@ -84,13 +86,13 @@ def test_a_file_that_is_not_utf_8_text_or_too_large_is_refused(tmp_path: Path, r
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for path, reason in ((tmp_path / "none", "No such file or directory"), (tmp_path, "Is a directory")):
         with pytest.raises(Misconfigured) as refused:
-            read(path, {})
+            parse(path, read(path), {})
         assert str(refused.value) == f"{path}: {reason}; name a readable file with --config"
 
 
 def test_an_endless_device_is_read_up_to_the_maximum_size_of_a_file() -> None:
     with pytest.raises(Misconfigured, match="larger than 1 MiB"):
-        read(Path("/dev/zero"), {})
+        read(Path("/dev/zero"))
 
 
 def test_plain_values_keep_their_type(tmp_path: Path) -> None:
@@ -145,6 +147,6 @@ def test_an_error_is_one_line_of_bounded_length(tmp_path: Path) -> None:
 def test_an_error_for_a_missing_key_has_the_line_of_its_section(tmp_path: Path) -> None:
     file = tmp_path / "file.yaml"
     file.write_text("a: 1\nb:\n  - c: 2\n")
-    document = read(file, {})[1]
+    document = parse(file, read(file), {})[1]
     assert str(document.wrong(("b", 0, "d", "e"), "x")) == f"{file}:3: b[0].d.e: x"
     assert str(document.wrong((), "x")) == f"{file}:1: x"

@@ -157,12 +157,14 @@ WRONG = {
         for url in (
             *("h/v1", "ftp://h/v1", "https://user:pw@h/v1", "https://h/v1?x=1", "https://h/#v1", "https://h /v1"),
             *("https://h:99999/v1", "https://h:0/v1", "https://h:x/v1", "https://[::1/v1", "https:///v1", "https://"),
+            *("https://a..b/v1", f"https://{'a' * 64}.b/v1", "https://[::1%25x/v1"),
             *("https://h/v1/chat/completions", "https://h/v1/completions/", "https://h/v\u00e9"),
         )
     },
     "channels: {a: {api_key: x}}": "1: channels.a: `base_url` is missing; add it",
     'channels: {a: {base_url: http://h, api_key: "k\\r\\nHost: x"}}': f"1: channels.a: {API_KEY}",
     'channels: {a: {base_url: http://h, api_key: "sk-1 "}}': f"1: channels.a: {API_KEY}",
+    f"channels: {{{'a' * 129}: {{base_url: http://h}}}}": f"1: channels.{'a' * 129}: a name has 1 to 128 characters",
     # Choices
     "channels: {a: {base_url: http://h, on_caller_gone: stay}}": "1: channels.a.on_caller_gone: must be cancel or drain",
     "plugins: [{use: auth, on_error: fail}]": "1: plugins[0].on_error: must be refuse or ignore",

@@ -19,10 +19,12 @@ from gateway import Attempt, Caller, Exchange, Refused, Services, Usage
 from gateway.config.channel import Channel, Timers
 from gateway.config.schema import Config, Group, Model, Serving, StoreSettings
 from gateway.errors import StoreAway
-from gateway.store.accounts import Account, AccountStatus
+from gateway.store.accounts import MAX_AMOUNT, Account, AccountStatus
 from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.money.scripts import KEEP_S
 from gateway.testing import PATIENT, exchange, services, started
+from plugins import quota
 from plugins.quota import Quota
 
 TOP_UP = 1_000_000
@@ -308,14 +310,45 @@ async def test_a_hold_whose_reply_was_lost_is_released(tmp_path: Path) -> None:
         store.stop()
 
 
+WRONG_HOLDS = ("0", "-1", "NaN", "sNaN", "Infinity", "-Infinity", "1e30", "1e-30")
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"max_holds": 0}, "max_holds must be 1 or more"),
-        ({"max_hold": Decimal(0)}, "max_hold must be more than 0"),
+        ({"max_holds": 0}, "max_holds must be from 1 to 1000000"),
+        ({"max_holds": 10**15}, "max_holds must be from 1 to 1000000"),
+        *(({"max_hold": Decimal(text)}, "max_hold must be from 0.000001 to 1000000000") for text in WRONG_HOLDS),
         ({"lease_margin": 0.5}, "lease_margin must be from 1 to 86400 seconds"),
     ],
 )
 def test_a_setting_out_of_range_is_named(settings: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Quota(**settings)  # type: ignore[arg-type]
+
+
+async def test_timers_whose_hold_the_wallet_would_refuse_stop_the_start(tmp_path: Path, store_url: str) -> None:
+    assert quota.LONGEST_LEASE_S == KEEP_S
+    channel = Channel(base_url="http://h/v1", timers=Timers(total=86_400))
+    config = Config(channels={"slow": channel})
+    async with services(tmp_path, store_url, config) as given:
+        with pytest.raises(ValueError, match="may take 86400 s, and with lease_margin its hold would last 86460 s"):
+            await started(Quota(), given)
+
+
+async def test_a_hold_beyond_every_balance_is_refused_without_asking_the_store(tmp_path: Path, store_url: str) -> None:
+    assert quota.LARGEST_AMOUNT == MAX_AMOUNT
+    model = Model(channels=["slow"], input=Decimal(1_000_000), output=Decimal(1_000_000))
+    config = Config(
+        store=PATIENT,
+        channels={"slow": Channel(base_url="http://h/v1")},
+        models={"m": model},
+        groups={"default": Group(ratio=Decimal(1000))},
+    )
+    async with services(tmp_path, store_url, config) as given:
+        plugin = await started(Quota(), given)
+        asked = exchange({"n": 16, "max_tokens": 1_000_000})
+        asked[Caller] = Caller("tester", "tester-1", "default")
+        with pytest.raises(Refused) as refused:
+            await plugin.on_request(asked)
+    assert refused.value.code == "insufficient_balance"

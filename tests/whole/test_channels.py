@@ -322,8 +322,8 @@ async def test_a_disabled_channel_is_skipped_within_a_second(store_url: str, cli
 async def test_credentials_are_used_in_turn_and_a_refused_one_is_suspended(
     store_url: str, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keys = ", api_keys: [canary-zero, canary-one, canary-two]"
-    echo: list[Step] = [CHUNKED + chunk(b": canary-zero canary-one canary-two\n\n" + STREAM) + LAST]
+    keys = ", api_keys: [canary-key-zero, canary-key-one, canary-key-two]"
+    echo: list[Step] = [CHUNKED + chunk(b": canary-key-zero canary-key-one canary-key-two\n\n" + STREAM) + LAST]
     async with (
         Scripted(echo, [REFUSED], echo) as upstream,
         running(yaml(upstream.base_url, each=keys), tmp_path, store_url) as gateway,
@@ -333,7 +333,7 @@ async def test_credentials_are_used_in_turn_and_a_refused_one_is_suspended(
         record = await last_end_record(gateway)
     assert [answer.status for answer in answers] == [200] * 4
     used = [request.split(b"Bearer ")[1].split(b"\r\n")[0].decode() for request in upstream.requests]
-    assert used == ["canary-zero", "canary-one", "canary-two", "canary-zero", "canary-two"]
+    assert used == ["canary-key-zero", "canary-key-one", "canary-key-two", "canary-key-zero", "canary-key-two"]
     assert len(record.attempts) == 1
     assert all(answer.body.startswith(b": [redacted] [redacted] [redacted]\n\n") for answer in answers)
     assert "canary" not in repr(answers)

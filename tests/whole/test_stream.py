@@ -225,6 +225,23 @@ async def test_two_requests_on_one_connection_are_answered_in_turn(gateway: Runn
     assert first.headers["x-request-id"] != second.headers["x-request-id"]
 
 
+@pytest.mark.parametrize("credential", ["x", "ollama", "choices", "chat.comple"])
+async def test_a_short_credential_changes_no_byte(
+    store_url: str, client: Client, tmp_path: Path, credential: str
+) -> None:
+    async with FakeUpstream(pace_s=0) as upstream:
+        yaml = configuration(upstream.base_url)
+        async with running(yaml, tmp_path, store_url) as gateway:
+            whole = await answered(gateway, await gateway.token())
+        (tmp_path / "short").mkdir()
+        yaml = yaml.replace("channel-credential-4711", credential)
+        async with running(yaml, tmp_path / "short", store_url) as gateway:
+            token = (await gateway.store.tokens.create("tester")).token
+            short = await answered(gateway, token)
+    assert b"redacted" not in short.body
+    assert len(short.body.split(b"data: ")) == len(whole.body.split(b"data: "))
+
+
 async def test_the_credential_is_redacted_where_the_upstream_echoes_it(
     gateway: Running, upstream: FakeUpstream
 ) -> None:

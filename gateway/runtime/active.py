@@ -1,0 +1,145 @@
+"""The configuration that the parent process starts workers with. It follows the file and SIGHUP.
+
+A changed file is read once, by the parent, and tried in a process of its own. Then every worker starts a chain from it. Only
+when all have done so is it adopted; until then, and where one of them cannot, everything stays as it is.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Final
+
+import structlog
+
+from gateway import loading
+from gateway.chain import START_LIMIT_S, error_text
+from gateway.config.schema import Loaded, load
+from gateway.errors import GatewayError
+from gateway.metrics.registry import Metrics
+from gateway.runtime.handover import Handover, Offer
+from gateway.runtime.reload import after_reload, needs_restart
+from gateway.runtime.trial import Trial
+
+ANSWER_LIMIT_S: Final = START_LIMIT_S + 10
+"""How long the workers may take to start a chain, one that has died and its successor included."""
+MAX_DEATHS: Final = 2
+"""Workers that may end while an offer is open: one may have another reason."""
+
+log = structlog.get_logger("gateway.runtime.active")
+
+
+class ActiveConfig:
+    """The last good configuration. `refresh` is called again and again, and never waits."""
+
+    def __init__(self, loaded: Loaded, metrics: Metrics, handover: Handover, url: str) -> None:
+        """Begin with `loaded`, and from now on handle SIGHUP in this process. `url`: the store's, for trials."""
+        self.loaded = loaded
+        self.generation = 1
+        self._metrics = metrics
+        self._handover = handover
+        self._url = url
+        self._path = loaded.document.path
+        self._version = self._file_version()
+        self._reload_requested = False
+        self._candidate = loaded
+        self._trial: Trial | None = None
+        self._offer: Offer | None = None
+        self._offers = 0
+        self._answer_by = 0.0
+        self._deaths = 0
+        signal.signal(signal.SIGHUP, self._request_reload)
+
+    def refresh(self) -> bool:
+        """Do the next step of a reload, if one is due. Return whether the workers must look at the offer.
+
+        Log once what is wrong with a file, and keep the configuration in that case.
+        """
+        try:
+            if self._trial is not None:
+                return self._follow_trial(self._trial)
+            if self._offer is not None:
+                return self._follow_answers(self._offer)
+            self._look_at_file()
+        except GatewayError as error:
+            self._refuse(str(error))
+        except Exception as error:
+            self._refuse(error_text(error))
+        return False
+
+    def _look_at_file(self) -> None:
+        """Begin the trial of the file, if it changed or SIGHUP came."""
+        version = self._file_version()
+        if version is None or (version == self._version and not self._reload_requested):
+            return
+        self._version, self._reload_requested = version, False
+        self._candidate = load(self._path)
+        self._trial = Trial(self._candidate, self._url)
+
+    def _follow_trial(self, trial: Trial) -> bool:
+        """Offer the file to the workers once its trial has succeeded."""
+        try:
+            if trial.poll() is None:
+                return False
+        except BaseException:
+            self._trial = None
+            raise
+        self._trial = None
+        self._offers += 1
+        self._offer = Offer(self._offers, self.generation + 1, "offered", self._candidate.document.raw)
+        self._deaths = 0
+        self._answer_by = time.monotonic() + ANSWER_LIMIT_S
+        self._handover.write(self._offer)
+        return True
+
+    def _follow_answers(self, offer: Offer) -> bool:
+        """Adopt the offer once every worker has started it; withdraw it where one cannot, or does not in time."""
+        answers = self._handover.answers(offer.number)
+        if why := self._why_not(answers):
+            self._offer = None
+            self._handover.write(Offer(offer.number, offer.generation, "withdrawn", b""))
+            self._refuse(why)
+            return True
+        if all(answers):
+            self._offer = None
+            self._handover.write(Offer(offer.number, offer.generation, "adopted", offer.raw))
+            self._adopt()
+            return True
+        return False
+
+    def _why_not(self, answers: list[bool | None]) -> str:
+        """Return why the offer is withdrawn; empty where it is not."""
+        if False in answers:
+            return f"worker {answers.index(False) + 1} cannot start it; its reason is above"
+        if self._deaths >= MAX_DEATHS:
+            return "workers ended while they started it"
+        if None in answers and time.monotonic() > self._answer_by:
+            return f"worker {answers.index(None) + 1} did not start it within {ANSWER_LIMIT_S:g} s"
+        return ""
+
+    def worker_died(self) -> None:
+        """Note that a worker ended unexpectedly."""
+        self._deaths += 1
+
+    def _adopt(self) -> None:
+        if restart := needs_restart(self.loaded.config, self._candidate.config):
+            log.warning("reload_needs_restart", settings=restart)
+        self.loaded = Loaded(after_reload(self.loaded.config, self._candidate.config), self._candidate.document)
+        self.generation += 1
+        self._metrics.reloaded(taken_up=True)
+        loading.import_plugins(self.loaded)
+
+    def _refuse(self, reason: str) -> None:
+        log.error("reload_refused", reason=reason, generation=self.generation)
+        self._metrics.reloaded(taken_up=False)
+
+    def _request_reload(self, *_: object) -> None:
+        self._reload_requested = True
+
+    def _file_version(self) -> tuple[int, int, int] | None:
+        """Return what differs between versions of the file, also when a symbolic link was replaced; None without a file."""
+        try:
+            status = self._path.stat()
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_ino, status.st_size
