@@ -22,8 +22,8 @@ from tests.bench.life.stores import External, StoreControl
 from tests.bench.life.world import World
 from tests.patience import PATIENCE_S
 
-COMMANDS: Final = 5
-"""How often a command is run whose store was too slow; its timeout is short, and the machine may be busy."""
+COMMANDS: Final = 8
+"""How often a command is run whose store was away or too slow."""
 AFTER_FULL_S: Final = 3.0
 """Time for the store to write what it has in memory only; a kill before that is a second fault at the same time."""
 TAKEN_UP_S: Final = 1.5
@@ -221,8 +221,9 @@ class Disturber:
     async def _command(self, *words: str) -> str:
         for _ in range(COMMANDS):
             code, output = await self.site.run(*words)
-            if code == 0 or "did not answer in time" not in output:
+            if code == 0 or "store" not in output:
                 break
+            await asyncio.sleep(0.5)
         if code != 0:
             self.world.wrong(f"gateway {' '.join(words)} exited with {code}: {output[-300:]}")
             return ""
@@ -246,6 +247,8 @@ def _replaced(now: list[int], before: list[int]) -> bool:
 
 Disturbance = Callable[[Disturber, random.Random], Awaitable[None]]
 
+OPERATIONS: Final = frozenset({"refill", "pay_exactly", "manage_token", "suspend", "disable_channel", "look"})
+"""Disturbances by commands, which an operator runs while other disturbances happen."""
 DECK: Final = (
     *("edit", "edit", "edit", "mistake", "mistake", "refill", "pay_exactly", "pay_exactly", "manage_token", "suspend"),
     *(

@@ -14,11 +14,11 @@ import msgspec
 
 from tests.bench.life.busy import note_busy_times
 from tests.bench.life.disk import SmallDisk
-from tests.bench.life.disturbances import Disturber
+from tests.bench.life.disturbances import OPERATIONS, Disturber
 from tests.bench.life.leftovers import Resources, check_books, check_holds, check_logs, errors_logged, read_log
 from tests.bench.life.network import Network
 from tests.bench.life.oracle import Oracle
-from tests.bench.life.plan import Plan, Visit
+from tests.bench.life.plan import Deed, Plan, Visit
 from tests.bench.life.report import Violation, table
 from tests.bench.life.seen import Timeline
 from tests.bench.life.settings import LEASE_S, Settings
@@ -93,13 +93,15 @@ class Run:
         """Let the callers come and the disturbances happen, each at its time."""
         telling = asyncio.create_task(self._tell(world))
         watching = asyncio.create_task(note_busy_times(world.timeline, self._disturber.site))
-        disturbing = asyncio.create_task(self._disturb(world))
+        deeds = self._plan.deeds
+        operating = asyncio.create_task(self._disturb(world, [deed for deed in deeds if deed.name in OPERATIONS]))
+        disturbing = asyncio.create_task(self._disturb(world, [deed for deed in deeds if deed.name not in OPERATIONS]))
         for visit in self._plan.visits:
             await self._wait_until(world, visit.at)
             task = asyncio.create_task(self._visit(world, visit))
             self._open.add(task)
             task.add_done_callback(self._open.discard)
-        await disturbing
+        await asyncio.gather(disturbing, operating)
         if self._open:
             await asyncio.wait(self._open, timeout=LAST_CALLERS_S)
         for task in self._open:
@@ -114,11 +116,9 @@ class Run:
         except Exception as error:
             world.wrong(f"the caller {visit.caller.__name__} failed: {error!r}")
 
-    async def _disturb(self, world: World) -> None:
-        measured = False
-        for deed in self._plan.deeds:
-            if not measured and deed.at > self._plan.measured_at:
-                measured = True
+    async def _disturb(self, world: World, deeds: list[Deed]) -> None:
+        for deed in deeds:
+            if not self._resources and deed.at > self._plan.measured_at and deed.name not in OPERATIONS:
                 await self._wait_until(world, self._plan.measured_at)
                 await self._measure()
             await self._wait_until(world, deed.at)
