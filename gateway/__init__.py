@@ -3,6 +3,7 @@
 Plugins import from here and from `gateway.testing` alone; the shipped ones do, too.
 """
 
+from gateway.addresses import address_of, network_of
 from gateway.catalogue import MICROS, Catalogue, Price, matches
 from gateway.chat.usage import Usage
 from gateway.errors import Refused, StoreAway, StoreError, model_not_found
@@ -11,6 +12,7 @@ from gateway.facts import AccountLimits, Caller, Candidate, CircuitBreaker, Rout
 from gateway.plugin import Plugin
 from gateway.request_id import arrival_ms, utc
 from gateway.services import Clock, Services
+from gateway.store.account_health import AccountHealth
 from gateway.store.accounts import AccountStatus
 from gateway.store.channel_health import ChannelHealth
 from gateway.store.limits import Limited, Taken
@@ -23,6 +25,7 @@ Limits = AccountLimits
 
 __all__ = [
     "MICROS",
+    "AccountHealth",
     "AccountLimits",
     "AccountStatus",
     "Attempt",
@@ -53,9 +56,11 @@ __all__ = [
     "Taken",
     "TokenRefused",
     "Usage",
+    "address_of",
     "arrival_ms",
     "invalid_token",
     "matches",
     "model_not_found",
+    "network_of",
     "utc",
 ]

@@ -1,7 +1,8 @@
 """Files that are written whole and survive a power failure.
 
 1. **A file appears whole or not at all**: it is written under a temporary name in the same folder, flushed to the disk, and
-   only then given its name. A process that is killed leaves at most the temporary file, whose name ends in `.part`.
+   only then given its name. A process that is killed leaves at most the temporary file, whose name ends in `.part`, and
+   which `remove_leftovers` removes.
 2. **What was written is on the disk when the call returns**, and so is its name: the folder is flushed as well.
 
 All of it blocks, and raises `OSError` where the disk does not accept it.
@@ -10,32 +11,34 @@ All of it blocks, and raises `OSError` where the disk does not accept it.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import secrets
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final
 
 SUFFIX: Final = ".part"
+LEFTOVER: Final = re.compile(r"\.[0-9a-f]{16}\.part")
+YOUNGEST_S: Final = 60.0
+"""The age in seconds from which on a temporary file that is not locked belongs to no process."""
 
 
 def write(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Write a file, in place of one that has this name. `mode` is that of a new file, less the process's umask."""
-    temporary = _write_temporary(path, data, mode)
-    try:
+    with _temporary(path, data, mode) as temporary:
         rename(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def create(path: Path, data: bytes, *, mode: int = 0o666) -> bool:
     """Write a file unless one has this name. Return whether it was written: of several processes, one writes it."""
-    temporary = _write_temporary(path, data, mode)
-    try:
-        path.hardlink_to(temporary)
-    except FileExistsError:
-        return False
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _temporary(path, data, mode) as temporary:
+        try:
+            path.hardlink_to(temporary)
+        except FileExistsError:
+            return False
     flush_folder(path.parent)
     return True
 
@@ -74,15 +77,33 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _write_temporary(path: Path, data: bytes, mode: int) -> Path:
+def remove_leftovers(folder: Path) -> list[Path]:
+    """Remove the temporary files that killed processes left in a folder; return them.
+
+    A file that a process is writing is locked, or has just been made.
+    """
+    removed = []
+    for path in folder.glob(f"*{SUFFIX}"):
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            if LEFTOVER.search(path.name) and path.is_file() and time.time() - path.stat().st_mtime > YOUNGEST_S:
+                with path.open("rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
+                    removed.append(path)
+    return removed
+
+
+@contextlib.contextmanager
+def _temporary(path: Path, data: bytes, mode: int) -> Iterator[Path]:
+    """Yield a file beside `path` that has `data` on the disk; it is locked until the end, and removed then."""
     temporary = temporary_path(path)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
             file.write(data)
             flush(file)
-    except BaseException:
+            yield temporary
+    finally:
         with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    return temporary
+            temporary.unlink(missing_ok=True)

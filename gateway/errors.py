@@ -8,12 +8,18 @@ A caller gets every error in one shape, on every path:
 from __future__ import annotations
 
 import errno
+from math import ceil
 from typing import Final
 
 import msgspec
 
 MAX_RETRY_AFTER_S: Final = 59
 """Above it, some client libraries sleep for the whole time and others retry at once."""
+
+PASSING: Final = frozenset(
+    (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
+)
+"""Errors of the operating system that may pass without a change by a person."""
 
 TYPES: Final[dict[int, str]] = {
     401: "authentication_error",
@@ -40,8 +46,9 @@ class Refused(GatewayError):
     """A request is refused. Raised by a plugin or by the gateway, and rendered by `render`.
 
     `status`, `code` and `message` are what the caller sees. `param` names the field of the body at fault. `retry_after_s`
-    becomes whole seconds from 1 to 59 in `Retry-After`, and milliseconds in `retry-after-ms`. `should_retry=False` tells client
-    libraries that a retry will fail, too.
+    becomes whole seconds from 1 to 59 in `Retry-After`, and milliseconds in `retry-after-ms`; where it is longer, the message says
+    how long, and `should_retry` is False unless it is given. `should_retry=False` tells client libraries that a retry will fail,
+    too.
     """
 
     def __init__(
@@ -85,6 +92,16 @@ def cannot_listen(address: str, error: OSError) -> str:
     """Say why nothing can listen on `address`."""
     reason = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror
     return f"cannot listen on {address}: {reason}"
+
+
+def cannot_use(what: str, error: OSError, cure: str = "") -> GatewayError:
+    """Return the error for a file or a folder that cannot be used.
+
+    It is `Misconfigured` where only a person can change that, and not for a full disk, which may have space again.
+    """
+    return (GatewayError if error.errno in PASSING else Misconfigured)(
+        f"{what}: {error.strerror}{f'; {cure}' if cure else ''}"
+    )
 
 
 def unavailable(retry_after_s: float = 1) -> Refused:
@@ -139,6 +156,8 @@ _encode = msgspec.json.Encoder().encode
 def render(error: Refused, request_id: str) -> bytes:
     """Return the JSON body of an error."""
     message = error.message or f"Internal error. Quote the request id {request_id} to the operator."
+    if error.retry_after_s is not None and error.retry_after_s > MAX_RETRY_AFTER_S:
+        message += f" Retry in {in_words(error.retry_after_s)}."
     return _encode(_Envelope(_Detail(message, error.type, error.param, error.code, request_id)))
 
 
@@ -150,7 +169,18 @@ def headers_of(error: Refused) -> dict[str, str]:
     if error.retry_after_s is not None:
         wait_s = min(max(error.retry_after_s, 0.001), MAX_RETRY_AFTER_S)
         headers["Retry-After"] = str(max(1, -int(-wait_s // 1)))
-        headers["retry-after-ms"] = str(max(1, round(wait_s * 1000)))
-    if error.should_retry is not None:
-        headers["x-should-retry"] = "true" if error.should_retry else "false"
+        headers["retry-after-ms"] = str(ceil(wait_s * 1000))
+    should_retry = error.should_retry
+    if should_retry is None and (error.retry_after_s or 0) > MAX_RETRY_AFTER_S:
+        should_retry = False
+    if should_retry is not None:
+        headers["x-should-retry"] = "true" if should_retry else "false"
     return headers
+
+
+def in_words(wait_s: float) -> str:
+    """Return a time in seconds, minutes or hours, rounded up: `61 seconds`, `10 minutes`, `3 hours`."""
+    for unit_s, name in ((3600, "hours"), (60, "minutes")):
+        if wait_s > 2 * unit_s:
+            return f"{ceil(wait_s / unit_s)} {name}"
+    return f"{ceil(wait_s)} seconds"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
@@ -92,6 +91,7 @@ class Exchange:
     __slots__ = (
         "_body",
         "_facts",
+        "_on_body_dropped",
         "_pending",
         "_read_body",
         "account",
@@ -124,6 +124,7 @@ class Exchange:
         request: Request,
         read_body: Callable[[], Awaitable[Body]],
         *,
+        on_body_dropped: Callable[[], None] = lambda: None,
         generation: int = 0,
         id: str = "",  # noqa: A002
     ) -> None:
@@ -156,9 +157,10 @@ class Exchange:
         self.events = 0
         self.bytes = 0
         self._read_body = read_body
+        self._on_body_dropped = on_body_dropped
         self._body: Body | None = None
         self._facts: dict[type, object] = {}
-        self._pending: list[asyncio.Future[object]] = []
+        self._pending: list[Awaitable[object]] = []
 
     def __getitem__(self, fact: type[Fact]) -> Fact:
         return self._facts[fact]  # type: ignore[return-value]
@@ -174,14 +176,26 @@ class Exchange:
         return self._facts.get(fact)  # type: ignore[return-value]
 
     async def body(self) -> Body:
-        """Return the checked body. It is read on the first call. Raises `Refused` for a body that is not valid."""
+        """Return the checked body. It is read on the first call. Raises `Refused` for a body that is not valid.
+
+        From the first byte of the answer on its `top` is empty.
+        """
         if self._body is None:
             self._body = await self._read_body()
             self.model = self._body.model
         return self._body
 
-    def before_upstream(self, future: asyncio.Future[object]) -> None:
-        """Require that `future` succeeds before an upstream is called. Its error refuses the request."""
+    def drop_body(self) -> None:
+        """Free the values of the body, which no upstream is sent any more. Its numbers stay."""
+        if self._body is not None:
+            self._body.drop_values()
+        self._on_body_dropped()
+
+    def before_upstream(self, future: Awaitable[object]) -> None:
+        """Require that `future` succeeds before an upstream is called. Its error refuses the request.
+
+        It is awaited when the chain has admitted or refused the request.
+        """
         self._pending.append(future)
 
     async def settle_pending(self) -> None:

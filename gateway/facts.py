@@ -60,13 +60,17 @@ class Candidate(msgspec.Struct, frozen=True):
 class CircuitBreaker:
     """Decides which candidate may be called now, and learns how calls end. This one admits every candidate.
 
-    For each call: `admit`; then `answered` or `failed`, any number of times; then `left`, once. Only `admit` may wait.
-    `why_not` is for explanations, outside of any request.
+    For each call: `admit`; then `answered`, `failed` or `unusable`, any number of times; then `left`, once. `wait_s` is called
+    once where no call gave an answer. Only `admit` and `wait_s` may wait. `why_not` and `why_not_alone` are for explanations.
     """
 
     async def why_not(self, candidate: Candidate) -> str:
         """Return why the candidate may not be called now, in words; empty where it may. Takes nothing. Raises `StoreAway`."""
         return ""
+
+    async def why_not_alone(self, candidate: Candidate) -> str:
+        """Return why the candidate may not be called where no other may. The same as `why_not`, but for last resorts."""
+        return await self.why_not(candidate)
 
     async def admit(self, candidates: Sequence[Candidate], request_id: str) -> Candidate:
         """Return the first of `candidates`, a non-empty sequence, that may be called.
@@ -79,7 +83,18 @@ class CircuitBreaker:
         """Note that the upstream began its answer, `after_s` after the call."""
 
     def failed(self, candidate: Candidate, request_id: str, code: str, cool_s: float | None) -> None:
-        """Note that the call failed. The upstream is not to be called for `cool_s`, None where it did not say so."""
+        """Note that the call failed, perhaps because of what the request contains.
+
+        The upstream is not to be called for `cool_s`, None where it did not say so.
+        """
+
+    def unusable(self, candidate: Candidate, request_id: str, code: str, cool_s: float | None) -> None:
+        """Note that the call failed for a reason that no request can cause, such as a refused connection or credential."""
+        self.failed(candidate, request_id, code, cool_s)
+
+    async def wait_s(self, candidates: Sequence[Candidate], asked_s: float) -> float:
+        """Return how long the caller is to wait before it retries; 0 for no wait. The upstream asks for `asked_s`."""
+        return asked_s
 
     def left(self, candidate: Candidate, request_id: str) -> None:
         """Note that the call is over, whatever its result."""

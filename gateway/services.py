@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import structlog
@@ -19,9 +20,11 @@ from gateway.store.client.masters import Masters
 from gateway.store.limits import RateLimiter
 from gateway.store.money.journal import Journal
 from gateway.store.money.wallet import Wallet
-from gateway.store.tokens import Tokens, pepper_of
+from gateway.store.pepper import make_pepper, pepper_of
+from gateway.store.tokens import Tokens
 from gateway.usage.clickhouse import ClickHouse
 from gateway.usage.log import UsageLog
+from gateway.usage.sink import crashed_after_s
 
 
 class Clock(Protocol):
@@ -45,13 +48,15 @@ class Store:
         self.client = client
         self.settling = settling
         self.accounts = Accounts(client)
-        self.tokens = Tokens(client, pepper_of(config.data_path))
+        make_pepper(config.data_path)
+        self.tokens = Tokens(client, partial(pepper_of, config.data_path))
         self.limits = RateLimiter(client)
         self.channels = Channels(client)
         self.journal = Journal(config.data_path / "journal")
         self.wallet = Wallet(client, settling=settling, journal=self.journal)
         elsewhere = ClickHouse(config.usage.clickhouse, timeout_s=2) if config.usage.clickhouse else None
-        self.usage = UsageLog(client, config.data_path / "usage", clickhouse=elsewhere)
+        longest_s = crashed_after_s(config)
+        self.usage = UsageLog(client, config.data_path / "usage", clickhouse=elsewhere, longest_s=longest_s)
         self._masters = Masters(client, settling)
 
     async def replay_after_failover(self) -> tuple[int, int]:

@@ -7,9 +7,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import ip_network
 from typing import Final
 
 from multidict import MultiMapping
@@ -18,19 +17,19 @@ from gateway import (
     AccountStatus,
     Authenticated,
     Caller,
-    Clock,
     Exchange,
     Plugin,
     Refused,
     Services,
     TokenRefused,
+    address_of,
     invalid_token,
+    network_of,
 )
+from plugins.leaky_buckets import LeakyBuckets
 
 MAX_CREDENTIAL: Final = 512
 """Characters of the header's value."""
-MAX_ADDRESSES: Final = 10_000
-"""For how many addresses wrong tokens are counted."""
 
 
 class Auth(Plugin):
@@ -49,7 +48,7 @@ class Auth(Plugin):
         """Take what the hooks need from the services."""
         self._tokens = services.store.tokens
         self._catalogue = services.catalogue
-        self._wrong = WrongTokens(self.wrong_tokens_per_minute, services.clock)
+        self._wrong = LeakyBuckets(self.wrong_tokens_per_minute, services.clock)
 
     async def on_request(self, exchange: Exchange) -> None:
         """Set `Caller`. Raises `Refused` if the token, its account or its group may not be used."""
@@ -58,7 +57,7 @@ class Auth(Plugin):
         except TokenRefused as refused:
             if refused.token is not None:
                 _set_token(exchange, refused.token.id)
-            self._wrong.count(exchange.request.peer)
+            self._count_wrong(exchange.request.peer)
             raise
         token, account = authenticated.token, authenticated.account
         _set_token(exchange, token.id)
@@ -101,22 +100,9 @@ class Auth(Plugin):
         if authenticated is not None:
             await self._tokens.touch(authenticated)
 
-
-class WrongTokens:
-    """A rate limit for wrong tokens from each address. It counts in this process only, in bounded memory."""
-
-    def __init__(self, per_minute: int, clock: Clock) -> None:
-        self._interval_s = 60 / per_minute
-        self._clock = clock
-        self._drained_at: OrderedDict[str, float] = OrderedDict()
-        """When each address will have no wrong tokens left that count, on the monotonic clock (a leaky bucket)."""
-
-    def count(self, peer: str) -> None:
-        """Count one wrong token. Raises `Refused` (429) if there were too many."""
-        address = _network_of(peer)
-        now = self._clock.monotonic()
-        drained_at = max(now, self._drained_at.get(address, now)) + self._interval_s
-        wait_s = drained_at - now - 60
+    def _count_wrong(self, peer: str) -> None:
+        """Count one wrong token. Raises `Refused` (429) if there were too many from this address."""
+        wait_s = self._wrong.add(network_of(peer))
         if wait_s > 0:
             raise Refused(
                 429,
@@ -125,10 +111,6 @@ class WrongTokens:
                 retry_after_s=wait_s,
                 should_retry=False,
             )
-        self._drained_at[address] = drained_at
-        self._drained_at.move_to_end(address)
-        if len(self._drained_at) > MAX_ADDRESSES:
-            self._drained_at.popitem(last=False)
 
 
 def _credential(headers: Mapping[str, str]) -> str:
@@ -151,20 +133,6 @@ def _set_token(exchange: Exchange, token_id: str) -> None:
     exchange.account = token_id.rpartition("-")[0]
 
 
-def _address(peer: str) -> IPv4Address | IPv6Address | None:
-    try:
-        address = ip_address(peer)
-    except ValueError:
-        return None
-    return getattr(address, "ipv4_mapped", None) or address
-
-
 def _within(peer: str, networks: Sequence[str]) -> bool:
-    address = _address(peer)
+    address = address_of(peer)
     return address is not None and any(address in ip_network(network) for network in networks)
-
-
-def _network_of(peer: str) -> str:
-    """Return the part of an address that one caller cannot change freely: all of an IPv6 /64 counts as one address."""
-    address = _address(peer)
-    return address.packed[:8].hex() if isinstance(address, IPv6Address) else str(address)

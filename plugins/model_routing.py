@@ -8,6 +8,7 @@ from functools import partial
 from hashlib import blake2b
 
 from gateway import (
+    AccountHealth,
     Caller,
     Candidate,
     ChannelHealth,
@@ -25,7 +26,8 @@ from gateway import (
 class ModelRouting(Plugin):
     """Checks the model against group, account and token, and orders its channels by priority, then by weighted chance.
 
-    Channels that fail are left out until they recover, and full ones until they have room.
+    Channels that fail are left out until they recover, and full ones until they have room. One account's failing requests do not
+    close a channel for others. Where no other channel can serve, a channel is called until it has failed repeatedly.
     """
 
     requires = (Caller,)
@@ -61,7 +63,8 @@ class ModelRouting(Plugin):
             )
         draw = partial(_by_account, caller.account) if self.sticky else _by_chance
         tiers = self.catalogue.tiers(model, caller.group)
-        exchange[Route] = Route(tuple(candidate for tier in tiers for candidate in shuffled(tier, draw)), self.health)
+        candidates = tuple(candidate for tier in tiers for candidate in shuffled(tier, draw))
+        exchange[Route] = Route(candidates, AccountHealth(self.health, caller.account))
 
     async def explain(self, exchange: Exchange) -> str:
         """Do the same as `on_request`, which takes nothing, and name the channels that the group may not use."""

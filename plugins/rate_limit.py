@@ -33,6 +33,8 @@ from gateway import (
 
 LEASE_MARGIN_S: Final = 60
 RETRY_AFTER_S = 1.0
+LONG_MS: Final = 59_000
+"""The gateway adds a longer wait to the message by itself."""
 MAX_PENDING: Final = 10_000
 """How many releases are kept to be retried. Slots beyond that are freed when their lease ends."""
 
@@ -196,5 +198,7 @@ def _refusal(limited: Limited, rules: AccountLimits, tokens: int) -> Refused:
         text = f"Over the limit of {rules.concurrent} requests at once. Wait for one to end, then try again."
         return Refused(429, "too_many_concurrent", text, retry_after_s=wait_ms / 1000)
     limit = rules.requests_per_minute if limited.kind == "requests" else rules.tokens_per_minute
-    text = f"Over the limit of {limit} {limited.kind} a minute. Try again in {wait_ms / 1000:g} s."
+    text = f"Over the limit of {limit} {limited.kind} a minute."
+    if wait_ms <= LONG_MS:
+        text += f" Try again in {wait_ms / 1000:g} s."
     return Refused(429, "rate_limited", text, retry_after_s=wait_ms / 1000)

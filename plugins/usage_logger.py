@@ -1,26 +1,50 @@
 """Writes the usage log: a record for every request, opened when it arrives and closed when it ends, whatever happened.
 
 Put it first in the chain: requests that a plugin above it refuses leave no record.
+
+Refusals that cost nothing are counted instead, beyond so many a minute from one address or account: each minute one record says
+how many, and from when to when. A request that was admitted always has a record of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
+from contextlib import suppress
 from typing import ClassVar, Final
 
 import msgspec
 
-from gateway import AttemptRecord, Caller, Exchange, Outcome, Plugin, Record, Services, arrival_ms, utc
+from gateway import (
+    AttemptRecord,
+    Caller,
+    Exchange,
+    Operation,
+    Outcome,
+    Plugin,
+    Record,
+    Services,
+    StoreAway,
+    arrival_ms,
+    utc,
+)
+from plugins.counted_refusals import CountedRefusals
 
 MAX_FOREIGN_NAME: Final = 128
 """Characters that are kept of names which come from an upstream."""
 
 
-class Arrival(msgspec.Struct, frozen=True):
-    """The open record of an exchange. `written` is done when the store has it."""
+REPORT_EVERY_S: Final = 60.0
+"""How often counted refusals are recorded."""
+NAMED: Final = 5
+"""Callers that the log line about counted refusals names."""
+
+
+class Arrival(msgspec.Struct):
+    """The open record of an exchange. `written` is done when the store has it; None while it was not sent there."""
 
     record: Record
-    written: asyncio.Future[object]
+    written: asyncio.Future[object] | None = None
 
 
 class UsageLogger(Plugin):
@@ -28,29 +52,96 @@ class UsageLogger(Plugin):
 
     sees_misdirected: ClassVar[bool] = True
 
+    unknown_per_minute: int = 60
+    """Refused requests without a known account that are recorded in a minute for one address; more are counted."""
+    refused_per_minute: int = 600
+    """Refused requests that are recorded in a minute for one account; more are counted."""
+
+    def __post_init__(self) -> None:
+        if self.unknown_per_minute < 1 or self.refused_per_minute < 1:
+            raise ValueError("unknown_per_minute and refused_per_minute must be 1 or more")
+
     async def start(self, services: Services) -> None:
         """Take the log, and the catalogue: only the names of models that exist are recorded."""
         self.usage = services.store.usage
         self.models = services.catalogue.models
+        self.log = services.log
+        self._counted = CountedRefusals(self.unknown_per_minute, self.refused_per_minute, services.clock)
+        self._reporting = asyncio.get_running_loop().create_task(self._report_forever())
+
+    async def stop(self) -> None:
+        """Record what was counted since the last report."""
+        self._reporting.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._reporting
+        await self._report()
 
     async def on_request(self, exchange: Exchange) -> None:
-        """Open the record. The chain goes on meanwhile, but the upstream is not called before the store has the record."""
-        opened = _opened(exchange)
-        written = self.usage.submit_arrival(opened)
-        exchange[Arrival] = Arrival(opened, written)
-        exchange.before_upstream(written)
+        """Open the record. The chain goes on meanwhile, but the upstream is not called before the store has the record.
+
+        After too many refusals from an address, its records are opened only once the chain has admitted the request.
+        """
+        arrival = exchange[Arrival] = Arrival(_opened(exchange))
+        if self._counted.defers(exchange.request.peer):
+            exchange.before_upstream(Deferred(self, exchange))
+        else:
+            arrival.written = self.usage.submit_arrival(arrival.record)
+            exchange.before_upstream(arrival.written)
 
     async def explain(self, exchange: Exchange) -> str:
         """Return what would be recorded. This plugin refuses no request."""
         return "a record is opened now, and closed at the end"
 
     async def on_end(self, exchange: Exchange) -> None:
-        """Close the record with all that is known about the exchange."""
+        """Close the record with all that is known about the exchange, or count the exchange."""
         arrival = exchange[Arrival]
-        if not arrival.written.done():
+        exceeds = self._counted.exceeds(exchange)
+        if arrival.written is None and exceeds:
+            self._counted.count(exchange)
+            return
+        if arrival.written is not None and not arrival.written.done():
             await asyncio.wait([arrival.written])
         model = exchange.model if exchange.model in self.models else ""
         await self.usage.end(_closed(arrival.record, exchange, model))
+
+    async def _report_forever(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_EVERY_S)
+            await self._report()
+
+    async def _report(self) -> None:
+        """Record what was counted, and log from whom the most came."""
+        tallies = self._counted.take()
+        if not tallies:
+            return
+        most = sorted(tallies, key=lambda key: tallies[key].count, reverse=True)[:NAMED]
+        self.log.warning(
+            "refusals_counted",
+            requests=sum(tally.count for tally in tallies.values()),
+            callers=len(tallies),
+            most={key: tallies[key].count for key in most},
+        )
+        for tally in tallies.values():
+            try:
+                await self.usage.end(tally.record())
+            except StoreAway as error:
+                self.log.error("counted_refusals_lost", requests=tally.count, reason=str(error))
+
+
+class Deferred:
+    """The arrival of a request that is sent to the store only when the chain has admitted the request."""
+
+    def __init__(self, logger: UsageLogger, exchange: Exchange) -> None:
+        self._logger = logger
+        self._exchange = exchange
+
+    def __await__(self) -> Generator[object, None, object]:
+        exchange = self._exchange
+        if not exchange.refused_by and exchange.request.operation is not Operation.MISDIRECTED:
+            arrival = exchange[Arrival]
+            arrival.written = self._logger.usage.submit_arrival(arrival.record)
+            yield from arrival.written
+        return None
 
 
 def _opened(exchange: Exchange) -> Record:

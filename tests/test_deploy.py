@@ -211,6 +211,7 @@ def test_the_service_waits_for_a_drain_and_is_not_restarted_with_a_wrong_file() 
     assert int(service["TimeoutStopSec"]) > Port().drain + SINK_STOP_S
     assert (service["Type"], service["KillMode"], service["RestartPreventExitStatus"]) == ("notify", "mixed", "2")
     assert "-HUP" in service["ExecReload"]
+    assert unit("sluicegate.service")["Unit"]["StartLimitIntervalSec"] == "0", "any other failure may pass"
 
 
 def test_the_image_is_built_of_what_is_there_and_does_not_run_as_root() -> None:

@@ -232,3 +232,34 @@ def test_a_folder_where_a_file_is_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="File exists"):
         durable.make_folder(tmp_path / "file")
+
+
+def test_a_leftover_of_a_killed_process_is_removed_when_it_is_old(tmp_path: Path) -> None:
+    killed_in("fsync", "write", tmp_path / "file")
+    (leftover,) = tmp_path.iterdir()
+    assert durable.remove_leftovers(tmp_path) == [], "a process may have just made it"
+    aged(leftover)
+    (tmp_path / "report.part").touch()
+    aged(tmp_path / "report.part")
+    assert durable.remove_leftovers(tmp_path) == [leftover]
+    assert names(tmp_path) == ["report.part"], "another program's file is not ours to remove"
+
+
+def test_a_temporary_file_that_is_being_written_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsync, removed = os.fsync, list[Path]()
+
+    def slow(descriptor: int) -> None:
+        for path in tmp_path.glob("*.part"):
+            aged(path)
+        removed.extend(durable.remove_leftovers(tmp_path))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    durable.write(tmp_path / "file", NEW)
+    assert removed == []
+    assert names(tmp_path) == ["file"]
+
+
+def aged(path: Path) -> None:
+    then = time.time() - 2 * durable.YOUNGEST_S
+    os.utime(path, (then, then))

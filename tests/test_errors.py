@@ -70,7 +70,9 @@ def test_a_401_says_how_to_authenticate() -> None:
         (1, "1", "1000"),
         (1.001, "2", "1001"),
         (58.5, "59", "58500"),
-        (600, "59", "59000"),
+        (59, "59", "59000"),
+        (0.0001, "1", "1"),
+        (1.0001, "2", "1001"),
     ],
 )
 def test_the_wait_is_whole_seconds_from_1_to_59_and_exact_in_milliseconds(
@@ -78,6 +80,23 @@ def test_the_wait_is_whole_seconds_from_1_to_59_and_exact_in_milliseconds(
 ) -> None:
     refused = Refused(429, "rate_limited", "Wait.", retry_after_s=wait_s)
     assert headers_of(refused) == {"Retry-After": seconds, "retry-after-ms": milliseconds}
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "words"),
+    [
+        (59.5, "60 seconds"),
+        (120, "120 seconds"),
+        (120.5, "3 minutes"),
+        (600, "10 minutes"),
+        (7201, "3 hours"),
+        (86400, "24 hours"),
+    ],
+)
+def test_a_longer_wait_is_in_the_message_and_client_libraries_are_told_not_to_retry(wait_s: float, words: str) -> None:
+    refused = Refused(429, "rate_limited", "Too fast.", retry_after_s=wait_s)
+    assert headers_of(refused) == {"Retry-After": "59", "retry-after-ms": "59000", "x-should-retry": "false"}
+    assert json.loads(render(refused, "id"))["error"]["message"] == f"Too fast. Retry in {words}."
 
 
 def test_an_errors_own_headers_and_should_retry_are_sent() -> None:

@@ -25,7 +25,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from gateway.admin.live import LIVE, LiveUsage
 from gateway.config.schema import Config, host_port
 from gateway.config.secrets import secret_of
-from gateway.errors import Refused, cannot_listen, headers_of, internal, render
+from gateway.errors import GatewayError, Refused, cannot_listen, headers_of, internal, render
 from gateway.metrics.exporter import Exporter
 from gateway.request_id import new_id
 from gateway.usage import queries
@@ -113,6 +113,9 @@ class Admin:
             )
         except ConnectionError:
             raise
+        except GatewayError as error:
+            log.error("admin_request_failed", reason=str(error))
+            return _error_response(Refused(503, "service_unavailable", f"{error}."))
         except Exception as error:
             log.error("admin_request_failed", exc_info=error)
             return _error_response(internal())

@@ -3,6 +3,8 @@
 - The data may be cut at any byte. Events are relayed byte for byte as the upstream framed them, and only complete
   ones. The exception is an event longer than the limit, which is relayed in pieces and not parsed.
 - One event may be dropped: the usage-only chunk, if the gateway asked for it and the caller did not.
+- An error ends what is relayed. It is relayed itself if it has a shape that client libraries raise on; otherwise the gateway
+  sends an error event of its own in its place.
 - Most events are never parsed. A search for the quoted names of the few fields that matter decides whether an event
   is parsed as JSON. A quote inside a JSON string is escaped, so text written by a model cannot hide a field from the
   search; it can only cause an event to be parsed that has none of these fields.
@@ -12,11 +14,8 @@
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Final, TypeVar
-
-import msgspec
-
+from gateway.chat import chunks
+from gateway.chat.chunks import CHOICES, FIELDS
 from gateway.chat.sse import (
     EVENT_BOUNDARY,
     LINE_FEED,
@@ -26,82 +25,63 @@ from gateway.chat.sse import (
     parse_event,
     whole_events,
 )
-from gateway.chat.tokens import OutputCounter
-from gateway.chat.usage import Usage
-
-_FIELDS: Final = re.compile(rb'"(?:finish_reason|usage|error)"(?!:null)')
-_NULL: Final = msgspec.Raw(b"null")
-_NO_FINISH_REASON: Final = (b"null", b'""')
-
-Value = TypeVar("Value")
-
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
-
-
-class _Groq(msgspec.Struct):
-    usage: msgspec.Raw = _NULL
-
-
-class _Choice(msgspec.Struct):
-    finish_reason: msgspec.Raw = _NULL
-
-
-class _Chunk(msgspec.Struct):
-    choices: msgspec.Raw = _NULL
-    usage: msgspec.Raw = _NULL
-    error: msgspec.Raw = _NULL
-    x_groq: msgspec.Raw = _NULL
-
-
-class _UsageCounts(msgspec.Struct):
-    prompt_tokens: Count
-    completion_tokens: Count
-
-
-_chunk = msgspec.json.Decoder(_Chunk)
-_choices = msgspec.json.Decoder(list[_Choice])
-_groq = msgspec.json.Decoder(_Groq)
-_counts = msgspec.json.Decoder(_UsageCounts)
+from gateway.chat.tokens import OutputCounter, measure
+from gateway.chat.usage import ReportedUsage
 
 
 class EventStream:
-    """The event stream of one response. `drop_usage`: the caller did not ask for the usage-only chunk."""
+    """The event stream of one response of `choices` choices. `drop_usage`: the caller did not ask for the usage-only chunk."""
 
     __slots__ = (
+        "_choices",
         "_drop_usage",
         "_ended_at_boundary",
+        "_finished_choices",
+        "_head",
         "_in_overlong",
         "_max_event_bytes",
+        "_output_at_usage",
         "_pending",
+        "_unusual",
+        "concluded",
         "done",
         "error",
+        "error_relayed",
         "events",
-        "finished",
         "first_error",
         "output",
         "started",
         "usage",
     )
 
-    def __init__(self, *, drop_usage: bool, max_event_bytes: int = 1 << 20) -> None:
+    def __init__(self, *, drop_usage: bool, choices: int = 1, max_event_bytes: int = 1 << 20) -> None:
         self.started = False
         """A first event with data was complete. Comments are not events."""
         self.events = 0
         """The number of events with data that were relayed, including `[DONE]`."""
         self.error: bytes | None = None
-        """The data of the first error event: one named `error`, or whose field `error` is not null."""
+        """The data of the first error event: one named `error`, or with an error object as data."""
         self.first_error = False
         """The error was the first event with data."""
-        self.usage: Usage | None = None
-        """The last usage that the upstream reported, in whichever field of an event."""
-        self.finished = False
-        """A choice had a `finish_reason`. An empty one does not count: some upstreams send it with every chunk."""
+        self.error_relayed = False
+        """The error was relayed, since client libraries raise on it."""
+        self.usage = ReportedUsage()
+        """What the upstream reported, in whichever field of an event."""
         self.done = False
         """`[DONE]` was received."""
+        self.concluded = False
+        """Nothing more is needed: there was `[DONE]`, an error, or every choice's finish reason and the final usage."""
+        self._choices = choices
+        self._finished_choices: frozenset[bytes] = frozenset()
+        self._output_at_usage = -1
         self._drop_usage = drop_usage
         self._max_event_bytes = max_event_bytes
         self._pending = bytearray()
+        self._head = b"\n"
+        """How the last event with only text began, up to its choices: nearly always the next one begins so, too."""
         self._in_overlong = False
+        self._unusual = False
+        """An event is longer than the limit, or there was an error. One flag for both, since each read looks at it."""
         self._ended_at_boundary = False
         self.output = OutputCounter()
         """The output events: all that were relayed except errors, `[DONE]` and the usage-only chunk."""
@@ -112,22 +92,32 @@ class EventStream:
         return not self._in_overlong
 
     @property
+    def finished(self) -> bool:
+        """Return whether a choice had a finish reason."""
+        return bool(self._finished_choices)
+
+    @property
+    def all_finished(self) -> bool:
+        """Return whether every choice had a finish reason, or `[DONE]` was received."""
+        return self.done or len(self._finished_choices) >= self._choices
+
+    @property
     def complete(self) -> bool:
         """Return whether the response is complete: it had `[DONE]`, or a finish reason and an end that cut no event."""
         return self.done or (self.finished and self._ended_at_boundary)
 
     def feed(self, data: bytes) -> bytes:
         """Take data from the upstream and return the data to relay now, empty while no event is complete."""
-        if self._pending or self._in_overlong:
+        if self._pending or self._unusual:
             relayed = self._take_within_event(data)
         elif (
             # Nearly always: one complete event of a single line with a JSON object that has only text.
             data.find(b"\n") == len(data) - 2
             and data[-1] == LINE_FEED
-            and data.startswith(b"data: {")
+            and (data.startswith(self._head) or self._learn_head(data))
             and len(data) <= self._max_event_bytes
-            and b"\r" not in data
-            and _FIELDS.search(data) is None
+            and data.find(b"\r") < 0
+            and FIELDS.search(data) is None
         ):
             self.started = True
             self.events += 1
@@ -146,19 +136,34 @@ class EventStream:
         if EVENT_BOUNDARY.search(rest + b"."):
             self._ended_at_boundary = True
             return self._end_overlong(rest) if self._in_overlong else self._take_event(rest)
-        self.done = self.done or parse_event(rest)[1] == b"[DONE]"
+        if parse_event(rest)[1] == b"[DONE]":
+            self._note_finish(b"", chunks.TEXT, is_done=True)
         unfinished = [line for line in rest.splitlines() if line and not line.startswith(b":")]
         self._ended_at_boundary = not (self._in_overlong or unfinished)
         return b""
 
+    def _learn_head(self, data: bytes) -> bool:
+        """Return whether an event is a JSON object with choices. What has none may be an error."""
+        choices = data.find(CHOICES)
+        if choices < 0 or not data.startswith(b"data: {"):
+            return False
+        self._head = data[: choices + len(CHOICES)]
+        return True
+
     def _take_from_boundary(self, data: bytes) -> bytes:
-        """Take data that begins at an event boundary. Events before the first match of `_FIELDS` are not parsed."""
-        match = _FIELDS.search(data)
+        """Take data that begins at an event boundary. Events before the first match of `FIELDS` are not parsed."""
+        match = FIELDS.search(data)
         end = last_boundary(data, match.start() if match else len(data))
         plain = data[:end]
         relayed = []
-        # Carriage returns end lines in other ways.
-        if 0 < end <= self._max_event_bytes and b"\r" not in data and (events := count_plain_events(plain)):
+        # Carriage returns end lines in other ways. What has no choices may be an error.
+        if (
+            0 < end <= self._max_event_bytes
+            and not self._unusual
+            and data.find(b"\r") < 0
+            and (events := count_plain_events(plain))
+            and plain.count(CHOICES) == events
+        ):
             self.started = True
             self._count(plain, events)
             if end == len(data):
@@ -191,17 +196,21 @@ class EventStream:
             self._begin_overlong()
         piece = self._pending.rstrip(b"\r\n")
         del self._pending[: len(piece)]
-        self.output.bytes += len(piece)
-        return bytes(piece)
+        return self._relay_overlong(bytes(piece))
 
     def _begin_overlong(self) -> None:
-        self._in_overlong = self.started = True
-        self.events += 1
-        self.output.events += 1
+        self._in_overlong = self._unusual = self.started = True
+        self.events += self.error is None
 
     def _end_overlong(self, piece: bytes) -> bytes:
         self._in_overlong = False
-        self.output.bytes += len(piece)
+        self._unusual = self.error is not None
+        return self._relay_overlong(piece)
+
+    def _relay_overlong(self, piece: bytes) -> bytes:
+        if self.error is not None:
+            return b""
+        self.output.add_unread(piece)
         return piece
 
     def _take_event(self, event: bytes) -> bytes:
@@ -210,41 +219,42 @@ class EventStream:
             self._begin_overlong()
             return self._end_overlong(event)
         name, data = parse_event(event)
-        if not data:
-            return event
+        if not data and name != b"error":
+            return event if self.error is None else b""
         is_first, self.started = not self.started, True
-        chunk = _Chunk()
-        if name == b"error" or _FIELDS.search(data):
-            chunk = _decode(_chunk, data) or chunk
-            self._read_fields(chunk)
-        is_error = name == b"error" or chunk.error != _NULL
-        if is_error and self.error is None:
-            self.error, self.first_error = data, is_first
-        only_usage = chunk.usage != _NULL and _decode(_choices, chunk.choices) == []
-        if only_usage and self._drop_usage and not is_error:
-            return b""
-        if is_error or only_usage or data == b"[DONE]":
-            self.done = self.done or data == b"[DONE]"
+        is_done = data == b"[DONE]"
+        chunk = chunks.TEXT if is_done else chunks.read(name, data)
+        relayed = self.error is None and not (chunk.only_usage and self._drop_usage)
+        if chunk.error and self.error is None:
+            self.error, self.first_error, self._unusual = data, is_first, True
+            relayed = self.error_relayed = chunk.raises
+        self._note_finish(event, chunk, is_done)
+        if relayed:
             self.events += 1
-        else:
-            self._count(event, 1)
-        return event
+            if not (chunk.error or chunk.only_usage or is_done):
+                self._count_output(event, chunk)
+        if chunk.counts is not None:
+            self.usage.add(chunk.counts, final=self.all_finished)
+            self._output_at_usage = self.output.all_events
+        self.concluded = self.error is not None or self.done or (self.all_finished and self.usage.final)
+        return event if relayed else b""
 
-    def _read_fields(self, chunk: _Chunk) -> None:
-        choices = _decode(_choices, chunk.choices) or []
-        self.finished = self.finished or any(bytes(choice.finish_reason) not in _NO_FINISH_REASON for choice in choices)
-        groq = _decode(_groq, chunk.x_groq) or _Groq()
-        counts = _decode(_counts, chunk.usage) or _decode(_counts, groq.usage)
-        if counts is not None:
-            self.usage = Usage(counts.prompt_tokens, counts.completion_tokens, "upstream")
+    def _note_finish(self, event: bytes, chunk: chunks.Chunk, is_done: bool) -> None:
+        """Note `[DONE]` and the finish of choices. Usage reported before is final if no text came after it."""
+        if not (is_done or chunk.finished):
+            return
+        self.done = self.done or is_done
+        self._finished_choices |= chunk.finished
+        no_more_output = self.output.all_events == self._output_at_usage and (is_done or not measure(event).tokens)
+        if self.all_finished and no_more_output:
+            self.usage.set_final()
+
+    def _count_output(self, event: bytes, chunk: chunks.Chunk) -> None:
+        if chunk.finished or chunk.counts is not None:
+            self.output.add_measured(event)  # its size is not that of its text
+        else:
+            self.output.add(event, 1)
 
     def _count(self, data: bytes, events: int) -> None:
         self.events += events
         self.output.add(data, events)
-
-
-def _decode(decoder: msgspec.json.Decoder[Value], raw: bytes | msgspec.Raw) -> Value | None:
-    try:
-        return decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None

@@ -65,7 +65,7 @@ class Body(msgspec.Struct, frozen=True):
     """An estimate of the input tokens: four bytes of the body a token, an encoded part at most 1,105."""
     stream_options: dict[str, msgspec.Raw]
     top: dict[str, msgspec.Raw]
-    """The top-level fields, each value as the caller wrote it."""
+    """The top-level fields, each value as the caller wrote it. Empty from the first byte of the answer on."""
 
     @property
     def prompt_tokens_bound(self) -> int:
@@ -74,6 +74,11 @@ class Body(msgspec.Struct, frozen=True):
         It covers text only. What an upstream fetches (an image by its URL, a search) is not in the body.
         """
         return self.size + self.messages * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
+
+    def drop_values(self) -> None:
+        """Free the values, in place: whatever else refers to this body does not keep the received bytes either."""
+        self.top.clear()
+        self.stream_options.clear()
 
     def upstream(self, model: str, ceiling_field: str, ceiling: int | None, *, ask_usage: bool) -> list[BodyPart]:
         """Return the body to send, in parts: `model` is the upstream's name, `ask_usage` requests the usage chunk.

@@ -49,7 +49,10 @@ def whole_events(data: bytes) -> Iterator[bytes]:
 
 
 def parse_event(event: bytes) -> tuple[bytes, bytes]:
-    """Return the name and the data of an event, its data lines joined. A stream may begin with a byte order mark."""
+    """Return the name and the data of an event, its data lines joined. A stream may begin with a byte order mark.
+
+    Old servers of llama.cpp send an error as a field `error`. It is returned as the data of an event with that name.
+    """
     name, data = b"", []
     for line in event.removeprefix(BOM_UTF8).splitlines():
         field, _, value = line.partition(b":")
@@ -57,4 +60,7 @@ def parse_event(event: bytes) -> tuple[bytes, bytes]:
             data.append(value)
         elif field == b"event":
             name = value.strip()
+        elif field == b"error":
+            name = field
+            data.append(value)
     return name, b"\n".join(data).strip()

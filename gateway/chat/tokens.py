@@ -1,71 +1,183 @@
 """An estimate of the output tokens of a response whose upstream reports no usage. Sans-I/O.
 
-The estimate is at least one token for each event. Some upstreams send several tokens in one event, so the text is measured
-too: a sample of the first events shows how many bytes of an event are JSON around the text, and how much of the text is not
-a repetition, since some upstreams send it twice in an event. Four bytes of text count as one token.
+- The text of an answer is counted (content, reasoning, refusals, the names and arguments of tool calls), four bytes as one
+  token, but never less than one token for each event with text. What surrounds the text is not counted. Text that an event
+  repeats in a second field is counted once. Where an event has log probabilities, it has one token for each of them.
+- Only a sample of the events is parsed, and only when an estimate is needed. The sample is spread over the whole stream: when
+  it is full, every second event leaves it, and from then on half as many are taken.
+- A large event is parsed when it arrives: it may be a long text, or a picture or encrypted reasoning.
+- Other events outside the sample are estimated by their size, by linear regression. Where all that varies is the text, this is
+  exact; where log probabilities outweigh the text, it is the mean of the sample.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from math import ceil
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from gateway.chat.sse import parse_event, whole_events
 from gateway.chat.usage import BYTES_PER_TOKEN
 
-SAMPLE_BYTES: Final = 4096
-"""Bytes of output that are stored to measure how much of an event is text."""
+MAX_SAMPLES: Final = 16
+MIN_LARGE: Final = 1024
+LARGE_TIMES: Final = 4
+"""An event is large where it is longer than `MIN_LARGE` and so many times as long as the events of the sample on average."""
 
-_NOT_TEXT: Final = frozenset({"role", "type", "id", "finish_reason", "native_finish_reason", "logprobs"})
+_NOT_TEXT: Final = frozenset({
+    *("annotations", "citations", "executed_tools", "search_results", "provider_specific_fields", "images", "image_url", "url"),
+    *("role", "type", "id", "index", "object", "channel", "format", "signature", "data", "obfuscation", "logprobs"),
+    *("stop_reason", "native_finish_reason", "token_id", "token_ids"),
+})  # fmt: skip
+"""Fields of a delta that have other strings than generated text."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One event: its bytes, and the tokens of its text."""
+
+    size: int
+    tokens: float
 
 
 class OutputCounter:
-    """The output events of a response: how many, their bytes, and a sample of the first ones."""
+    """The output events of a response: how many, their bytes, and a sample of them. A few events are measured."""
 
-    __slots__ = ("_sample", "bytes", "events")
+    __slots__ = (
+        "_large",
+        "_measured_bytes",
+        "_measured_events",
+        "_measured_least",
+        "_measured_text",
+        "_next",
+        "_samples",
+        "_stride",
+        "_unread_bytes",
+        "bytes",
+        "events",
+    )
 
     def __init__(self) -> None:
         self.events = 0
         self.bytes = 0
-        self._sample = b""
+        self._large = MIN_LARGE
+        self._measured_bytes = 0
+        self._measured_events = 0
+        self._measured_least = 0
+        self._measured_text = 0.0
+        self._unread_bytes = 0
+        self._next = 0
+        self._stride = 1
+        self._samples: list[bytes | Sample] = []
+
+    @property
+    def all_events(self) -> int:
+        """The number of events, measured ones included."""
+        return self.events + self._measured_events
 
     def add(self, data: bytes, events: int) -> None:
         """Count `events` complete events, whose bytes are `data`."""
-        self.events += events
-        self.bytes += len(data)
-        if len(self._sample) < SAMPLE_BYTES:
-            self._sample += data[: SAMPLE_BYTES - len(self._sample)]
+        size = len(data)
+        before = self.events
+        if size > self._large or before + events > self._next:
+            if events > 1 or size > self._large:
+                self._add_each(data, events)
+                return
+            self._samples.append(data if size <= MIN_LARGE else measure(data))
+            self._next += self._stride
+            if len(self._samples) == MAX_SAMPLES:
+                self._thin_out()
+        self.bytes += size
+        self.events = before + events
+
+    def add_unread(self, data: bytes) -> None:
+        """Count a part of an event that is too long to be read, all of it as text."""
+        self._unread_bytes += len(data)
+
+    def add_measured(self, event: bytes) -> None:
+        """Count an event that is unlike the others, so that they are not estimated by its size."""
+        tokens = measure(event).tokens
+        self._measured_events += 1
+        self._measured_least += tokens > 0
+        self._measured_text += tokens
 
     def tokens(self) -> int:
-        """Return the estimated number of tokens; 0 only if there was no output."""
-        sampled = [(len(event), _parse_texts(event)) for event in whole_events(self._sample)]
-        text_bytes = sum(len(text) for _, texts in sampled for text in texts)
-        distinct_bytes = sum(len(text) for _, texts in sampled for text in set(texts))
-        overhead = (sum(size for size, _ in sampled) - text_bytes) / max(1, len(sampled))
-        distinct_share = distinct_bytes / text_bytes if text_bytes else 1
-        text = max(0.0, self.bytes - self.events * overhead) * distinct_share
-        return max(self.events, ceil(text / BYTES_PER_TOKEN))
+        """Return the estimated number of tokens; 0 only if there was no text."""
+        text, least = self._measured_text, float(self._measured_least)
+        if self._samples:
+            # The first event often has the role alone, and is unlike all others.
+            first, *rest = map(_measured, self._samples)
+            text, least = text + first.tokens, least + (first.tokens > 0)
+            if rest:
+                text += _extrapolate(rest, self.events - 1, self.bytes - first.size)
+                least += (self.events - 1) * sum(sample.tokens > 0 for sample in rest) / len(rest)
+        return ceil(round(max(text, least) + self._unread_bytes / BYTES_PER_TOKEN, 3))
+
+    def _add_each(self, data: bytes, events: int) -> None:
+        if self.events + events <= self._next and not _has_longer_event(data, self._large):
+            self.bytes += len(data)
+            self.events += events
+            return
+        for event in [data] if events == 1 else whole_events(data):
+            if len(event) <= self._large:
+                self.add(event, 1)
+            else:
+                self.add_measured(event)
+                self._measured_bytes += len(event)
+                self._large = max(MIN_LARGE, LARGE_TIMES * (self.bytes + self._measured_bytes) // self.all_events)
+
+    def _thin_out(self) -> None:
+        """Remove every second event of the sample."""
+        del self._samples[1::2]
+        self._stride *= 2
+        self._next = len(self._samples) * self._stride
 
 
-class _Chunk(msgspec.Struct):
-    choices: object = None
+def _has_longer_event(data: bytes, limit: int) -> bool:
+    """Return whether one of several events that end with line feeds is longer than `limit`."""
+    start = 0
+    while len(data) - start > limit:
+        end = data.rfind(b"\n\n", start, start + limit)
+        if end < 0:
+            return True
+        start = end + 2
+    return False
 
 
-_chunk = msgspec.json.Decoder(_Chunk)
+def _measured(sample: bytes | Sample) -> Sample:
+    return sample if isinstance(sample, Sample) else measure(sample)
 
 
-def _parse_texts(event: bytes) -> list[bytes]:
+def measure(event: bytes) -> Sample:
+    """Return the size of an event and the tokens of its text."""
+    return Sample(len(event), tokens_of(parse_event(event)[1]))
+
+
+def tokens_of(data: bytes) -> float:
+    """Return the tokens of the text of a chunk or of a complete response."""
     try:
-        choices = _chunk.decode(parse_event(event)[1]).choices
+        choices = msgspec.json.decode(data, type=_Response).choices
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return []
-    return [text.encode() for text in _find_texts(choices)]
+        return 0
+    return sum(_tokens_of_choice(choice) for choice in choices if isinstance(choice, dict))
 
 
-def _find_texts(value: object) -> Iterator[str]:
+class _Response(msgspec.Struct):
+    choices: list[Any] = []
+
+
+def _tokens_of_choice(choice: dict[str, Any]) -> float:
+    logprobs = choice.get("logprobs")
+    if isinstance(logprobs, dict):
+        entries = sum(len(listed) for listed in logprobs.values() if isinstance(listed, list))
+        if entries:
+            return entries
+    texts = {text for name in ("delta", "message", "text") for text in _find_texts(choice.get(name))}
+    return sum(len(text.encode()) for text in texts) / BYTES_PER_TOKEN
+
+
+def _find_texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
@@ -75,3 +187,14 @@ def _find_texts(value: object) -> Iterator[str]:
         for name, item in value.items():
             if name not in _NOT_TEXT:
                 yield from _find_texts(item)
+
+
+def _extrapolate(samples: list[Sample], events: int, size: int) -> float:
+    """Return the tokens of `events` events of `size` bytes together, of which `samples` are some."""
+    mean_size = sum(sample.size for sample in samples) / len(samples)
+    mean_tokens = sum(sample.tokens for sample in samples) / len(samples)
+    variance = sum((sample.size - mean_size) ** 2 for sample in samples)
+    covariance = sum((sample.size - mean_size) * (sample.tokens - mean_tokens) for sample in samples)
+    slope = covariance / variance if variance else 1 / BYTES_PER_TOKEN
+    slope = min(max(slope, 0.0), 1 / BYTES_PER_TOKEN)
+    return max(0.0, events * mean_tokens + slope * (size - events * mean_size))

@@ -72,6 +72,8 @@ def _row(shown: ChannelSnapshot) -> tuple[str, str, int, str, str]:
     condition = str(shown.condition)
     if shown.condition is Condition.COOLING:
         condition += f" for {-(-shown.cool_ms // 1000)} s"
+    if shown.failing_accounts:
+        condition += f", cooling for {shown.failing_accounts} account{'s' if shown.failing_accounts > 1 else ''} alone"
     error = shown.last_error
     if shown.last_error_at_ms is not None:
         error += f", {max(0, round(time.time() - shown.last_error_at_ms / 1000))} s ago"

@@ -13,7 +13,8 @@ from gateway.usage.record import Record
 
 NEVER_ARRIVED: Final = (
     "never arrived: the usage log has no request with this id. Compare it with the x-request-id of the response, and the "
-    "address with the base address: only requests below /v1 are in the log."
+    "address with the base address: only requests below /v1 are in the log. If it was refused among very many, a record with the "
+    "operation `counted` stands for it: `gateway usage list` shows them."
 )
 
 
@@ -63,7 +64,11 @@ def _heading(record: Record) -> str:
 def _arrival(record: Record) -> list[str]:
     if record.outcome is Outcome.REFUSED:
         by = f" by {record.refused_by}" if record.refused_by else ""
-        return [f"arrived and refused{by}: {_words(record.error_code)} ({record.status})"]
+        others = record.events - 1
+        counted = (
+            f", and {others} like it within {record.duration_ms} ms, which were only counted" if others > 0 else ""
+        )
+        return [f"arrived and refused{by}: {_words(record.error_code)} ({record.status}){counted}"]
     return [] if record.attempts else ["arrived"]
 
 

@@ -30,6 +30,7 @@ from gateway.cli.follow import ended
 from gateway.config.schema import Config
 from gateway.exchange import Outcome
 from gateway.usage import queries
+from gateway.usage.damage import UnusableFile
 from gateway.usage.database import GROUPS, SUMS
 from gateway.usage.record import Record
 
@@ -75,8 +76,12 @@ def list_(
 
     Example: `gateway usage list --account alice --since 1h --outcome caller_gone`
     """
-    records = queries.select(_folder(config), account=account, outcome=outcome, since_ms=since, newest_first=True)
+    unusable: list[UnusableFile] = []
+    records = queries.select(
+        _folder(config), account=account, outcome=outcome, since_ms=since, newest_first=True, unusable=unusable
+    )
     _print(islice(records, limit), as_json, empty="There are no such requests. Does `--since` reach far enough back?")
+    _fail(unusable)
 
 
 @usage.command()
@@ -130,10 +135,12 @@ def summary(
     Example: `gateway usage summary --by account,model,day --from 2026-11-01 --to 2026-11-30`
     """
     groups = _groups(by)
-    totals = queries.summary(_folder(config), groups, since=first, until=last)
+    unusable: list[UnusableFile] = []
+    totals = queries.summary(_folder(config), groups, since=first, until=last, unusable=unusable)
     if as_json:
         for total in totals:
             print_json(total)
+        _fail(unusable)
         return
     print_table(
         [*groups, *(name.removesuffix("_micros") for name in SUMS)],
@@ -146,6 +153,7 @@ def summary(
         ],
         empty="No requests ended in that time.",
     )
+    _fail(unusable)
 
 
 @usage.command()
@@ -159,8 +167,19 @@ def export(
 
     Example: `gateway usage export --since 30d > usage.jsonl`
     """
-    for record in queries.select(_folder(config), account=account, outcome=outcome, since_ms=since):
+    unusable: list[UnusableFile] = []
+    records = queries.select(_folder(config), account=account, outcome=outcome, since_ms=since, unusable=unusable)
+    for record in records:
         print_json(record)
+    _fail(unusable)
+
+
+def _fail(unusable: list[UnusableFile]) -> None:
+    """End with exit code 1 where files could not be read, and name them."""
+    for error in unusable:
+        left_out = refuse(str(error))
+    if unusable:
+        raise left_out
 
 
 async def _follow(settings: Config, as_json: bool) -> None:
@@ -175,7 +194,9 @@ async def _follow(settings: Config, as_json: bool) -> None:
 def find(config: Path | None, request_id: str) -> Record | None:
     """Return the record of a request from the files, or else from the store if it is not in them yet."""
     settings = configuration(config)
-    record = queries.find(settings.data_path / "usage", request_id)
+    record = None
+    with suppress(UnusableFile):  # the store may have it, or says what is wrong
+        record = queries.find(settings.data_path / "usage", request_id)
     return record if record is not None and record.outcome else asyncio.run(_find_anywhere(settings, request_id))
 
 

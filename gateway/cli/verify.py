@@ -19,7 +19,7 @@ from gateway.config.schema import Config
 from gateway.services import Store
 from gateway.store.accounts import unknown
 from gateway.store.money.archive import Archive
-from gateway.tools.reconcile import Coverage, compare, logged
+from gateway.tools.reconcile import Coverage, compare, damage, logged
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -34,7 +34,8 @@ class Report(msgspec.Struct):
 
     `accounts` and `lines` (of ledgers) were checked; `unread` archived lines were taken as their sums. `agreed` requests agree
     with the usage log, `unknown` ones could not be compared, and `notes` say why. `expired`: holds that were ended because
-    their lease is over. `stale`: costs that came too late to be charged. `wrong`: what does not agree.
+    their lease is over. `stale`: costs that came too late to be charged. `wrong`: what does not agree. `damaged`: files and lines
+    that cannot be read.
     """
 
     accounts: int = 0
@@ -45,6 +46,7 @@ class Report(msgspec.Struct):
     expired: list[Problem] = []
     stale: list[Problem] = []
     wrong: list[Problem] = []
+    damaged: list[str] | msgspec.UnsetType = msgspec.UNSET
     notes: list[str] = []
 
 
@@ -63,8 +65,8 @@ def verify(
 ) -> None:
     """Check every balance against its ledger, its holds and the usage log.
 
-    The exit code is 1 if something does not agree. The gateway may be running. Holds whose lease is over are ended, as the
-    gateway itself would do. Nothing is repaired: to correct a balance, use `gateway account adjust`.
+    The exit code is 1 if something does not agree or cannot be read. The gateway may be running. Holds whose lease is over
+    are ended, as the gateway itself would do. Nothing is repaired: to correct a balance, use `gateway account adjust`.
 
     Example: `gateway verify --json`
     """
@@ -73,7 +75,7 @@ def verify(
         print_json(report)
     else:
         _print(report)
-    if report.wrong:
+    if report.wrong or report.damaged:
         raise typer.Exit(1)
 
 
@@ -83,7 +85,7 @@ async def _verify_all(settings: Config, only: str | None, folder: Path | None) -
             raise unknown(only)
         coverage = await Coverage.of(store)
         archive = Archive(folder) if folder is not None else None
-        report = Report(notes=_notes(coverage))
+        report = Report(notes=_notes(coverage), damaged=await asyncio.to_thread(damage, store) or msgspec.UNSET)
         with _progress() as update:
             async for account in store.accounts.all():
                 if only in (None, account.id):
@@ -147,7 +149,11 @@ def _print(report: Report) -> None:
         typer.echo(f"too late to be charged: account {problem.account}: {problem.what}; see `gateway account adjust`")
     for problem in report.wrong:
         typer.echo(f"WRONG: account {problem.account}: {problem.what}")
-    verdict = f"{len(report.wrong)} things are wrong" if report.wrong else "all is right"
+    damaged = report.damaged or []
+    for text in damaged:
+        typer.echo(f"DAMAGED: {text}")
+    problems = len(report.wrong) + len(damaged)
+    verdict = f"{problems} things are wrong" if problems else "all is right"
     typer.echo(
         f"{verdict}: {report.accounts} accounts, {report.lines} ledger lines, {report.agreed} requests agree with the "
         f"usage log, {report.unknown} could not be compared"

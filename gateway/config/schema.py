@@ -107,6 +107,9 @@ class Port(Section, frozen=True):
     max_body: Bytes = 8 * 1024 * 1024
     body_budget: Bytes = 256 * 1024 * 1024
     max_open: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
+    max_connections: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+    max_connections_per_address: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+    head_budget: Bytes = 32 * 1024 * 1024
     handshake_timeout: Seconds = 10
     head_timeout: Seconds = 15
     body_timeout: Seconds = 60

@@ -8,26 +8,29 @@ from pathlib import Path
 from typing import Final
 
 from gateway import durable
-from gateway.errors import Misconfigured
+from gateway.errors import Misconfigured, cannot_use
 
 MIN_BYTES: Final = 16
 
 
-def secret_of(path: Path, variable: str) -> bytes:
+def secret_of(path: Path, variable: str, *, create: bool = True) -> bytes:
     """Return the secret in the environment's `variable`, else in the file, which is generated on first use, mode 0600.
 
-    Raises `Misconfigured` for one that is shorter than 16 bytes, and for a file that cannot be read or written.
+    Raises `Misconfigured` for one that is shorter than 16 bytes, for a file that cannot be read or written, and without `create`
+    for one that is missing; a full disk is a plain `GatewayError`.
     """
     given = os.environ.get(variable)
     if given is not None:
         return _checked(given.encode(), f"${variable}")
     try:
-        if not path.exists():
+        if create and not path.exists():
             durable.make_folder(path.parent)
             durable.create(path, f"{secrets.token_urlsafe(32)}\n".encode(), mode=0o600)
         return _checked(path.read_bytes().strip(), str(path))
+    except FileNotFoundError:
+        raise Misconfigured(f"{path} is missing, and is not made anew: restore it, or set ${variable}") from None
     except OSError as error:
-        raise Misconfigured(f"{path}: {error.strerror}; make `data` writable, or set ${variable}") from None
+        raise cannot_use(str(path), error, cure=f"make `data` writable, or set ${variable}") from None
 
 
 def _checked(secret: bytes, source: str) -> bytes:

@@ -2,9 +2,8 @@
 
 How an answer may end, and what the caller gets:
 
-- complete (`[DONE]`, or a finish reason and a clean end): the end of the stream;
-- otherwise, after the first byte: one error event from the gateway, at the end of an event, then the stream is cut off;
-- otherwise, before the first byte: nothing. The call returns an `UpstreamFailure`.
+- after the first byte: see `gateway.proxy.ending`;
+- before the first byte: nothing. The call returns an `UpstreamFailure`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Sequence
 from typing import Final
 
 import structlog
@@ -21,16 +19,19 @@ from aiohttp import ClientError
 from gateway import crash_points
 from gateway.chain import Chain
 from gateway.chat.request import Body, BodyPart
-from gateway.chat.usage import Usage, usage_of
-from gateway.errors import render, unavailable
+from gateway.chat.response import Response
+from gateway.chat.usage import Usage
+from gateway.errors import unavailable
 from gateway.exchange import Attempt, Exchange, Outcome
-from gateway.facts import Candidate, CircuitBreaker
+from gateway.facts import Caller, Candidate, CircuitBreaker
 from gateway.proxy import failure
 from gateway.proxy.caller import CallerConnection
-from gateway.proxy.end_reason import INCOMPLETE, EndReason
+from gateway.proxy.end_reason import EndReason
+from gateway.proxy.ending import conclude, usage_of
 from gateway.proxy.failure import UpstreamFailure
 from gateway.proxy.pool import Target, UpstreamPool
-from gateway.proxy.relay import Relay, RelayState
+from gateway.proxy.relay import Relay
+from gateway.proxy.relay_state import RelayState
 from gateway.proxy.upstream import InvalidResponse, UpstreamConnection, read_body
 
 STREAM_HEADERS: Final = {
@@ -67,6 +68,8 @@ class UpstreamCall:
         self.candidate = candidate
         self.breaker = breaker
         self.attempt = Attempt(candidate.name, candidate.model)
+        self.parts: list[BodyPart] = []
+        self.message: list[BodyPart] = []
         self.began = time.monotonic()
         timers = candidate.channel.timers
         self.deadline = min(self.began + timers.first_byte, exchange.started + timers.total)
@@ -81,18 +84,19 @@ class UpstreamCall:
         self.exchange.channel = self.candidate.name
         channel, ceiling = self.candidate.channel, self.candidate.max_output_tokens
         target = pool.target(channel, self.chain.generation)
-        body = self.body.upstream(self.candidate.model, channel.ceiling_name, ceiling, ask_usage=channel.ask_usage)
+        self.parts = self.body.upstream(
+            self.candidate.model, channel.ceiling_name, ceiling, ask_usage=channel.ask_usage
+        )
         accept = "text/event-stream" if self.body.stream else "application/json"
+        account = caller.account if (caller := self.exchange.get(Caller)) else ""
         while True:
-            credential = target.credentials.next()
-            message = target.message(body, credential=credential, accept=accept, trace=self._trace())
-            failed = await self._send(target, relays, message)
-            if failed is None or not failed.credential_refused:
-                return failed
-            if not target.credentials.refused(credential, self.candidate.name):
+            credential = target.credentials.next(account)
+            self.message = target.message(self.parts, credential=credential, accept=accept, trace=self._trace())
+            failed = await self._send(target, relays)
+            if not target.credentials.another(credential, self.candidate.name, account, failed):
                 return failed
 
-    async def _send(self, target: Target, relays: set[Relay], message: Sequence[BodyPart]) -> UpstreamFailure | None:
+    async def _send(self, target: Target, relays: set[Relay]) -> UpstreamFailure | None:
         """Send the request; again on a new connection where a pooled one turned out to be closed before any response."""
         for fresh in (False, True):
             opened = await self._open(target, fresh=fresh)
@@ -110,7 +114,7 @@ class UpstreamCall:
             )
             relays.add(relay)
             try:
-                upstream.send(message)
+                upstream.send(self.message)
                 crash_points.point("upstream.sent")
                 return await self._answer(upstream, relay)
             except InvalidResponse:
@@ -159,7 +163,6 @@ class UpstreamCall:
             attempt.upstream_request_id = failure.scrubbed(upstream.headers.get("x-request-id", ""), credentials)[:128]
         if relay.state is not RelayState.COLLECTING:
             crash_points.point("stream.ended")
-            attempt.usage = relay.usage()
             await self._conclude(relay, reason)
             return None
         if self.caller.gone or reason is EndReason.STOPPING:
@@ -202,6 +205,9 @@ class UpstreamCall:
         self._answered()
         for hook in self.chain.on_response:
             hook(self.exchange)
+        self.exchange.drop_body()  # no retry follows
+        self.parts.clear()
+        self.message.clear()
         return {**STREAM_HEADERS, **self.exchange.response_headers}
 
     def _answered(self) -> None:
@@ -228,10 +234,12 @@ class UpstreamCall:
             return self._interrupted()
         if not complete:
             return failure.timed_out() if self._remaining_s() == 0 else failure.dropped()
-        usage = usage_of(text)
-        if usage is None:
+        response = Response.read(text)
+        if response is None:
             return failure.invalid_response()
-        self.attempt.usage = usage
+        if response.error:
+            return failure.of_event(text, channel.scrubbed)
+        self.attempt.usage = usage_of(response.usage, response.estimate_output, self.body, self.candidate)
         self._answered()
         exchange.first_byte = time.monotonic()
         exchange.bytes = len(text)
@@ -242,25 +250,13 @@ class UpstreamCall:
         return None
 
     async def _conclude(self, relay: Relay, reason: EndReason) -> None:
-        """Set the outcome of a stream that has ended, and write what the caller gets of it."""
-        exchange, caller = self.exchange, self.caller
-        exchange.status = 200
+        """Charge a stream that has ended, set its outcome, and write what the caller gets of it."""
         if reason is EndReason.UPSTREAM and (rest := relay.rest()):
-            caller.write(rest)
-        if relay.events.error is not None:
-            exchange.outcome = Outcome.UPSTREAM_ERROR_IN_STREAM
-            await caller.cut(b"")
-        elif relay.state is RelayState.ABANDONED:
-            exchange.outcome = Outcome.CALLER_GONE
-        elif relay.events.complete or (relay.events.finished and reason is EndReason.CALLER):
-            exchange.outcome = Outcome.COMPLETED  # the end of the stream is written once it is charged
-        elif reason is EndReason.CALLER_STALLED:
-            exchange.outcome = Outcome.STOPPED
-            caller.abort()
-        else:
-            incomplete = INCOMPLETE[reason]
-            error = incomplete.error()
-            exchange.outcome, exchange.error = incomplete.outcome, error
-            if reason in (EndReason.UPSTREAM, EndReason.BROKEN, EndReason.IDLE):
-                self.breaker.failed(self.candidate, exchange.id, error.code, None)
-            await caller.cut(b"data: %b\n\n" % render(error, exchange.id) if relay.events.at_boundary else b"")
+            self.caller.write(rest)
+        events = relay.events
+        self.attempt.usage = usage_of(events.usage, events.output.tokens, self.body, self.candidate)
+
+        def on_failed(code: str) -> None:
+            self.breaker.failed(self.candidate, self.exchange.id, code, None)
+
+        await conclude(self.exchange, self.caller, relay, reason, on_failed)

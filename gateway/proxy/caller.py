@@ -31,12 +31,15 @@ class ConnectionOwner(Protocol):
     """The protocol of a connection. It reports to the exchange that its connection currently serves."""
 
     caller: CallerConnection | None
+    cut_off: bool
+    """Whether the gateway closes the connection, and not the caller."""
 
 
 class CallerConnection:
     """The caller's connection, for the time of one exchange."""
 
     __slots__ = (
+        "_bodyless",
         "_keep_alive",
         "_last",
         "_owner",
@@ -50,16 +53,24 @@ class CallerConnection:
     )
 
     def __init__(
-        self, owner: ConnectionOwner, transport: asyncio.Transport, *, http_1_1: bool, keep_alive: bool
+        self,
+        owner: ConnectionOwner,
+        transport: asyncio.Transport | None,
+        *,
+        http_1_1: bool,
+        keep_alive: bool,
+        bodyless: bool = False,
     ) -> None:
+        """Take the connection over. `transport` is None where the caller has left, `bodyless` for a request by HEAD."""
         self._owner = owner
-        self._transport = transport
+        self._transport = transport or asyncio.Transport()
+        self._bodyless = bodyless
         self._keep_alive = keep_alive
         self._last = b""
         self.chunked = http_1_1
         self.started = False
         self.finished = False
-        self.gone = False
+        self.gone = transport is None
         self.on_gone: Callable[[], None] | None = None
         self.on_flow: Callable[[bool], None] | None = None
         """Called with True when the caller's write buffer is full, with False when it has drained."""
@@ -83,7 +94,7 @@ class CallerConnection:
         """Write a complete response."""
         self.started = self.finished = True
         head = self._head(status, headers, f"Content-Length: {len(body)}\r\n")
-        self._write(head if status == 304 else head + body)
+        self._write(head if status == 304 or self._bodyless else head + body)
         self._limit_wait_for_reader()
 
     def prepare(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
@@ -127,6 +138,7 @@ class CallerConnection:
         self._keep_alive = False
         if not self.gone:
             await asyncio.sleep(CUT_AFTER_S)
+            self._owner.cut_off |= not self.gone
         if not self.gone:
             self._transport.close()
             self._limit_wait_for_reader()
@@ -135,6 +147,7 @@ class CallerConnection:
         """Drop the connection and all that is unsent: the caller does not read."""
         self._keep_alive = False
         if not self.gone:
+            self._owner.cut_off = True
             self._transport.abort()
 
     def send_continue(self) -> None:

@@ -17,6 +17,7 @@ class EndReason(Enum):
     OTHER = "the answer is no event stream, or there is none"
     REFUSED = "the first event is an error"
     LATE = "no event arrived in time"
+    COMPLETE = "the answer is complete"
     UPSTREAM = "the upstream ended its answer"
     BROKEN = "the upstream's connection broke"
     IDLE = "the upstream sent nothing for too long"

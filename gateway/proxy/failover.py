@@ -60,10 +60,17 @@ class Failover:
                     attempt.usage = Usage(body.prompt_tokens_estimate, 0, "estimated")
                 if last.final:
                     break
-                route.breaker.failed(candidate, exchange.id, last.error.code, last.cool_s)
+                failed = route.breaker.unusable if last.not_the_request else route.breaker.failed
+                failed(candidate, exchange.id, last.error.code, last.cool_s)
             finally:
                 route.breaker.left(candidate, exchange.id)
-        raise last.error if last is not None else Refused(404, "model_not_found", "Nothing serves this model.")
+        if last is None:
+            raise Refused(404, "model_not_found", "Nothing serves this model.")
+        if not last.final and last.error.should_retry is not False:
+            # A caller that retries earlier would be refused by the circuit breaker.
+            asked_s = last.error.retry_after_s or 0.0
+            last.error.retry_after_s = await route.breaker.wait_s(route.candidates, asked_s) or None
+        raise last.error
 
     def stop_relays(self) -> None:
         """End every relay in progress, with the error event."""

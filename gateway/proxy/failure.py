@@ -1,22 +1,42 @@
 """Failures of an upstream before the first event: what the caller is told, and whether another candidate is called.
 
-An upstream's 401, 402 and 403 are about the gateway's credential: its text is never shown. Its 400, 404, 413 and 422 are about
-the caller's request and are passed on. Everything else is the channel's fault.
+An upstream's 401 and 402, and a 429 for an exhausted quota, are about the gateway's credential; its 403 is about that or about
+what the request contains. Their text is never shown. Other statuses from 400 to 422 are about the caller's request and are
+passed on. Everything else is the channel's fault, or something that the request makes the channel do: the circuit breaker
+tells them apart by the accounts that meet it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
+from gateway.chat import error_objects
 from gateway.errors import Refused
+from gateway.proxy.advice import retry_after_s, should_retry
 
 MAX_ERROR_BODY: Final = 64 * 1024
-REQUEST_FAULT: Final = frozenset({400, 404, 413, 422})
+REQUEST_FAULT: Final = frozenset(range(400, 423)) - {401, 402, 403, 407, 408}
 OVERLOADED: Final = 529
-CREDENTIAL_FAULT: Final = frozenset({401, 402, 403})
+CREDENTIAL_FAULT: Final = frozenset({401, 402})
+QUOTA_EXHAUSTED: Final = frozenset(
+    {
+        "insufficient_quota",
+        "billing_hard_limit_reached",
+        "billing_not_active",
+        "exceeded_current_quota_error",
+        "usage_limit_reached",
+        "insufficient_balance",
+        "insufficient_credits",
+        "credits_exhausted",
+        "1113",
+    }
+)
+"""What providers give as `code` or `type` of a 429 that lasts until somebody pays. Texts do not tell: some providers call a limit
+per minute a quota.
+"""
 REDACTED: Final = "[redacted]"
 
 
@@ -25,7 +45,8 @@ class UpstreamFailure(msgspec.Struct, frozen=True):
 
     `error`: what the caller is told if no other candidate answers. `final`: no other candidate is called. `maybe_billed`: the
     upstream may have worked on the request. `cool_s`: for how long the upstream is not to be called, None where it did not say
-    so. `credential_refused`: the upstream refused the gateway's credential.
+    so. `credential_refused`: the upstream refused the gateway's credential. `forbidden`: it refused the credential or what the
+    request contains. `not_the_request`: no request can cause this.
     """
 
     error: Refused
@@ -33,34 +54,37 @@ class UpstreamFailure(msgspec.Struct, frozen=True):
     maybe_billed: bool = False
     cool_s: float | None = None
     credential_refused: bool = False
+    forbidden: bool = False
+    not_the_request: bool = False
 
 
 def of_answer(status: int, headers: Mapping[str, str], body: bytes, credentials: Sequence[str]) -> UpstreamFailure:
     """Return the failure that a response other than the requested stream stands for."""
-    if status in CREDENTIAL_FAULT:
-        return UpstreamFailure(
-            Refused(
-                502,
-                "upstream_auth_failed",
-                "The upstream refused the gateway's own credential. Tell the operator, or choose another model.",
-                should_retry=False,
-            ),
-            cool_s=0,
-            credential_refused=True,
-        )
-    if status in REQUEST_FAULT and (passed_on := _passed_on(status, headers, body, credentials)) is not None:
-        return UpstreamFailure(passed_on, final=True)
-    wait_s = _retry_after(headers)
+    wait_s, advice = retry_after_s(headers), should_retry(headers)
+    detail = _detail(body, credentials)
+    if status in REQUEST_FAULT:
+        return UpstreamFailure(_passed_on(status, detail, advice), final=True)
+    quota = status == 429 and not QUOTA_EXHAUSTED.isdisjoint((detail.get("code"), detail.get("type")))
+    if quota or status in CREDENTIAL_FAULT:
+        return UpstreamFailure(_auth_failed(), cool_s=0, credential_refused=True, not_the_request=True)
+    if status == 403:
+        return UpstreamFailure(_auth_failed(), forbidden=True)
+    if status == 407:
+        text = "The proxy in front of the upstream refused the gateway. Tell the operator, or choose another model."
+        error = Refused(502, "upstream_unreachable", text, should_retry=False)
+        return UpstreamFailure(error, cool_s=0, not_the_request=True)
     if status == 429:
         error = Refused(
             429,
             "upstream_rate_limited",
             "The upstream is limiting requests for this model. Wait, then retry with backoff, or choose another model.",
-            retry_after_s=wait_s or 1,
+            retry_after_s=wait_s or (None if advice is False else 1),
+            should_retry=advice,
         )
         return UpstreamFailure(error, cool_s=wait_s or 0)
-    text = "The upstream failed to answer. Retry later or choose another model."
-    return UpstreamFailure(failed(text), cool_s=(wait_s or 0) if status == OVERLOADED else wait_s)
+    error = failed("The upstream failed to answer. Retry later or choose another model.")
+    error.retry_after_s, error.should_retry = wait_s, advice
+    return UpstreamFailure(error, cool_s=(wait_s or 0) if status == OVERLOADED else wait_s)
 
 
 def of_event(error: bytes, credentials: Sequence[str]) -> UpstreamFailure:
@@ -78,7 +102,7 @@ def failed(message: str, code: str = "upstream_error") -> Refused:
 def unreachable() -> UpstreamFailure:
     """Return the failure of a channel to which there is no connection."""
     text = "The upstream cannot be reached. Retry later or choose another model."
-    return UpstreamFailure(failed(text, "upstream_unreachable"))
+    return UpstreamFailure(failed(text, "upstream_unreachable"), not_the_request=True)
 
 
 def dropped() -> UpstreamFailure:
@@ -114,40 +138,24 @@ def scrubbed(text: str, credentials: Sequence[str]) -> str:
     return text
 
 
-def _passed_on(status: int, headers: Mapping[str, str], body: bytes, credentials: Sequence[str]) -> Refused | None:
-    if "json" not in headers.get("Content-Type", ""):
-        return None
-    detail = _detail(body, credentials)
-    if not detail.get("message"):
-        return None
-    return Refused(
-        status,
-        detail.get("code") or "upstream_refused",
-        detail["message"],
-        type=detail.get("type"),
-        param=detail.get("param"),
-    )
+def _auth_failed() -> Refused:
+    text = "The upstream refused the gateway's own credential. Tell the operator, or choose another model."
+    return Refused(502, "upstream_auth_failed", text, should_retry=False)
+
+
+def _passed_on(status: int, detail: Mapping[str, str], advice: bool | None) -> Refused:
+    """Return the upstream's own error, or one of the same status where it has no text that can be shown."""
+    if message := detail.get("message"):
+        code, kind, param = detail.get("code"), detail.get("type"), detail.get("param")
+        return Refused(status, code or "upstream_refused", message, type=kind, param=param, should_retry=advice)
+    if status == 413:
+        text = "The request is larger than the upstream accepts. Shorten the messages."
+        return Refused(status, "body_too_large", text, should_retry=advice)
+    text = f"The upstream refused this request with status {status} and gave no reason that can be shown."
+    return Refused(status, "upstream_refused", f"{text} Check it, or choose another model.", should_retry=advice)
 
 
 def _detail(body: bytes, credentials: Sequence[str]) -> dict[str, str]:
-    """Return the string fields of an error object: of `{"error": {...}}`, `{"error": "..."}` or the bare object."""
-    try:
-        answer: Any = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
-        return {}
-    inner = answer.get("error", answer) if isinstance(answer, dict) else None
-    if isinstance(inner, str):
-        inner = {"message": inner}
-    if not isinstance(inner, dict):
-        return {}
-    return {
-        name: scrubbed(value, credentials)[:2000]
-        for name, value in inner.items()
-        if name in ("message", "type", "param", "code") and isinstance(value, str)
-    }
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return seconds. Dates are ignored, because the upstream's clock may be off."""
-    text = headers.get("Retry-After", "")
-    return float(text) if text.isascii() and text.isdigit() and len(text) < 9 else None
+    """Return the string fields of an error, in whichever dialect."""
+    found = error_objects.details(error_objects.decode(body))
+    return {name: scrubbed(value, credentials)[:2000] for name, value in found.items()}

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from enum import Enum
 from typing import Final
 
 import structlog
@@ -21,30 +20,24 @@ import structlog
 from gateway import crash_points
 from gateway.chat.events import EventStream
 from gateway.chat.request import Body
-from gateway.chat.usage import Usage
 from gateway.config.channel import Channel
 from gateway.exchange import Exchange
 from gateway.proxy import failure
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.end_reason import EndReason
+from gateway.proxy.linger import release_at_end
+from gateway.proxy.relay_state import RelayState
 from gateway.proxy.upstream import UpstreamConnection
 
 MAX_PRELUDE: Final = 2 * 1024 * 1024
 """Bytes that may arrive before the first event is complete: more than the longest event that is waited for."""
+USAGE_WAIT_S: Final = 2.0
+"""How long an answer that has its finish reasons is read on, for the usage and for `[DONE]`."""
 REDACTED: Final = failure.REDACTED.encode()
 
 log = structlog.get_logger("gateway.proxy.relay")
 
 ChunkHook = Callable[[Exchange, bytes], None]
-
-
-class RelayState(Enum):
-    """Where a relay is. It goes from `COLLECTING` to `RELAYING`, and to one of the others when the caller leaves."""
-
-    COLLECTING = "the caller has nothing yet; the first event is not complete"
-    RELAYING = "the caller has the head of the response and the first event"
-    ABANDONED = "the caller left before the answer was complete"
-    CONCLUDING = "the caller left after the finish; only the usage is outstanding"
 
 
 _COLLECTING: Final = RelayState.COLLECTING
@@ -88,7 +81,7 @@ class Relay:
         self.state = RelayState.COLLECTING
         self.failure: Exception | None = None
         """What `begin` raised."""
-        self.events = EventStream(drop_usage=channel.ask_usage and not body.asked_usage)
+        self.events = EventStream(drop_usage=channel.ask_usage and not body.asked_usage, choices=body.n)
         self.ended: asyncio.Future[EndReason] = self._loop.create_future()
         caller.on_gone = self._on_caller_gone
         upstream.on_head = self._on_head
@@ -118,15 +111,10 @@ class Relay:
             if timer is not None:
                 timer.cancel()
         self._caller.on_gone = self._caller.on_flow = None
-        self._upstream.release()
-
-    def usage(self) -> Usage:
-        """Return what the upstream reported, or an estimate of what was delivered, never zero for output."""
-        if self.events.usage is not None:
-            return self.events.usage
-        ceiling = self._body.n * (self._body.max_tokens or 1 << 31)
-        output = 0 if self.state is RelayState.COLLECTING else min(self.events.output.tokens(), ceiling)
-        return Usage(self._body.prompt_tokens_estimate, output, "estimated")
+        if self.events.done:
+            release_at_end(self._upstream)
+        else:
+            self._upstream.release()
 
     def _on_head(self) -> None:
         upstream = self._upstream
@@ -164,6 +152,8 @@ class Relay:
             exchange.events = events.events
             if self._hooks:
                 self._call_hooks(whole)
+        if events.concluded:
+            self._conclude()
 
     def _begin_if_first_event(self) -> None:
         """Begin the response with what was collected, once the first event is complete."""
@@ -193,6 +183,15 @@ class Relay:
         exchange.events = events.events
         self._call_hooks(first)
         crash_points.point("stream.begun")
+        if events.concluded:
+            self._conclude()
+
+    def _conclude(self) -> None:
+        """End the relay, as nothing more is needed. A caller that is there may still get the `[DONE]` that follows soon."""
+        if self.state is RelayState.RELAYING and self.events.error is None and not self.events.done:
+            self._set_deadline(self._last_read_at + USAGE_WAIT_S)
+        else:
+            self.end(EndReason.COMPLETE)
 
     def _call_hooks(self, whole: bytes) -> None:
         try:
@@ -243,15 +242,17 @@ class Relay:
     def _check_deadlines(self) -> None:
         self._deadline_timer = None
         now = self._loop.time()
-        idle_at = self._last_read_at + self.channel.timers.idle
+        concluded = self.events.concluded
+        idle_s = min(self.channel.timers.idle, USAGE_WAIT_S) if concluded else self.channel.timers.idle
+        idle_at = self._last_read_at + idle_s
         if self._stall_timer is not None:
-            idle_at = now + self.channel.timers.idle  # it is the caller that is slow
+            idle_at = now + idle_s  # it is the caller that is slow
         if self.state is RelayState.COLLECTING:
             self.end(EndReason.LATE)
         elif now >= self._total_deadline:
-            self.end(EndReason.TOTAL)
+            self.end(EndReason.COMPLETE if concluded else EndReason.TOTAL)
         elif now >= idle_at:
-            self.end(EndReason.IDLE)
+            self.end(EndReason.COMPLETE if concluded else EndReason.IDLE)
         else:
             self._set_deadline(max(now + 0.001, min(idle_at, self._total_deadline)))
 
@@ -269,14 +270,17 @@ class Relay:
         if self.state is not RelayState.RELAYING:
             self.end(EndReason.CALLER)
             return
-        self.state = RelayState.CONCLUDING if self.events.done or self.events.finished else RelayState.ABANDONED
-        if self.channel.on_caller_gone == "cancel":
+        finished = self.events.all_finished
+        self.state = RelayState.CONCLUDING if finished else RelayState.ABANDONED
+        drain_s = self.channel.drain_limit if self.channel.on_caller_gone == "drain" else 0.0
+        wait_s = max(drain_s, USAGE_WAIT_S) if finished else drain_s
+        if self.events.concluded or not wait_s:
             self.end(EndReason.CALLER)
             return
         self._caller.on_flow = None
         self._stop_stall_timer()
         self._upstream.resume()
-        self._drain_timer = self._loop.call_later(self.channel.drain_limit, self.end, EndReason.CALLER)
+        self._drain_timer = self._loop.call_later(wait_s, self.end, EndReason.CALLER)
 
     def _stop_stall_timer(self) -> None:
         """Cancel the stall timer and restart the idle time: the caller reads again, or is gone."""

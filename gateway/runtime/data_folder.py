@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
+from gateway import durable
 from gateway.config.schema import Config
-from gateway.errors import Misconfigured
+from gateway.errors import cannot_use
 
 
 def data_folder(config: Config) -> Path:
@@ -14,5 +16,12 @@ def data_folder(config: Config) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise Misconfigured(f"data: cannot make {folder}: {error.strerror}; change `data:`") from None
+        raise cannot_use(f"data: cannot make {folder}", error, cure="change `data:`") from None
     return folder
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files that killed processes left in the data folder, and in the folders in it."""
+    for place in (folder, folder / "journal", folder / "usage", folder / "usage" / "spool"):
+        with contextlib.suppress(OSError):  # what is wrong with a folder is reported where it is used
+            durable.remove_leftovers(place)

@@ -31,10 +31,10 @@ class Maintenance(BackgroundTask):
 
     async def run_once(self) -> None:
         """Do each job once. Log a failure, and go on with the next job."""
-        for work in (self.repeat, self.deliver, self.sweep_in_turn):
+        for work in (self.repeat, self.deliver, self.write_down, self.sweep_in_turn):
             try:
                 await work()
-            except GatewayError as error:
+            except (GatewayError, OSError) as error:
                 log.warning("care_waits", work=work.__name__, reason=str(error))
             except Exception:
                 log.exception("care_failed", work=work.__name__)
@@ -52,6 +52,12 @@ class Maintenance(BackgroundTask):
         delivered = await self._store.journal.replay(self._store.wallet.deliver)
         if delivered:
             log.warning("settlements_delivered", count=delivered)
+
+    async def write_down(self) -> None:
+        """Write the ends of requests that neither the store nor the disk accepted before."""
+        written = await self._store.usage.write_down()
+        if written:
+            log.warning("records_written", count=written)
 
     async def sweep_in_turn(self) -> None:
         """Sweep, unless a worker did so within the interval."""

@@ -28,16 +28,16 @@ from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
 from gateway.runtime import demo, logs, systemd, worker
 from gateway.runtime.active import ActiveConfig
-from gateway.runtime.data_folder import data_folder
+from gateway.runtime.data_folder import data_folder, remove_leftovers
 from gateway.runtime.handover import Handover, WorkerEnd
 from gateway.runtime.process import run_until_terminated
 from gateway.runtime.store_check import refuse_database
+from gateway.runtime.store_keeper import StoreKeeper
 from gateway.runtime.supervisor import Ready, Supervisor, Work, open_listeners
 from gateway.runtime.trial import Trial
 from gateway.services import Store
 from gateway.store.client.client import Client
 from gateway.store.client.durability import check_store
-from gateway.store.client.embedded import EmbeddedStore
 from gateway.usage import clickhouse, sink
 
 SINK_STOP_S: Final = 20.0
@@ -80,7 +80,8 @@ class ParentProcess:
         self._numbers = {name: SharedNumbers() for name in names}
         self._metrics = metrics = Metrics(self._numbers["parent"])
         self._service_manager = systemd.ServiceManager()
-        self._embedded = EmbeddedStore.start(self._folder, adopt=False) if config.redis == "embedded" else None
+        remove_leftovers(self._folder)
+        self._embedded = StoreKeeper(self._folder, self._report_start) if config.redis == "embedded" else None
         self._store_url = self._embedded.url if self._embedded else config.redis
         self._supervisor = Supervisor(on_death=self._on_death)
         self._handover = Handover(workers)
@@ -134,6 +135,10 @@ class ParentProcess:
 
         return work
 
+    def _report_start(self, progress: str) -> None:
+        typer.echo(progress, err=True)
+        self._service_manager.starting(progress)
+
     def _on_death(self, kind: str) -> None:
         self._metrics.count("children_died", kind)
         if kind == "worker":
@@ -142,15 +147,14 @@ class ParentProcess:
     def _tick(self) -> None:
         """Do what is due while the children run: the watchdog, the embedded store, a reload."""
         self._service_manager.ping_watchdog()
-        if self._embedded is not None and self._embedded.ended:
-            log.error("store_died", restarted=True)
-            self._embedded = EmbeddedStore.start(self._folder, adopt=False)
+        if self._embedded is not None:
+            self._embedded.tick()
         if self._active.refresh():
             self._supervisor.signal("worker", signal.SIGHUP)
 
 
 async def _prepare(loaded: Loaded, url: str) -> str | None:
-    """Wait for the store, check that it is fit to keep money, and create the demo's account. Return the demo's token.
+    """Wait for the store, check it and the pepper, and create the demo's account. Return the demo's token.
 
     Raises `StoreAway` when the store does not answer within `store.connect_for`, and `Misconfigured` when it is not fit.
     """
@@ -173,9 +177,10 @@ async def _prepare(loaded: Loaded, url: str) -> str | None:
             await client.close()
     for note in notes:
         typer.echo(f"warning: {note}", err=True)
-    if config.demo is None:
-        return None
     async with Store.open(config, url) as store:
+        await store.tokens.check_pepper()
+        if config.demo is None:
+            return None
         return await demo.token_of(store, config, config.demo)
 
 

@@ -18,6 +18,8 @@ from gateway.errors import Misconfigured
 FIRST_DESCRIPTOR: Final = 3
 """SD_LISTEN_FDS_START."""
 
+EXTENSION_S: Final = 60
+
 log = structlog.get_logger("gateway.runtime.systemd")
 
 
@@ -30,6 +32,10 @@ class ServiceManager:
         watched = timeout_us.isdigit() and pid in ("", str(os.getpid()))
         self._ping_interval_s = int(timeout_us) / 2_000_000 if watched else None
         self._pinged_at = 0.0
+
+    def starting(self, progress: str) -> None:
+        """Report that the start goes on, so that it may take `EXTENSION_S` from now."""
+        self._notify(f"EXTEND_TIMEOUT_USEC={EXTENSION_S * 1_000_000}\nSTATUS={progress}")
 
     def ready(self) -> None:
         """Report that requests are accepted."""

@@ -53,6 +53,7 @@ async def opened(
             await gateway.drain()
             with suppress(GatewayError):  # what was acknowledged since the last maintenance may need to be repeated
                 await store.replay_after_failover()
+            await store.usage.write_down()
             await gateway.chain.stop()
             await failover.close()
 

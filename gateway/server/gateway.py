@@ -6,26 +6,34 @@ plugin first needs it, so a request that is refused on its head is refused witho
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
+from collections.abc import Awaitable, Callable
 from itertools import chain as chained
-from typing import Final
+from typing import Final, cast
 
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion10, HttpVersion11, web
 
 from gateway.chain import Chain
 from gateway.chat.request import Body, BodyRules, check
 from gateway.config.schema import Port
 from gateway.errors import Refused, unavailable
 from gateway.exchange import Exchange, Operation, Reply, Request
+from gateway.facts import Caller
+from gateway.proxy.attempt import CallerGone
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.lifecycle import ExchangeRunner, LocalHandler
+from gateway.server.answers import SentResponse, head_too_large
 from gateway.server.body import BodyBudget, BodyReader, expects_continue
+from gateway.server.connections import Connections
 from gateway.server.listener import Listener
-from gateway.server.protocol import SentResponse, Server, ServerProtocol, head_too_large
+from gateway.server.protocol import ServerProtocol
 from gateway.server.routes import HEALTH, LocalRoutes, misdirected, operation_of
+from gateway.server.server import Server
 from gateway.services import Services
 
+BASE: Final = "/v1"
 HANDLER_STOP_S: Final = 1.0
 """How long a request that a stop has to cancel may go on, such as one whose plugin waits for something."""
 
@@ -40,17 +48,19 @@ class Gateway:
         self.runner = runner
         self.routes = LocalRoutes(services.catalogue, services.store)
         self.draining = False
-        self.budget = BodyBudget()
+        self.budget = BodyBudget(port.body_budget)
+        self.connections = Connections(port)
         self._rules = BodyRules(allow_non_streaming=port.allow_non_streaming, allow_fields=frozenset(port.allow_fields))
         self._web_runner: web.ServerRunner | None = None
         self._listener: Listener | None = None
+        self._unserved: set[asyncio.Task[None]] = set()
 
     async def listen(self, bound: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept connections on a bound socket."""
-        server = Server(self._handle, self.port)
+        server = Server(self._handle, self._on_unserved, self.port, self.connections)
         self._web_runner = web.ServerRunner(server, shutdown_timeout=HANDLER_STOP_S)
         await self._web_runner.setup()
-        self._listener = Listener(bound, server, tls, self.port.handshake_timeout)
+        self._listener = Listener(bound, self.connections, server.protocol, tls, self.port.handshake_timeout)
 
     def swap(self, chain: Chain, services: Services) -> Chain:
         """Serve new exchanges with `chain`. Return the chain before, whose exchanges may still be in progress."""
@@ -61,64 +71,105 @@ class Gateway:
         return old
 
     async def drain(self) -> None:
-        """Stop accepting; let open exchanges finish within `port.drain` seconds; end the rest with the error event."""
+        """Let open exchanges finish within `port.drain` seconds; end the rest with the error event; stop accepting.
+
+        Requests that arrive meanwhile are answered with 503, also those on new connections.
+        """
         self.draining = True
         if self._web_runner is None or self._listener is None:
             return
-        self._listener.stop()
         await self.runner.wait_idle(self.port.drain)
         self.runner.failover.stop_relays()
+        self._listener.stop()
         await self.runner.wait_ended()
         await self._web_runner.cleanup()
+        if self._unserved:
+            await asyncio.wait(self._unserved, timeout=HANDLER_STOP_S)
         await self.runner.wait_ended(HANDLER_STOP_S)
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        protocol, transport = request.protocol, request.transport
-        if transport is None or not isinstance(protocol, ServerProtocol):
+        protocol, transport = cast("ServerProtocol", request.protocol), request.transport
+        path = request.raw_path.partition("?")[0]
+        if transport is None:  # it was closed between the end of the head and now
+            self._on_unserved(request, left=not protocol.cut_off)
             raise ConnectionResetError
         caller = CallerConnection(
             protocol,
             transport,
             http_1_1=request.version >= HttpVersion11,
             keep_alive=bool(request.keep_alive),
+            bodyless=request.method == "HEAD",
         )
-        path = request.raw_path.partition("?")[0]
         if path in HEALTH and request.method == "GET":
             await self._health(caller, path)
             return SentResponse(caller)
         refusal = self._refusal(request, crowded=protocol.crowded)
-        if refusal is not None or expects_continue(request) or request.method in ("CONNECT", "HEAD"):
-            caller.close_after()  # caller and gateway may disagree about where the next message begins
+        protocol.unclear = _is_unclear(request) or (refusal is not None and refusal.status < 500)
+        if refusal is not None or protocol.unclear:
+            caller.close_after()
         # A request that every caller would be refused skips the plugins, except those with `sees_misdirected`.
         operation, argument = (Operation.MISDIRECTED, "") if refusal else operation_of(request.method, path)
-        peer = transport.get_extra_info("peername")
+        if operation is Operation.MISDIRECTED and not path.startswith(BASE):
+            exchange = self._exchange(request, operation, argument, _no_body)
+            error = refusal or misdirected(request.method, path)
+            caller.refuse(error, exchange.id, exchange.response_headers)
+            await asyncio.sleep(0)  # requests that cost nothing leave the loop to others, too
+            return SentResponse(caller)
+        reader = BodyReader(self.port, self.budget)
+        exchange = self._exchange(
+            request, operation, argument, lambda: self._body(request, caller, reader), reader.release
+        )
+        reader.exchange = exchange
+        try:
+            await self.runner.run(exchange, self.chain, caller, _refuse_with(refusal) if refusal else self.routes)
+        finally:
+            reader.release()
+        protocol.slot.known |= Caller in exchange
+        return SentResponse(caller)
+
+    def _exchange(
+        self,
+        request: web.BaseRequest,
+        operation: Operation,
+        argument: str,
+        read_body: Callable[[], Awaitable[Body]],
+        on_body_dropped: Callable[[], None] = lambda: None,
+    ) -> Exchange:
+        peer = request.transport.get_extra_info("peername") if request.transport is not None else None
         head = Request(
             request.method,
-            path,
+            request.raw_path.partition("?")[0],
             request.headers,
             peer[0] if isinstance(peer, tuple) else "",
             operation,
             argument,
         )
-        reader = BodyReader(self.port, self.budget)
-        exchange = Exchange(head, lambda: self._body(request, caller, reader), generation=self.chain.generation)
+        exchange = Exchange(head, read_body, on_body_dropped=on_body_dropped, generation=self.chain.generation)
         exchange.response_headers["x-request-id"] = exchange.id
-        if operation is Operation.MISDIRECTED and not path.startswith("/v1"):
-            error = refusal or misdirected(request.method, path)
-            caller.refuse(error, exchange.id, exchange.response_headers)
-            return SentResponse(caller)
-        try:
-            await self.runner.run(exchange, self.chain, caller, _refuse_with(refusal) if refusal else self.routes)
-        finally:
-            reader.release()
-        return SentResponse(caller)
+        return exchange
+
+    def _on_unserved(self, request: web.BaseRequest, *, left: bool) -> None:
+        """Leave a record of a request that was read and is not served, because its connection closes."""
+        if not request.raw_path.startswith(BASE):
+            return
+        exchange = self._exchange(request, Operation.MISDIRECTED, "", _no_body)
+        caller = CallerConnection(cast("ServerProtocol", request.protocol), None, http_1_1=True, keep_alive=False)
+
+        async def end(_: Exchange) -> Reply:
+            raise CallerGone if left else unavailable()
+
+        task = asyncio.create_task(self.runner.run(exchange, self.chain, caller, end))
+        self._unserved.add(task)
+        task.add_done_callback(self._unserved.discard)
 
     def _refusal(self, request: web.BaseRequest, *, crowded: bool) -> Refused | None:
         """Return why no caller could be served with this head: unclear framing, too large, or no capacity. Else None."""
         if sum(map(len, chained.from_iterable(request.raw_headers))) > self.port.max_head:
             return head_too_large(self.port.max_head)
         coding = request.headers.get("Transfer-Encoding")
-        if coding is not None and coding.lower() != "chunked":
+        if request.version not in (HttpVersion10, HttpVersion11):
+            return Refused(400, "invalid_request", "Send the request as HTTP/1.1.")
+        if coding is not None and (coding.lower() != "chunked" or request.version == HttpVersion10):
             return Refused(
                 400, "invalid_request", "Send the body with Content-Length, or with the one coding `chunked`."
             )
@@ -139,8 +190,19 @@ class Gateway:
             raw = await reader.read(request, caller)
         except Refused:
             caller.close_after()
+            cast("ServerProtocol", request.protocol).unclear = True
             raise
         return check(raw, self._rules)
+
+
+async def _no_body() -> Body:
+    raise ConnectionResetError
+
+
+def _is_unclear(request: web.BaseRequest) -> bool:
+    """Return whether caller and gateway may disagree about where the next request begins."""
+    coding = request.headers.get("Transfer-Encoding", "chunked")
+    return coding.lower() != "chunked" or expects_continue(request) or request.method == "CONNECT"
 
 
 def _refuse_with(refusal: Refused) -> LocalHandler:

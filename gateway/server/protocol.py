@@ -3,73 +3,67 @@
 1. A request head arrives complete within `head_timeout` of its first byte and within `max_head` bytes, or the connection is
    closed.
 2. A body's framing is bounded like the body itself. Where it is malformed, the reader of the body gets an error at once.
-3. What a caller sends during an exchange never disturbs that exchange.
+3. What a caller sends during an exchange never disturbs that exchange. Requests that were read and cannot be served any more,
+   because the connection closes, are reported.
 4. When the process is nearly out of file descriptors, new connections are refused, so that open streams can finish.
 
-This is the one file that uses private attributes of aiohttp's server. `AIOHTTP_ATTRIBUTES` lists them, and a test fails when an
-installed aiohttp lacks one. Its twin for aiohttp's client is `gateway.proxy.upstream`.
+`gateway.server.pipeline` lists the private attributes of aiohttp's server that this file uses.
 """
 
 from __future__ import annotations
 
 import asyncio
-import resource
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from aiohttp import StreamReader, web
+import msgspec
+from aiohttp import web
 from aiohttp.http import RawRequestMessage
-from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from gateway.config.schema import Port
 from gateway.errors import Refused, internal
 from gateway.proxy.caller import CallerConnection
 from gateway.request_id import new_id
+from gateway.server.answers import (
+    LINGER_S,
+    MALFORMED,
+    SentResponse,
+    head_too_large,
+    head_too_slow,
+    line_too_long,
+    too_many_headers,
+)
+from gateway.server.connections import Connections, Slot
+from gateway.server.pipeline import PipelinedHandler
 
-AIOHTTP_ATTRIBUTES: Final = ("_close", "_messages", "_request_count", "_request_in_progress", "_waiter")
-"""Of `aiohttp.web.RequestHandler`, as read in 3.14.5: whether the connection closes after the current request, the requests
-that were parsed and not handled yet, how many were parsed in all, whether a handler runs, and the future on which an idle
-connection waits for a request.
-"""
-
-READ_BUFFER: Final = 64 * 1024
 WRITE_BUFFER: Final = 64 * 1024
 """Unsent bytes above which the upstream is not read. Set here because TLS would allow eight times as many."""
-LINGER_S: Final = 2.0
-"""How long the rest of a refused request is read and dropped. Closing at once could destroy the response before it is read."""
 MAX_FRAMING: Final = 512 * 1024
 """Bytes of chunk sizes, extensions and trailers in one body. A body in one-byte chunks costs a hundred times its bytes."""
-RESERVED_DESCRIPTORS: Final = 64
 CROWDED_S: Final = 1.0
-"""How long a connection above the limit of file descriptors may stay silent."""
-MALFORMED: Final = "This is not a well-formed HTTP/1.1 request; check the request line, the headers and the framing."
+"""How long a connection for which there is no room may stay silent."""
 
 
-class Server(web.Server):
-    """aiohttp's low-level server, with `ServerProtocol` for its connections."""
+class Unserved(Protocol):
+    """Is called for each request that was read and will not be served, because its connection closes.
 
-    def __init__(self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], port: Port) -> None:
-        super().__init__(handler)  # type: ignore[arg-type, unused-ignore]
-        self._port = port
-        self._max_descriptor = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_DESCRIPTORS
+    `left`: it is the caller who closed the connection.
+    """
 
-    def __call__(self) -> web.RequestHandler:
-        return ServerProtocol(
-            self,
-            port=self._port,
-            max_descriptor=self._max_descriptor,
-            loop=asyncio.get_running_loop(),
-            keepalive_timeout=self._port.idle_timeout,
-            access_log=None,
-            max_line_size=8190,
-            max_field_size=self._port.max_head,
-            lingering_time=LINGER_S,
-            read_bufsize=READ_BUFFER,
-            auto_decompress=False,
-        )
+    def __call__(self, request: web.BaseRequest, *, left: bool) -> None:
+        """Take note of one request."""
 
 
-class ServerProtocol(web.RequestHandler):
+class Shared(msgspec.Struct, frozen=True):
+    """What the connections of a worker have in common."""
+
+    port: Port
+    slots: Connections
+    unserved: Unserved
+    max_descriptor: int
+
+
+class ServerProtocol(PipelinedHandler):
     """One connection of the public port.
 
     It limits the size and time of each request head, and reports to the exchange that it serves when the caller disconnects
@@ -77,39 +71,72 @@ class ServerProtocol(web.RequestHandler):
     """
 
     __slots__ = (
+        "_begun",
         "_body_bytes",
         "_head_bytes",
-        "_max_descriptor",
-        "_payload",
         "_port",
-        "_requests_seen",
+        "_shared",
         "_timer",
         "caller",
         "crowded",
+        "cut_off",
+        "slot",
+        "unclear",
     )
 
-    def __init__(self, *arguments: Any, port: Port, max_descriptor: int, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self._port = port
-        self._max_descriptor = max_descriptor
-        self._requests_seen = 0
+    def __init__(self, server: web.Server, *, shared: Shared, slot: Slot, **settings: Any) -> None:
+        super().__init__(server, max_ahead_bytes=shared.port.max_head, **settings)
+        self._shared = shared
+        self._port = shared.port
+        self.slot = slot
+        self._begun = 0
         self._head_bytes = self._body_bytes = 0
-        self._payload: StreamReader | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.caller: CallerConnection | None = None
         """The exchange that this connection serves now."""
-        self.crowded = False
-        """Whether the process is nearly out of file descriptors. The kernel assigns the lowest that is free."""
+        self.crowded = slot.crowded
+        """Whether there is no room for this connection. The kernel assigns the lowest descriptor that is free."""
+        self.cut_off = False
+        """Whether the gateway closes the connection, and not the caller."""
+        self.unclear = False
+        """Whether caller and gateway may disagree where the next request begins: what was read of it is not a request."""
+
+    async def start(self) -> None:
+        """Serve the requests of the connection; at the end, report those that were read and not served."""
+        make_request = self._request_factory
+        if make_request is None:  # closed already
+            return
+        try:
+            await super().start()
+        finally:
+            for message, payload in () if self.unclear else self._messages:
+                if isinstance(message, RawRequestMessage):
+                    request = make_request(message, payload, self, None, None)  # type: ignore[arg-type]
+                    self._shared.unserved(request, left=self.transport is None and not self.cut_off)
+
+    def begin(self) -> None:
+        """Note that an exchange begins."""
+        self._begun += 1
+        self._shared.slots.begin(self.slot)
+
+    def end(self) -> None:
+        """Note that the exchange has ended."""
+        slots = self._shared.slots
+        slots.wait(self.slot)
+        if self._head_bytes:
+            slots.add_head(self.slot, self._head_bytes)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self.slot.close = self._close_waiting
         transport.set_write_buffer_limits(WRITE_BUFFER)  # type: ignore[attr-defined]
-        self.crowded = transport.get_extra_info("socket").fileno() >= self._max_descriptor
+        self.crowded |= transport.get_extra_info("socket").fileno() >= self._shared.max_descriptor
         if self.crowded:
             self._start_timer(CROWDED_S)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_timer()
+        self._shared.slots.leave(self.slot)
         self._payload = None  # breaks a reference cycle
         caller, self.caller = self.caller, None
         super().connection_lost(exc)
@@ -126,27 +153,33 @@ class ServerProtocol(web.RequestHandler):
         if self.caller is not None and self.caller.on_flow is not None:
             self.caller.on_flow(False)
 
-    def data_received(self, data: bytes) -> None:
-        if self._close:
-            return
-        super().data_received(data)
-        if self._request_count != self._requests_seen:
-            message, payload = self._messages[-1]
-            if not isinstance(message, RawRequestMessage):
-                self._fail_body()
-            self._requests_seen, self._payload = self._request_count, payload
-            self._head_bytes = self._body_bytes = 0
-            self._stop_timer()
-        elif self._payload is not None and not self._payload.is_eof():
-            self._body_bytes += len(data)
-            if self._body_bytes - self._payload.total_bytes > MAX_FRAMING:
-                self._fail_body()
-        elif data:
-            self._head_bytes += len(data)
-            if self._timer is None:
-                self._start_timer(self._port.head_timeout)
-            if self._head_bytes > self._port.max_head:
-                self._refuse(head_too_large(self._port.max_head))
+    def _count_message(self, *, valid: bool) -> None:
+        if not valid:
+            self._fail_body()
+        self._head_bytes = self._body_bytes = 0
+        self._stop_timer()
+        self._shared.slots.complete_head(self.slot)
+
+    def _count_body(self, size: int) -> None:
+        self._body_bytes += size
+        if self._payload is not None and self._body_bytes - self._payload.total_bytes > MAX_FRAMING:
+            self._fail_body()
+
+    def _count_head(self, size: int) -> None:
+        self._head_bytes += size
+        if self._timer is None:
+            self._start_timer(self._port.head_timeout)
+        if self._head_bytes > self._port.max_head:
+            self._refuse(head_too_large(self._port.max_head))
+        self._shared.slots.add_head(self.slot, size)
+
+    def _close_waiting(self) -> bool:
+        """Close the connection if no request was read that is not answered. Return whether it is closed."""
+        if self.transport is None or self._request_count != self._begun:
+            return False
+        self.close()
+        self.transport.abort()
+        return True
 
     def handle_error(
         self,
@@ -158,18 +191,19 @@ class ServerProtocol(web.RequestHandler):
         """Answer what is not HTTP in the one error shape. Nothing of the input is repeated in the response."""
         if (self.caller is not None and self.caller.started) or self.transport is None:
             raise ConnectionError("the response has begun")
-        status = 431 if isinstance(exc, LineTooLong) else status
-        return SentResponse(
-            self._send_error(
-                self.transport, Refused(status, "invalid_request", MALFORMED) if status < 500 else internal()
-            )
-        )
+        if isinstance(exc, LineTooLong):
+            error = line_too_long(self._port.max_head)
+        elif isinstance(exc, BadHttpMessage) and exc.message.startswith("Too many headers"):
+            error = too_many_headers()
+        else:
+            error = Refused(status, "invalid_request", MALFORMED) if status < 500 else internal()
+        return SentResponse(self._send_error(self.transport, error))
 
     def _fail_body(self) -> None:
         """Report malformed or excessive framing to the reader of the body, which aiohttp does not, and read no further."""
         if self._payload is None or self._payload.is_eof():
             return
-        if self._request_in_progress:
+        if self._request_in_progress or self._begun < self._requests_seen:
             self._payload.set_exception(web.RequestPayloadError())
         self._payload.feed_eof()  # otherwise aiohttp reads on after the response, and logs what it meets
         self.close()
@@ -184,7 +218,7 @@ class ServerProtocol(web.RequestHandler):
 
     def _on_timeout(self) -> None:
         self._timer = None
-        self._refuse(Refused(408, "invalid_request", "The head of the request took too long to arrive. Send it again."))
+        self._refuse(head_too_slow())
 
     def _refuse(self, error: Refused) -> None:
         """Write the error and close. During an exchange nothing is written: the connection closes after it."""
@@ -204,29 +238,3 @@ class ServerProtocol(web.RequestHandler):
         request_id = new_id()
         caller.refuse(error, request_id, {"x-request-id": request_id})
         return caller
-
-
-class SentResponse(web.StreamResponse):
-    """The response that aiohttp gets from a handler: it is on the socket already, so aiohttp writes nothing."""
-
-    def __init__(self, caller: CallerConnection) -> None:
-        super().__init__()
-        self._caller = caller
-
-    @property
-    def keep_alive(self) -> bool:
-        """Whether aiohttp waits for another request on the connection."""
-        return self._caller.keep_alive
-
-    async def prepare(self, request: web.BaseRequest) -> None:
-        return None
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        return None
-
-
-def head_too_large(max_bytes: int) -> Refused:
-    """Return the error for a request line and headers of more than `max_bytes` together."""
-    return Refused(
-        431, "invalid_request", f"The headers are larger than {max_bytes} bytes in all. Send fewer or shorter ones."
-    )

@@ -12,6 +12,7 @@ from gateway.services import Store
 
 BASE_ENDS_IN_V1 = "The base address already ends in /v1: remove the repeated /v1 from the path."
 BASE_LACKS_V1 = "The base address must end in /v1: point the client at .../v1."
+ABSOLUTE = "The request line must have the path alone, as in GET /v1/models: this is not a proxy."
 KNOWN_PATHS = "Known here: POST /v1/chat/completions, GET /v1/models, GET /v1/account, GET /v1/requests/{id}."
 
 
@@ -83,6 +84,8 @@ def misdirected(method: str, path: str) -> Refused:
         return Refused(404, "unknown_path", BASE_ENDS_IN_V1)
     if path in ("/chat/completions", "/models"):
         return Refused(404, "unknown_path", BASE_LACKS_V1)
+    if "://" in path.partition("/v1")[0]:
+        return Refused(404, "unknown_path", ABSOLUTE)
     known = path in HEALTH or path.startswith(("/v1/models/", "/v1/requests/"))
     allowed = METHODS.get(path) or ("GET" if known else "")
     if allowed and method != allowed:

@@ -1,13 +1,19 @@
 -- The health and the limits of channels, by the store's own clock.
 --
--- KEYS  for each channel: its state (a hash), its slots (request -> end of its lease), its calls of the last minute
--- ARGV  'admit', request, then for each channel: concurrent, requests per minute (0: no limit), lease, the probe's lease
---       'look', then the same arguments: returns what 'admit' would return, and takes no slot
+-- KEYS  for each channel: its state (a hash), its slots (request -> end of its lease), its calls of the last minute, and the
+--       accounts whose calls failed there (a hash: digest -> JSON)
+-- ARGV  'admit', request, then for each channel: concurrent, requests per minute (0: no limit), lease, the probe's lease, and 1
+--       if it may be called although it cools, where no other channel admits the call
+--       'look', then the same arguments: returns what 'admit' would without a last resort, and takes no slot
+--       'look_alone', then the same arguments: likewise, with a last resort
 --       'sync', worker, reports (JSON, one for each channel), first cool-down, maximum cool-down, window, minimum of failures
--- Times are in ms. 'admit' returns the number of the channel (0: none), whether the call is its probe, and when to retry.
--- 'sync' returns for each channel its condition (0 healthy, 1 cooling, 2 probing, 3 disabled), and the rest of its cool-down.
+-- Times are in ms. 'admit' returns the number of the channel (0: none), whether the call is its probe, and when to retry, or
+-- for how long the admitting channel cools.
+-- 'sync' returns for each channel its condition (0 healthy, 1 cooling, 2 probing, 3 disabled), the rest of its cool-down,
+-- whether that is firm, and a list with digest, rest of the cool-down, and whether that is firm, for each account that fails.
 --
--- `until` is the end of a cool-down. It is deleted only when a probe has succeeded.
+-- `until` is the end of a cool-down. It is deleted only when a call has succeeded after it. A cool-down is firm after repeated
+-- failures. A call that no other channel admits is let through while a cool-down is not firm, and whenever it is over.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
@@ -31,50 +37,71 @@ local function room(slots, calls, concurrent, per_minute)
   return 0
 end
 
-if ARGV[1] == 'admit' or ARGV[1] == 'look' then
-  local takes, request, soonest = ARGV[1] == 'admit', ARGV[2], 60000
-  for index = 1, #KEYS / 3 do
-    local state, slots, calls = KEYS[3 * index - 2], KEYS[3 * index - 1], KEYS[3 * index]
-    local concurrent, per_minute, lease, probe_lease = tonumber(ARGV[4 * index - 1]), tonumber(ARGV[4 * index]),
-      tonumber(ARGV[4 * index + 1]), tonumber(ARGV[4 * index + 2])
-    local cool_until, probe, disabled = numbers(state, 'until', 'probe', 'disabled')
-    local wait
-    if disabled > 0 then wait = 60000
-    elseif cool_until > now then wait = cool_until - now
-    elseif cool_until > 0 and probe > now then wait = 1000
-    else wait = room(slots, calls, concurrent, per_minute) end
-    if wait <= 0 then
-      if takes and concurrent > 0 then
-        redis.call('ZREMRANGEBYSCORE', slots, '-inf', now)
-        redis.call('ZADD', slots, now + lease, request)
-        if redis.call('PTTL', slots) < lease then redis.call('PEXPIRE', slots, lease) end
+local function take(index, request)
+  local slots, calls = KEYS[4 * index - 2], KEYS[4 * index - 1]
+  local lease = tonumber(ARGV[5 * index])
+  if tonumber(ARGV[5 * index - 2]) > 0 then
+    redis.call('ZREMRANGEBYSCORE', slots, '-inf', now)
+    redis.call('ZADD', slots, now + lease, request)
+    if redis.call('PTTL', slots) < lease then redis.call('PEXPIRE', slots, lease) end
+  end
+  if tonumber(ARGV[5 * index - 1]) > 0 then
+    redis.call('ZREMRANGEBYSCORE', calls, '-inf', now - 60000)
+    redis.call('ZADD', calls, now, request)
+    redis.call('PEXPIRE', calls, 60000)
+  end
+end
+
+-- Returns for how many ms the channel does not admit a call, whether the call would be its probe, and for how long it cools.
+local function wait(index, last_resort)
+  local cool_until, probe, disabled = numbers(KEYS[4 * index - 3], 'until', 'probe', 'disabled')
+  local insists = last_resort and ARGV[5 * index + 2] == '1'
+  if disabled > 0 then return 60000 end
+  if cool_until > now and not insists then return cool_until - now end
+  local probed = probe > now
+  if cool_until > 0 and cool_until <= now and probed and not last_resort then return 1000 end
+  local full = room(KEYS[4 * index - 2], KEYS[4 * index - 1], tonumber(ARGV[5 * index - 2]), tonumber(ARGV[5 * index - 1]))
+  return full, cool_until > 0 and cool_until <= now and not probed, math.max(0, cool_until - now)
+end
+
+if ARGV[1] ~= 'sync' then
+  local soonest
+  for pass = 1, ARGV[1] == 'look' and 1 or 2 do
+    soonest = 60000
+    for index = 1, #KEYS / 4 do
+      local ms, is_probe, cools = wait(index, pass == 2)
+      if ms <= 0 then
+        if ARGV[1] == 'admit' then
+          take(index, ARGV[2])
+          if is_probe then redis.call('HSET', KEYS[4 * index - 3], 'probe', now + ARGV[5 * index + 1]) end
+        end
+        return { index, is_probe and 1 or 0, cools }
       end
-      if takes and per_minute > 0 then
-        redis.call('ZREMRANGEBYSCORE', calls, '-inf', now - 60000)
-        redis.call('ZADD', calls, now, request)
-        redis.call('PEXPIRE', calls, 60000)
-      end
-      if takes and cool_until > 0 then redis.call('HSET', state, 'probe', now + probe_lease) end
-      return { index, cool_until > 0 and 1 or 0, 0 }
+      soonest = math.min(soonest, ms)
     end
-    soonest = math.min(soonest, wait)
   end
   return { 0, 0, soonest }
 end
 
 local worker, reports = ARGV[2], cjson.decode(ARGV[3])
 local first, longest, window, fewest = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local turn = math.floor(now / window)
+local MOST_ACCOUNTS = 64 -- at one channel
 local seen = {}
 
-local function cool(state, at_least)
+local function grown(streak, at_least)
+  return now + math.min(longest, math.max(first * 2 ^ math.min(streak - 1, 30), at_least))
+end
+
+local function cool(state, at_least, repeated)
   local streak = redis.call('HINCRBY', state, 'streak', 1)
-  local grown = first * 2 ^ math.min(streak - 1, 30)
-  redis.call('HSET', state, 'until', string.format('%.0f', now + math.min(longest, math.max(grown, at_least))))
-  redis.call('HDEL', state, 'probe', 'ok', 'failed', 'ok_before', 'failed_before')
+  local firm = repeated or streak > 1
+  redis.call('HSET', state, 'until', string.format('%.0f', grown(streak, at_least)), 'firm', firm and 1 or 0)
+  redis.call('HDEL', state, 'probe')
+  if firm then redis.call('HDEL', state, 'ok', 'failed', 'ok_before', 'failed_before') end
 end
 
 local function count(state, report)
-  local turn = math.floor(now / window)
   local last, ok, failed, ok_before, failed_before = numbers(state, 'turn', 'ok', 'failed', 'ok_before', 'failed_before')
   if last < turn then
     ok_before, failed_before = last == turn - 1 and ok or 0, last == turn - 1 and failed or 0
@@ -82,10 +109,91 @@ local function count(state, report)
   end
   ok, failed = ok + report.ok, failed + report.failed
   redis.call('HSET', state, 'turn', turn, 'ok', ok, 'failed', failed, 'ok_before', ok_before, 'failed_before', failed_before)
-  failed = failed + failed_before
-  -- A report of nothing but failures is enough, even if the channel worked well until now.
-  local nothing_else = report.ok == 0 and report.failed >= fewest
-  return nothing_else or (failed >= fewest and failed >= ok + ok_before)
+  return ok + ok_before, failed + failed_before
+end
+
+local function save(key, accounts)
+  redis.call('DEL', key)
+  for digest, account in pairs(accounts) do redis.call('HSET', key, digest, cjson.encode(account)) end
+  redis.call('PEXPIRE', key, longest + 3 * window)
+end
+
+-- Returns the accounts whose calls of this channel failed lately, by digest, and how many they are.
+local function failing_accounts(key)
+  local accounts, number, fields = {}, 0, redis.call('HGETALL', key)
+  for at = 1, #fields, 2 do
+    local account = cjson.decode(fields[at + 1])
+    if account.turn < turn then
+      account.before, account.failed = account.turn == turn - 1 and account.failed or 0, 0
+      account.turn = account.turn == turn - 1 and turn or account.turn
+    end
+    if account.turn == turn or account['until'] + 2 * window > now then
+      accounts[fields[at]], number = account, number + 1
+    end
+  end
+  return accounts, number
+end
+
+-- Counts one worker's report on one account. An account cools by itself, after `fewest` failures without a success between
+-- them, or when the upstream asks for it; once it has cooled, each failure makes it cool for longer, until a call succeeds.
+local function judge(account, report)
+  if report.ok then
+    account.run, account.streak, account.asked, account['until'] = 0, 0, 0, 0
+    return
+  end
+  account.turn, account.failed, account.run = turn, account.failed + report.failed, account.run + report.failed
+  if report.cool_ms > 0 then account.asked = math.max(account.asked, now + math.min(longest, report.cool_ms)) end
+  if report.cool_ms == 0 then account.asked = math.max(account.asked, now + first) end
+  local repeated, cools = account.run >= fewest, account['until'] > now
+  if cools and (account.firm == 1 or not repeated) then
+    account['until'] = math.max(account['until'], account.asked)
+  elseif repeated or report.cool_ms >= 0 or account.streak > 0 then
+    account.streak = account.streak + 1
+    account['until'] = math.max(grown(account.streak, report.cool_ms), account['until'])
+    account.firm = (repeated or account.streak > 1) and 1 or 0
+  end
+end
+
+-- Returns how many failures speak against the channel and not against one account: the failures of one account count no more
+-- than those of all others together.
+local function weighed(failures)
+  local sum, most = 0, 0
+  for _, number in ipairs(failures) do sum, most = sum + number, math.max(most, number) end
+  return sum - most + math.min(most, sum - most)
+end
+
+-- Counts the accounts of a report. Returns the failures that count for the channel, in its window and in this report alone; for
+-- how long the upstream asked at least two accounts to wait; what 'sync' returns of the accounts; and the accounts.
+local function count_accounts(key, reports)
+  local accounts, number = failing_accounts(key)
+  local changed, here = false, {}
+  for digest, report in pairs(reports) do
+    if not accounts[digest] and not report.ok and number < MOST_ACCOUNTS then
+      accounts[digest], number = { turn = turn, failed = 0, before = 0, run = 0, streak = 0, firm = 0, asked = 0, ['until'] = 0 },
+        number + 1
+    end
+    if accounts[digest] then
+      judge(accounts[digest], report)
+      changed = true
+    end
+    here[#here + 1] = report.failed
+  end
+  if changed then save(key, accounts) end
+  local failures, told, asked, second = {}, {}, 0, 0
+  for digest, account in pairs(accounts) do
+    failures[#failures + 1] = account.failed + account.before
+    second = math.max(second, math.min(asked, account.asked))
+    asked = math.max(asked, account.asked)
+    if account.run > 0 then
+      told[#told + 1] = { digest, math.max(0, account['until'] - now), account.firm }
+    end
+  end
+  return { weighed(failures), weighed(here), second - now, told, accounts }
+end
+
+local function forget_failures(key, accounts)
+  for _, account in pairs(accounts) do account.failed, account.before, account.asked = 0, 0, 0 end
+  if next(accounts) then save(key, accounts) end
 end
 
 local function note(state, report)
@@ -109,29 +217,41 @@ local function note(state, report)
 end
 
 for index, report in ipairs(reports) do
-  local state, slots = KEYS[3 * index - 2], KEYS[3 * index - 1]
+  local state, slots, accounts = KEYS[4 * index - 3], KEYS[4 * index - 2], KEYS[4 * index]
   for _, request in ipairs(report.left) do redis.call('ZREM', slots, request) end
   note(state, report)
-  if report.probe == 'ok' then
-    redis.call('HDEL', state, 'until', 'probe', 'streak')
+  local before = numbers(state, 'until')
+  if report.probe == 'ok' or (report.ok > 0 and before > 0 and before <= now) then
+    redis.call('HDEL', state, 'until', 'probe', 'streak', 'firm')
   elseif report.probe == 'failed' then
-    cool(state, report.cool_ms)
+    cool(state, report.cool_ms, true)
   elseif report.probe == 'void' then
     redis.call('HDEL', state, 'probe')
   end
-  local cool_until, disabled = numbers(state, 'until', 'disabled')
-  local failing = report.ok + report.failed > 0 and count(state, report)
-  if report.probe ~= 'failed' then
-    if cool_until > now then -- failures of calls in flight do not extend it, but a request of the upstream does
-      if report.cool_ms > 0 and now + math.min(longest, report.cool_ms) > cool_until then
-        redis.call('HSET', state, 'until', string.format('%.0f', now + math.min(longest, report.cool_ms)))
+  local cool_until, firm, disabled = numbers(state, 'until', 'firm', 'disabled')
+  local by_accounts, by_accounts_here, asked_ms, told, known = unpack(count_accounts(accounts, report.accounts))
+  if report.ok + report.failed > 0 or next(report.accounts) then
+    local ok, failed = count(state, report)
+    failed = failed + by_accounts
+    -- A report of nothing but failures is enough, even if the channel worked well until now.
+    local nothing_else = report.ok == 0 and report.failed + by_accounts_here >= fewest
+    local repeated = nothing_else or (failed >= fewest and failed >= ok)
+    local cool_ms = math.max(report.cool_ms, asked_ms > 0 and asked_ms or -1)
+    local probes_fail = cool_until > 0 and cool_until <= now and by_accounts >= 2
+    if report.probe ~= 'failed' then
+      if cool_until > now and (firm == 1 or not repeated) then
+        -- failures of calls in flight do not extend it, but a request of the upstream does
+        if cool_ms > 0 and now + math.min(longest, cool_ms) > cool_until then
+          redis.call('HSET', state, 'until', string.format('%.0f', now + math.min(longest, cool_ms)))
+        end
+      elseif cool_ms >= 0 or (repeated and (cool_until == 0 or cool_until > now)) or probes_fail then
+        cool(state, math.max(cool_ms, cool_until - now), repeated or probes_fail)
+        if repeated or probes_fail then forget_failures(accounts, known) end
       end
-    elseif report.cool_ms >= 0 or (failing and cool_until == 0) then
-      cool(state, report.cool_ms)
     end
   end
-  cool_until = numbers(state, 'until')
+  cool_until, firm = numbers(state, 'until', 'firm')
   local condition = disabled > 0 and 3 or cool_until > now and 1 or cool_until > 0 and 2 or 0
-  seen[#seen + 1] = { condition, math.max(0, cool_until - now) }
+  seen[#seen + 1] = { condition, math.max(0, cool_until - now), firm, told }
 end
 return seen

@@ -12,15 +12,16 @@ import hmac
 import ipaddress
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from gateway.config.secrets import secret_of
 from gateway.errors import GatewayError, Refused, StoreAway
+from gateway.store import pepper
 from gateway.store.accounts import Account, AccountStatus, account_key, account_of
 from gateway.store.client.client import Client, Script
 from gateway.store.token_format import TokenCodec
@@ -99,23 +100,36 @@ _decode = msgspec.json.Decoder(_Record).decode
 class Tokens:
     """The tokens of one store. Every method may also raise `StoreAway`."""
 
-    def __init__(self, client: Client, pepper: bytes) -> None:
+    def __init__(self, client: Client, pepper: Callable[[], bytes]) -> None:
+        """Call `pepper` when it is first needed: what concerns no secret works without it."""
         self._client = client
-        self._codec = TokenCodec(pepper)
+        self._pepper = pepper
+
+    @cached_property
+    def _codec(self) -> TokenCodec:
+        return TokenCodec(self._pepper())
+
+    async def check_pepper(self) -> None:
+        """Check that the tokens were made with this pepper. Raises `Misconfigured` where they were not, and `StoreAway`."""
+        await pepper.check(self._client, self._pepper())
 
     async def authenticate(self, text: str) -> Authenticated:
         """Return the token with this text and its account, in one round trip; a text that is no token needs none.
 
         Raises `TokenRefused` (401): `token_invalid`, `token_disabled` or `token_expired`.
         """
-        ids = self._codec.read(text)
+        try:
+            codec = self._codec
+        except GatewayError as error:  # the file is gone since the gateway was started
+            raise StoreAway(str(error)) from None
+        ids = codec.read(text)
         if ids is None:
             raise invalid_token()
         account_id, short_id = ids
         pending = self._client.submit("HGET", _key(account_id), short_id)
         fields = await self._client.submit("HGETALL", account_key(account_id))
         raw = await pending
-        digest = self._codec.digest(text)
+        digest = codec.digest(text)
         record = _decode(raw) if raw else None
         matches = hmac.compare_digest(record.digest if record else bytes(len(digest)), digest)
         account = account_of(account_id, fields)
@@ -147,8 +161,10 @@ class Tokens:
     ) -> Created:
         """Create a token. What is left out does not restrict it.
 
-        Raises `TokenError` for an account that is unknown or closed, and for an address that is not a network.
+        Raises `TokenError` for an account that is unknown or closed, and for an address that is not a network, and
+        `Misconfigured` where the tokens were made with another pepper.
         """
+        await self.check_pepper()
         status = await self._client.call("HGET", account_key(account), "status")
         if status is None or status.decode() == AccountStatus.CLOSED:
             raise TokenError(f"there is no open account `{account}`: `gateway account list` shows all")
@@ -204,15 +220,6 @@ class Tokens:
         account, _, short_id = token_id.rpartition("-")
         raw = b"" if record is None else _encode(record)
         return bool(await self._client.run(_SWAP, [_key(account)], [short_id, expected, raw]))
-
-
-def pepper_of(data: Path) -> bytes:
-    """Return the pepper from `$GATEWAY_PEPPER`, else from the file `pepper` in `data`, created on first use, mode 0600.
-
-    Gateways on several machines that share a store need the same one: set the environment variable. If the pepper is
-    lost, all tokens must be created again. Raises `Misconfigured` for one that is shorter than 16 bytes.
-    """
-    return secret_of(data / "pepper", "GATEWAY_PEPPER")
 
 
 def invalid_token() -> TokenRefused:

@@ -122,4 +122,15 @@ async def _choices(route: Route) -> list[ChannelChoice]:
         choices.append(ChannelChoice(candidate.name, candidate.model, verdict, why_not))
         if not why_not:
             available.add(candidate.name)
+    return choices if available else await _last_resorts(route, choices)
+
+
+async def _last_resorts(route: Route, choices: list[ChannelChoice]) -> list[ChannelChoice]:
+    """Return the choices, none of which is available, with the channels that are called for want of another."""
+    verdict: Literal["first", "spare"] = "first"
+    for index, candidate in enumerate(route.candidates):
+        if not await route.breaker.why_not_alone(candidate):
+            text = f"called although it is {choices[index].text}: no other can serve"
+            choices[index] = ChannelChoice(candidate.name, candidate.model, verdict, text)
+            verdict = "spare"
     return choices

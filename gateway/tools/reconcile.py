@@ -21,6 +21,7 @@ from gateway.request_id import month
 from gateway.services import Store
 from gateway.store.money.audit import Audit, Resolved
 from gateway.usage import queries
+from gateway.usage.damage import UnusableFile
 from gateway.usage.database import months
 from gateway.usage.record import Record
 
@@ -63,10 +64,20 @@ class Coverage(msgspec.Struct, frozen=True):
         return cls(usage.folder, frozenset(months(usage.folder)), streams <= {usage.stream}, waiting)
 
 
+def damage(store: Store) -> list[str]:
+    """Return what cannot be read of the journal and of the usage log, a sentence each. Blocks."""
+    unusable: list[UnusableFile] = []
+    queries.summary(store.usage.folder, (), unusable=unusable)
+    found = store.journal.damage() + [str(error) for error in unusable]
+    for path in sorted((store.usage.folder / "unreadable").glob("*")):
+        found.append(f"{path} has records that cannot be read: see which requests they were, then delete it")
+    return found
+
+
 def logged(folder: Path, account: str) -> Logged:
     """Return every closed request of an account from the files. Blocks."""
     charges, wrong = dict[str, int](), dict[str, str]()
-    for record in queries.select(folder, account=account):
+    for record in queries.select(folder, account=account, unusable=[]):
         if record.outcome not in (None, Outcome.GATEWAY_CRASHED):
             charges[record.id] = record.charge_micros
             if record.price and record.charge_micros != (due := _due(record)):
@@ -115,7 +126,10 @@ def _is_lost(request_id: str, line: Resolved, now_ms: int, coverage: Coverage) -
         or month(request_id) not in coverage.months
     ):
         return False
-    return queries.find(coverage.folder, request_id) is None
+    try:
+        return queries.find(coverage.folder, request_id) is None
+    except UnusableFile:  # it is in `damage`
+        return False
 
 
 def _due(record: Record) -> int:

@@ -140,8 +140,14 @@ class Copier:
         if not self._prepared:
             await self._database.create_tables()
             self._prepared = True
-        cursor = self._position.read_text() if self._position.exists() else queries.START
-        tail = queries.Tail(self._folder, cursor)
+        cursor = self._position.read_bytes().decode(errors="replace") if self._position.exists() else queries.START
+        try:
+            tail = queries.Tail(self._folder, cursor)
+        except ValueError:
+            log.error(
+                "clickhouse_place_damaged", file=str(self._position), instead="all is copied again, each request once"
+            )
+            tail = queries.Tail(self._folder, queries.START)
         ended = await asyncio.to_thread(tail.poll, BATCH)
         if ended:
             await self._database.insert([record for _, record in ended])

@@ -7,6 +7,7 @@
 3. **Each closing of a row has a place** in the table `ends`, in the order in which the ends became known, so that a reader
    can continue where it stopped.
 4. **What `write` wrote is on the disk when it returns**: the stream is acknowledged afterwards.
+5. **A damaged file is set aside**, and a fresh one begun. One that cannot be written stops no other month.
 """
 
 from __future__ import annotations
@@ -16,17 +17,22 @@ import re
 import sqlite3
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
+import structlog
 
 from gateway import durable
 from gateway.exchange import Outcome
 from gateway.request_id import first_id
 from gateway.request_id import month as month_of
+from gateway.usage.damage import SUFFIXES, UnusableFile, named, set_aside
 from gateway.usage.record import Record
+
+Result = TypeVar("Result")
 
 COLUMNS: Final = tuple(field.name for field in msgspec.structs.fields(Record))
 JSON_COLUMNS: Final = ("attempts", "price")
@@ -38,6 +44,8 @@ GROUPS: Final = ("day", *GROUP_COLUMNS)
 """What the sums are grouped by."""
 SUM_COLUMNS: Final = ("prompt_tokens", "completion_tokens", "charge_micros")
 SUMS: Final = ("requests", "completed", *SUM_COLUMNS)
+
+log = structlog.get_logger("gateway.usage.database")
 
 FILE_NAME: Final = re.compile(r"usage-(\d{4}-\d{2})\.sqlite")
 
@@ -115,67 +123,90 @@ class UsageDatabase:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._files: dict[str, sqlite3.Connection] = {}
+        self._files: dict[str, tuple[int, sqlite3.Connection]] = {}
 
     def write(self, records: Iterable[Record]) -> None:
         """Write arrivals and ends, in any order, each any number of times.
 
-        Raises `sqlite3.Error`; then write them again.
+        A damaged file is set aside. Raises `UnusableFile` for a full disk, for example; then write them again.
         """
         arrivals: defaultdict[str, list[Record]] = defaultdict(list)
         ends: defaultdict[str, list[Record]] = defaultdict(list)
         for record in records:
             (arrivals if record.outcome is None else ends)[month_of(record.id)].append(record)
         for month in sorted(arrivals.keys() | ends.keys()):
-            closed = {record.id for record in ends[month]}
-            file = self._file(month)
-            with _transaction(file):
-                file.executemany(
-                    INSERT_ARRIVAL, (_row(record) for record in arrivals[month] if record.id not in closed)
-                )
-                file.executemany(INSERT_END, map(_row, ends[month]))
+            self._in(month, partial(_write, arrivals[month], ends[month]))
 
     def open_ids(self, before_ms: int, limit: int) -> list[str]:
         """Return the ids of requests that arrived before `before_ms` and have not ended, at most `limit`, oldest first."""
-        files = (self._file(month) for month in months(self.folder))
-        return [id for file in files for (id,) in file.execute(SELECT_OPEN_IDS, (first_id(before_ms), limit))][:limit]  # noqa: A001
+        terms = (first_id(before_ms), limit)
+        rows = self._in_all(lambda file: file.execute(SELECT_OPEN_IDS, terms).fetchall())
+        return [id for page in rows for (id,) in page][:limit]  # noqa: A001
 
     def close_crashed(self, before_ms: int) -> int:
         """Close as `gateway_crashed` the requests that arrived before `before_ms` and have not ended; return how many."""
-        closed = 0
-        for month in months(self.folder):
-            file = self._file(month)
-            with _transaction(file):
-                closed += file.execute(CLOSE_CRASHED, (first_id(before_ms),)).rowcount
-        return closed
+        return sum(self._in_all(partial(_close_crashed, before=first_id(before_ms))))
 
     def drop_before(self, oldest: str) -> list[str]:
         """Delete the files of the months before `oldest` (`2026-11`); return those months."""
         dropped = [month for month in months(self.folder) if month < oldest]
         for month in dropped:
-            if month in self._files:
-                self._files.pop(month).close()
-            for suffix in ("", "-wal", "-shm"):
+            self._close(month)
+            for suffix in SUFFIXES:
                 path_of(self.folder, month, suffix).unlink(missing_ok=True)
         return dropped
 
     def close(self) -> None:
         """Close all files; the next call opens them again."""
-        while self._files:
-            _, file = self._files.popitem()
-            file.close()
+        for month in list(self._files):
+            self._close(month)
+
+    def _in_all(self, action: Callable[[sqlite3.Connection], Result]) -> list[Result]:
+        """Return the results of `action` for the files of all months, except those that cannot be used."""
+        results = []
+        for month in months(self.folder):
+            try:
+                results.append(self._in(month, action))
+            except UnusableFile as error:
+                log.error("usage_file_unusable", reason=str(error))
+        return results
+
+    def _in(self, month: str, action: Callable[[sqlite3.Connection], Result]) -> Result:
+        """Return the result of `action` for a month's file; one that is damaged is set aside first."""
+        path = path_of(self.folder, month)
+        try:
+            with named(path):
+                return action(self._file(month))
+        except UnusableFile as error:
+            if not error.damaged:
+                raise
+            self._close(month)
+            log.error("usage_file_damaged", reason=str(error), set_aside=str(set_aside(path)))
+        with named(path):
+            file = self._file(month)
+            # Readers that know a place in the damaged file go on: the places in this one come after it.
+            file.execute("INSERT INTO ends (place, number) VALUES (?, 0)", (time.time_ns() // 1_000_000,))
+            return action(file)
 
     def _file(self, month: str) -> sqlite3.Connection:
-        if month not in self._files:
-            durable.make_folder(self.folder)
-            file = sqlite3.connect(path_of(self.folder, month), isolation_level=None, timeout=5)
-            with contextlib.ExitStack() as failed:
-                failed.callback(file.close)
-                file.executescript(SCHEMA)
-                file.execute("PRAGMA synchronous = FULL")
-                failed.pop_all()
-            self._files[month] = file
-        return self._files[month]
+        path = path_of(self.folder, month)
+        opened = self._files.get(month)
+        if opened is not None and opened[0] == _identity(path):
+            return opened[1]
+        self._close(month)  # another file has its name, or none
+        durable.make_folder(self.folder)
+        file = sqlite3.connect(path, isolation_level=None, timeout=5)
+        with contextlib.ExitStack() as failed:
+            failed.callback(file.close)
+            file.executescript(SCHEMA)
+            file.execute("PRAGMA synchronous = FULL")
+            failed.pop_all()
+        self._files[month] = _identity(path), file
+        return file
+
+    def _close(self, month: str) -> None:
+        if month in self._files:
+            self._files.pop(month)[1].close()
 
 
 def path_of(folder: Path, month: str, suffix: str = "") -> Path:
@@ -194,6 +225,26 @@ def months_ago(count: int, now: float | None = None) -> str:
     moment = time.gmtime(now)
     year, index = divmod(moment.tm_year * 12 + moment.tm_mon - 1 - count, 12)
     return f"{year:04d}-{index + 1:02d}"
+
+
+def _identity(path: Path) -> int:
+    """Return what differs between two files that had this name; 0 where there is none."""
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
+
+
+def _write(arrivals: list[Record], ends: list[Record], file: sqlite3.Connection) -> None:
+    closed = {record.id for record in ends}
+    with _transaction(file):
+        file.executemany(INSERT_ARRIVAL, (_row(record) for record in arrivals if record.id not in closed))
+        file.executemany(INSERT_END, map(_row, ends))
+
+
+def _close_crashed(file: sqlite3.Connection, *, before: str) -> int:
+    with _transaction(file):
+        return file.execute(CLOSE_CRASHED, (before,)).rowcount
 
 
 @contextlib.contextmanager

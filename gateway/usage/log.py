@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from functools import partial
 from pathlib import Path
@@ -18,14 +19,18 @@ from typing import Any, Final
 from uuid import uuid4
 
 from gateway import crash_points, durable
-from gateway.errors import GatewayError, StoreAway
-from gateway.request_id import arrival_ms
+from gateway.errors import GatewayError, Misconfigured, StoreAway, cannot_use
 from gateway.store.client.client import Client
 from gateway.store.client.replay_buffer import ReplayBuffer
 from gateway.usage import queries
 from gateway.usage.clickhouse import ClickHouse
-from gateway.usage.record import Record, decode, encode
+from gateway.usage.damage import UnusableFile
+from gateway.usage.record import Record, encode
 from gateway.usage.spool import Spool
+from gateway.usage.unwritten import Unwritten
+from gateway.usage.waiting import Waiting
+
+_NAME: Final = re.compile(r"[0-9a-f]{32}")
 
 FIELD: Final = b"record"
 MAX_ENTRIES: Final = 200_000
@@ -35,18 +40,24 @@ MAX_RECENT_BYTES: Final = 512 * 1024
 """Bytes of compressed ends that each process keeps to repeat them: ten to twenty thousand ends."""
 
 MEASURE_S: Final = 1.0
-MAX_CLOCK_SKEW_MS: Final = 60_000
 PAGE: Final = 1000
 
 
 class UsageLog:
     """Arrivals, ends, and the record of one request.
 
-    `folder` holds the files of the sink and the spool; `clickhouse` has the requests that ended on other machines.
+    `folder` holds the files of the sink and the spool; `clickhouse` has the requests that ended on other machines; `longest_s`
+    is the longest time that a request takes.
     """
 
     def __init__(
-        self, client: Client, folder: Path, *, max_entries: int = MAX_ENTRIES, clickhouse: ClickHouse | None = None
+        self,
+        client: Client,
+        folder: Path,
+        *,
+        max_entries: int = MAX_ENTRIES,
+        clickhouse: ClickHouse | None = None,
+        longest_s: float = 3600,
     ) -> None:
         self._clickhouse = clickhouse
         self.client = client
@@ -58,6 +69,8 @@ class UsageLog:
         self._spooling: set[asyncio.Task[None]] = set()
         self._full = False
         self._measured = -MEASURE_S
+        self._unwritten = Unwritten()
+        self._waiting = Waiting(client, self.stream, round(longest_s * 1000))
 
     def submit_arrival(self, record: Record) -> asyncio.Future[object]:
         """Send an arrival with the other calls of this tick; the caller must await the future.
@@ -72,16 +85,30 @@ class UsageLog:
         return written
 
     async def end(self, record: Record) -> None:
-        """Write the end of a request to the stream or to the spool. Raises `StoreAway` where neither accepts it."""
+        """Write the end of a request to the stream or to the spool; where neither accepts it, keep it for `write_down`."""
         line = encode(record)
         crash_points.point("record.before")
         try:
             await self._send(line)
         except GatewayError:
-            await self._spool(line)
+            try:
+                await self._spool(line)
+            except StoreAway as error:
+                self._unwritten.add(record, str(error))
         else:
             self._recent.add(line)
         crash_points.point("record.after")
+
+    async def write_down(self) -> int:
+        """Write the ends that neither the stream nor the spool accepted, and return how many they accept now."""
+        lines = self._unwritten.take()
+        count = len(lines)
+        try:
+            while lines and await self._accepted(lines[:PAGE]):
+                del lines[:PAGE]
+        finally:
+            self._unwritten.put_back(lines)
+        return count - len(lines)
 
     async def repeat(self) -> int:
         """Write the recent ends again, to a store that may have lost them; return how many. Raises `StoreAway`."""
@@ -96,13 +123,19 @@ class UsageLog:
         With `account`, return only that account's: a record without one (refused before an account was found, or not yet
         ended) is for operators alone. Raises `StoreAway` where the store is needed and does not answer.
         """
-        record = await asyncio.to_thread(queries.find, self.folder, id)
+        try:
+            record = await asyncio.to_thread(queries.find, self.folder, id)
+            unusable = None
+        except UnusableFile as error:
+            record, unusable = None, error
         if record is None or record.outcome is None:
-            # The sink writes an entry before it removes it: one that left the stream meanwhile is in the files by now.
-            waiting = await self._find_in_stream(id)
-            if waiting is None or waiting.outcome is None:
+            waiting = await self._waiting.find(id)
+            if unusable is None and (waiting is None or waiting.outcome is None):
+                # The sink writes an entry before it removes it: one that left the stream meanwhile is in the files by now.
                 waiting = await asyncio.to_thread(queries.find, self.folder, id) or waiting
             record = waiting
+        if record is None and unusable is not None:
+            raise StoreAway(str(unusable))
         if record is None and self._clickhouse is not None:
             record = await self._clickhouse.find(id)
         return record if record is None or account in (None, record.account) else None
@@ -119,6 +152,13 @@ class UsageLog:
         if self._full:
             return asyncio.ensure_future(self._spool(line))
         return self.client.submit("XADD", self.stream, "*", FIELD, line)
+
+    async def _accepted(self, lines: list[bytes]) -> bool:
+        """Write lines to the stream, or else to the spool; return whether they are written."""
+        results = await asyncio.gather(*map(self._send, lines), return_exceptions=True)
+        if any(isinstance(result, BaseException) for result in results):
+            results = await asyncio.gather(*map(self.spool.append, lines), return_exceptions=True)
+        return not any(isinstance(result, BaseException) for result in results)
 
     def _set_full(self, length: asyncio.Future[Any]) -> None:
         if length.exception() is None:
@@ -151,26 +191,6 @@ class UsageLog:
                 f"the usage log can be written neither to the store nor to the disk ({error.strerror})"
             ) from None
 
-    async def _find_in_stream(self, id: str) -> Record | None:  # noqa: A002
-        try:
-            start = str(max(0, arrival_ms(id) - MAX_CLOCK_SKEW_MS))
-        except ValueError:
-            return None
-        arrival: Record | None = None
-        for _ in range(2 * self.max_entries // PAGE):
-            page = await self.client.call("XRANGE", self.stream, start, "+", "COUNT", PAGE)
-            for _, fields in page:
-                line = fields[FIELD]
-                if id.encode() in line and (record := decode(line)).id == id:
-                    if record.outcome is not None:
-                        return record
-                    arrival = record
-            if len(page) < PAGE:
-                break
-            last, _ = page[-1]
-            start = f"({last.decode()}"
-        return arrival
-
 
 def _installation(folder: Path) -> str:
     """Return the name of this folder's installation, which its stream is named after, from a file made on first use.
@@ -178,7 +198,16 @@ def _installation(folder: Path) -> str:
     It keeps the streams of several machines at one store apart: all of a request's entries reach one folder.
     """
     path = folder / "installation"
-    if not path.exists():
-        durable.make_folder(folder)
-        durable.create(path, uuid4().hex.encode())
-    return path.read_text()
+    try:
+        if not path.exists():
+            durable.make_folder(folder)
+            durable.create(path, uuid4().hex.encode())
+        name = path.read_bytes().decode(errors="replace").strip()
+    except OSError as error:
+        raise cannot_use(f"data: cannot use {path}", error) from None
+    if not _NAME.fullmatch(name):
+        raise Misconfigured(
+            f"{path} is damaged: write the 32 digits there that follow gw:usage: in the name of the store's stream, or delete "
+            "the file; then records that wait in the earlier stream are not in the usage log"
+        )
+    return name

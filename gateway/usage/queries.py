@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import structlog
 
 from gateway.exchange import Outcome
-from gateway.request_id import first_id
+from gateway.request_id import first_id, utc
 from gateway.request_id import month as month_of
+from gateway.usage.damage import UnusableFile, files_aside, lack, named
 from gateway.usage.database import COLUMNS, JSON_COLUMNS, SUMS, months, path_of
 from gateway.usage.record import Record
 
@@ -31,6 +33,8 @@ _CURSOR: Final = re.compile(r"\d{4}-\d{2}\.\d{1,18}(\+\d{4}-\d{2}\.\d{1,18})?")
 START: Final = "0000-00.0"
 """The cursor before all records."""
 
+log = structlog.get_logger("gateway.usage.queries")
+
 _AFTER_ALL_IDS: Final = "g"
 _AFTER_ALL_DAYS: Final = "9"
 
@@ -40,14 +44,20 @@ _NEWEST: Final = slice(-2, None)
 
 
 def find(folder: Path, id: str) -> Record | None:  # noqa: A002 - the field's name
-    """Return the record of a request, or None where the files do not have it (not yet, or no longer)."""
+    """Return the record of a request, or None where the files do not have it (not yet, or no longer).
+
+    Raises `UnusableFile` where it may be in a file that cannot be read.
+    """
     try:
         month = month_of(id)
     except ValueError:
         return None
     with _opened(folder, month) as file:
         row = file.execute(f"{_SELECT} WHERE id = ?", (id,)).fetchone() if file else None
-        return None if row is None else _record(row)
+        record = None if row is None else _record(row)
+    if record is None and (aside := files_aside(folder, month)):
+        raise lack(aside[-1])
+    return record
 
 
 def select(
@@ -58,8 +68,12 @@ def select(
     since_ms: int | None = None,
     until_ms: int | None = None,
     newest_first: bool = False,
+    unusable: list[UnusableFile] | None = None,
 ) -> Iterator[Record]:
-    """Yield requests in the order of their arrival, or the newest first. `until_ms` is exclusive."""
+    """Yield requests in the order of their arrival, or the newest first. `until_ms` is exclusive.
+
+    Where a file cannot be read, its error is added to `unusable`, and the other months follow; without such a list it is raised.
+    """
     since = "" if since_ms is None else first_id(since_ms)
     until = _AFTER_ALL_IDS if until_ms is None else first_id(until_ms)
     conditions, values = ["id >= ?", "id < ?"], [since, until]
@@ -69,18 +83,27 @@ def select(
             values.append(value)
     order = "DESC" if newest_first else "ASC"
     statement = f"{_SELECT} WHERE {' AND '.join(conditions)} ORDER BY id {order}"
+    first, last = _month_at(since_ms or 0), _AFTER_ALL_DAYS if until_ms is None else _month_at(until_ms)
     for month in sorted(months(folder), reverse=newest_first):
-        with _opened(folder, month) as file:
-            if file:
-                yield from map(_record, file.execute(statement, values))
+        if first <= month <= last:
+            with _collecting(unusable), _opened(folder, month) as file:
+                if file:
+                    yield from map(_record, file.execute(statement, values))
+    if unusable is not None:
+        unusable += _lacks(folder, first, last)
 
 
 def summary(
-    folder: Path, by: Sequence[str], *, since: str | None = None, until: str | None = None
+    folder: Path,
+    by: Sequence[str],
+    *,
+    since: str | None = None,
+    until: str | None = None,
+    unusable: list[UnusableFile] | None = None,
 ) -> list[dict[str, Any]]:
     """Return the sums by some of `GROUPS`, sorted by these: dicts with these groups and `SUMS`.
 
-    `since` and `until` are days (`2026-11-21`), both inclusive.
+    `since` and `until` are days (`2026-11-21`), both inclusive. `unusable` is as for `select`.
     """
     first, last = since or "", until or _AFTER_ALL_DAYS
     columns = ", ".join([*by, *(f"sum({name})" for name in SUMS)])
@@ -90,12 +113,14 @@ def summary(
     totals: dict[tuple[str, ...], dict[str, int]] = {}
     for month in months(folder):
         if first[_MONTH_OF_DAY] <= month <= last[_MONTH_OF_DAY]:
-            with _opened(folder, month) as file:
+            with _collecting(unusable), _opened(folder, month) as file:
                 for row in file.execute(statement, (first, last)) if file else ():
                     group, sums = row[: len(by)], row[len(by) :]
                     total = totals.setdefault(group, dict.fromkeys(SUMS, 0))
                     for name, value in zip(SUMS, sums, strict=True):
                         total[name] += value or 0
+    if unusable is not None:
+        unusable += _lacks(folder, first[_MONTH_OF_DAY], last[_MONTH_OF_DAY])
     return [dict(zip(by, group, strict=True)) | totals[group] for group in sorted(totals) if totals[group]["requests"]]
 
 
@@ -123,18 +148,23 @@ class Tail:
         return months(self.folder)[_NEWEST]
 
     def _last_place(self, month: str) -> int:
-        with _opened(self.folder, month) as file:
+        with _reporting(), _opened(self.folder, month) as file:
             if file is None:
                 return 0
             (place,) = file.execute(_SELECT_LAST_PLACE).fetchone()
             return int(place)
+        return 0
 
     def _ends(self, month: str, limit: int) -> Iterator[tuple[str, Record]]:
-        with _opened(self.folder, month) as file:
-            rows = file.execute(_SELECT_ENDS, (self._places.get(month, 0), limit)).fetchall() if file else []
-        for place, *row in rows:
-            self._places[month] = place
-            yield self.cursor, _record(row)
+        with _reporting(), _opened(self.folder, month) as file:
+            rows = file.execute(_SELECT_ENDS, (self._places.get(month, 0), limit)) if file else ()
+            for place, *row in rows:
+                self._places[month] = place
+                yield self.cursor, _record(row)
+
+
+def _month_at(ms: int) -> str:
+    return utc(ms)[:7]
 
 
 def _places(cursor: str) -> dict[str, int]:
@@ -147,16 +177,38 @@ def _places(cursor: str) -> dict[str, int]:
 def _opened(folder: Path, month: str) -> Iterator[sqlite3.Connection | None]:
     """Open a month's file for reading; None where there is none, or it has no tables yet."""
     path = path_of(folder, month)
-    try:
-        file = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=5)
-    except sqlite3.OperationalError:
-        if path.exists():
-            raise
+    if not (path.exists() or path.is_symlink()):
         yield None
         return
-    with contextlib.closing(file):
+    with named(path), contextlib.closing(_connected(path)) as file:
         ready = file.execute("SELECT 1 FROM sqlite_master WHERE name = 'requests'").fetchone()
         yield file if ready else None
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)
+
+
+@contextlib.contextmanager
+def _collecting(unusable: list[UnusableFile] | None) -> Iterator[None]:
+    try:
+        yield
+    except UnusableFile as error:
+        if unusable is None:
+            raise
+        unusable.append(error)
+
+
+@contextlib.contextmanager
+def _reporting() -> Iterator[None]:
+    try:
+        yield
+    except UnusableFile as error:
+        log.error("usage_file_unusable", reason=str(error))
+
+
+def _lacks(folder: Path, first: str, last: str) -> list[UnusableFile]:
+    return [lack(path) for path in files_aside(folder) if first <= path.name[len("usage-") :][:7] <= last]
 
 
 def _record(row: Sequence[Any]) -> Record:

@@ -28,6 +28,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     `arrived_at` is UTC in ISO 8601. `account`, `token_id`, `group` and `model` are empty until known; the token itself is
     never stored. `charge_micros` was computed from `price`, so that a bill can be computed again. `config` is the generation
     of the configuration that served the request. `outcome` is None until the request ends.
+
+    A record with the operation `counted` stands for `events` refused requests, which came within `duration_ms` of `arrived_at`.
+    Its other fields are those of the first of them.
     """
 
     id: str

@@ -14,16 +14,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import sqlite3
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import BinaryIO, Final
 
 import msgspec
 import structlog
 
 from gateway.config.schema import Config
-from gateway.errors import GatewayError, StoreError
+from gateway.errors import GatewayError, StoreError, cannot_use
 from gateway.exchange import Outcome
 from gateway.request_id import month
 from gateway.store.accounts import Accounts
@@ -61,19 +61,23 @@ async def run(config: Config, url: str, stop: asyncio.Event) -> None:
     most.
     """
     folder = config.data_path / "usage"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (folder / "sink.lock").open("ab")
+    except OSError as error:
+        raise cannot_use(f"data: cannot use {error.filename or folder}", error) from None
     client = Client.connect(url, timeout_s=5, connections=1)
     sink = Sink(
         UsageLog(client, folder),
         retention_months=config.usage.retention_months,
         crashed_after_s=crashed_after_s(config),
     )
-    try:
-        with (folder / "sink.lock").open("ab") as lock:
+    with lock:
+        try:
             if await _alone(lock, stop):
                 await sink.run(stop)
-    finally:
-        await client.close()
+        finally:
+            await client.close()
 
 
 def crashed_after_s(config: Config) -> float:
@@ -95,6 +99,7 @@ class Sink:
         self._start = _FIRST_ENTRY
         self._last_housekeeping = time.monotonic()
         self._failing = False
+        self._reported: set[Path] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Drain until `stop` is set, and then what is left."""
@@ -114,10 +119,10 @@ class Sink:
             more |= await self._drain_stream()
             if time.monotonic() - self._last_housekeeping >= HOUSEKEEPING_S:
                 await self._housekeep(idle=not more)
-        except (GatewayError, sqlite3.Error, OSError) as error:
+        except (GatewayError, OSError) as error:
             self._joined = False
             if not self._failing:
-                log.error("sink_waits", reason=f"{type(error).__name__}: {error}")
+                log.error("sink_waits", reason=str(error))
             self._failing = True
             return False
         if self._failing:
@@ -126,12 +131,23 @@ class Sink:
         return more
 
     def _replay_spool(self) -> bool:
-        files = self.usage.spool.files()[:SPOOL_BATCH]
+        waiting = self.usage.spool.files()
+        files = {file: lines for file in waiting[:SPOOL_BATCH] if (lines := self._lines(file)) is not None}
         if files:
-            self.database.write(self._records(line for file in files for line in file.read_bytes().splitlines()))
+            self.database.write(self._records(line for lines in files.values() for line in lines))
             for file in files:
                 file.unlink()
-        return len(files) == SPOOL_BATCH
+        return len(waiting) > SPOOL_BATCH and bool(files)
+
+    def _lines(self, file: Path) -> list[bytes] | None:
+        """Return the lines of a file of the spool; None, with one line in the log, for one that cannot be read."""
+        try:
+            return [line for line in file.read_bytes().split(b"\n") if line]
+        except OSError as error:
+            if file not in self._reported:
+                self._reported.add(file)
+                log.error("spool_file_unusable", file=str(file), reason=error.strerror)
+            return None
 
     async def _drain_stream(self) -> bool:
         if not self._joined:

@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from gateway.cli import channels
-from gateway.store.channels import ChannelReport, Channels
+from gateway.store.channels import AccountReport, ChannelReport, Channels
 from gateway.store.client.client import Client
 from tests.patience import PATIENCE_S
 
@@ -30,7 +30,9 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str, 
 
     async def report() -> None:
         other = Client.connect(store_url, timeout_s=PATIENCE_S)
-        await Channels(other).sync("w", {"one": ChannelReport(failed=3, error="upstream_timeout", in_flight=2)})
+        await Channels(other).sync(
+            "w", {"one": ChannelReport(failed=3, error="upstream_timeout", in_flight=2, cool_ms=60_000)}
+        )
         await other.close()
 
     asyncio.run(report())
@@ -51,8 +53,22 @@ def test_each_channel_is_a_line() -> None:
     head, one, two = run().stdout.splitlines()
     assert head.split()[:2] == ["channel", "condition"]
     assert one.split()[:2] == ["one", "cooling"]
-    assert "upstream_timeout, 0 s ago" in one
+    assert "upstream_timeout, " in one
     assert two.split() == ["two", "healthy", "0"]
+
+
+def test_accounts_for_which_alone_a_channel_cools_are_counted(store_url: str) -> None:
+    async def report() -> None:
+        client = Client.connect(store_url, timeout_s=PATIENCE_S)
+        failing = {name: AccountReport(failed=3, cool_ms=60_000) for name in ("first", "second")}
+        await Channels(client).sync("w", {"two": ChannelReport(ok=9, accounts={"first": failing["first"]})})
+        await Channels(client).sync("w", {"one": ChannelReport(ok=9, accounts=failing)})
+        await client.close()
+
+    asyncio.run(report())
+    _, one, two = run().stdout.splitlines()
+    assert "healthy, cooling for 1 account alone" in two
+    assert "cooling for 60 s, cooling for 2 accounts alone" in one
 
 
 def test_scripts_get_an_object_for_each() -> None:
@@ -63,7 +79,8 @@ def test_scripts_get_an_object_for_each() -> None:
         2,
         "upstream_timeout",
     )
-    assert 0 < one["cool_ms"] <= 1000
+    assert 0 < one["cool_ms"] <= 60_000
+    assert (one["firm"], one["failing_accounts"]) == (True, 0)
     assert (two["condition"], two["latency_ms"]) == ("healthy", None)
 
 

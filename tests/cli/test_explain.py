@@ -175,6 +175,17 @@ async def test_a_balance_that_is_too_low_or_held_is_shown(command: Command) -> N
     assert explanation["refusal"]["code"] == "insufficient_balance"
 
 
+async def test_a_channel_that_is_called_for_want_of_another_is_shown_as_first(command: Command) -> None:
+    channels = command.store.channels
+    await channels.set_enabled("two", enabled=False)
+    await channels.sync("w", {"one": ChannelReport(failed=1, cool_ms=60_000, error="upstream_rate_limited")})
+    one, two = (await command.explain())["channels"]
+    assert (one["verdict"], two["verdict"]) == ("first", "left out")
+    assert one["text"].startswith("called although it is cooling for ")
+    await channels.sync("w", {"one": ChannelReport(failed=3)})
+    assert [each["verdict"] for each in (await command.explain(code=1))["channels"]] == ["left out", "left out"]
+
+
 async def test_the_reason_for_leaving_out_a_channel_is_shown(command: Command) -> None:
     channels = command.store.channels
     await channels.sync("w", {"one": ChannelReport(failed=3, cool_ms=60_000, error="upstream_timeout")})

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from gateway.cli import account, token
 from gateway.errors import Refused
 from gateway.store.client.client import Client
-from gateway.store.tokens import TokenError, Tokens, pepper_of
+from gateway.store.pepper import pepper_of
+from gateway.store.tokens import TokenError, Tokens
 from tests.patience import PATIENCE_S
 
 app = typer.Typer()
@@ -41,7 +42,7 @@ def tried(tmp_path: Path, store_url: str) -> Any:
     async def attempt(text: str) -> str:
         client = Client.connect(store_url, timeout_s=PATIENCE_S)
         try:
-            return (await Tokens(client, pepper_of(tmp_path)).authenticate(text)).token.id
+            return (await Tokens(client, lambda: pepper_of(tmp_path)).authenticate(text)).token.id
         except Refused as refused:
             return refused.code
         finally:

@@ -15,13 +15,14 @@ from typer.testing import CliRunner
 from gateway.cli.commands import program
 from gateway.config.schema import Config, load
 from gateway.exchange import Outcome
+from gateway.request_id import month
 from gateway.services import Store
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.money.archive import Archive
 from gateway.store.money.archiver import Archiver
 from gateway.store.money.results import Settlement
 from gateway.tools import reconcile
-from gateway.usage.database import UsageDatabase
+from gateway.usage.database import UsageDatabase, path_of
 from gateway.usage.record import Record
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end, id_at
@@ -204,3 +205,26 @@ async def test_one_account_may_be_checked(books: Books) -> None:
     await books.store.accounts.create("other")
     assert (await books.verify("other"))["accounts"] == 1
     assert "there is no account `nobody`" in await books.say("nobody", code=1)
+
+
+async def test_lines_of_the_journal_that_cannot_be_read_are_reported_without_hiding_the_rest(books: Books) -> None:
+    await books.request()
+    books.store.journal.append(Settlement("acme", arrival().id, 1))
+    books.store.journal.close()
+    (file,) = books.store.journal.directory.iterdir()
+    file.write_bytes(b"garbage\n" + file.read_bytes())
+    report = await books.verify(code=1)
+    assert report["damaged"] == [f"{file} has 1 lines that cannot be read; the gateway sets them aside"]
+    assert (report["agreed"], report["wrong"]) == (1, [])
+    assert await books.store.journal.replay(books.store.wallet.deliver) == 1
+    assert f"DAMAGED: {file.parent}/unreadable/{file.name} has lines of the journal" in await books.say(code=1)
+
+
+async def test_records_in_a_file_that_was_set_aside_are_not_reported_as_lost(books: Books) -> None:
+    record = await books.request()
+    books.rows.close()
+    path_of(books.rows.folder, month(record.id)).write_bytes(b"garbage" * 1000)
+    books.rows.write([end(arrival(), account="none", charge_micros=0, price={})])
+    report = await books.verify(code=1)
+    assert (report["wrong"], report["unknown"]) == ([], 1)
+    assert [".damaged-" in text for text in report["damaged"]] == [True]

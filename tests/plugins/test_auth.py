@@ -15,10 +15,11 @@ from gateway.config.schema import Config, Group
 from gateway.errors import StoreAway
 from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
+from gateway.store.pepper import pepper_of
 from gateway.store.token_format import TokenCodec
-from gateway.store.tokens import TokenStatus, pepper_of
+from gateway.store.tokens import TokenStatus
 from gateway.testing import PATIENT, FixedClock, exchange, services, started
-from plugins.auth import MAX_ADDRESSES, Auth, WrongTokens
+from plugins.auth import Auth
 
 SETTINGS = Config(groups={"default": Group(), "shut": Group(enabled=False)}, store=PATIENT)
 
@@ -221,22 +222,12 @@ async def test_missing_tokens_are_not_counted_as_wrong(given: Services) -> None:
         assert await code(auth, exchange()) == (401, "token_missing")
 
 
-def test_addresses_of_one_ipv6_network_count_as_one() -> None:
-    wrong = WrongTokens(1, FixedClock())
-    wrong.count("2001:db8::1")
-    with pytest.raises(Refused):
-        wrong.count("2001:db8::2:3")
-    wrong.count("2001:db8:0:1::1")
-
-
-def test_the_number_of_addresses_in_memory_is_bounded() -> None:
-    wrong = WrongTokens(1, FixedClock())
-    wrong.count("192.0.2.7")
-    for number in range(MAX_ADDRESSES):
-        wrong.count(f"2001:db8:{number % 65536:x}:{number // 65536:x}::1")
-    wrong.count("192.0.2.7")
-    with pytest.raises(Refused):
-        wrong.count("192.0.2.7")
+async def test_addresses_of_one_ipv6_network_count_as_one(given: Services) -> None:
+    auth = await started(Auth(wrong_tokens_per_minute=1), given)
+    statuses = [
+        await code(auth, with_token("wrong", peer=peer)) for peer in ("2001:db8::1", "2001:db8::2:3", "2001:db8:0:1::1")
+    ]
+    assert [status for status, _ in statuses] == [401, 429, 401]
 
 
 def test_a_setting_that_would_refuse_every_request_is_refused() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.proxy.credentials import SUSPENDED_S, Credentials
+from gateway.errors import Refused
+from gateway.proxy.credentials import MAX_ACCOUNTS, SUSPENDED_S, Credentials
+from gateway.proxy.failure import UpstreamFailure
 
 
 class FakeClock:
@@ -62,3 +64,33 @@ def test_the_log_shows_the_index_of_a_refused_credential_and_never_its_text(caps
     assert "index=1" in printed
     assert "openai" in printed
     assert "canary" not in printed
+
+
+REFUSED_403 = UpstreamFailure(Refused(502, "upstream_auth_failed", "No."), forbidden=True)
+
+
+def test_a_403_sets_a_credential_aside_for_its_account_only(clock: FakeClock) -> None:
+    credentials = Credentials(["a", "b"])
+    for _ in range(5):
+        assert not credentials.another("a", "openai", "one", REFUSED_403)
+    assert [credentials.next("one") for _ in range(3)] == ["b", "b", "b"]
+    assert sorted(credentials.next("two") for _ in range(4)) == ["a", "a", "b", "b"]
+    clock.now += SUSPENDED_S
+    assert sorted(credentials.next("one") for _ in range(2)) == ["a", "b"]
+
+
+def test_a_403_for_two_accounts_suspends_a_credential_that_did_not_work_between_them(clock: FakeClock) -> None:
+    credentials = Credentials(["a", "b"])
+    assert not credentials.another("a", "openai", "one", REFUSED_403)
+    assert not credentials.another("a", "openai", "three", None)
+    assert not credentials.another("a", "openai", "two", REFUSED_403)
+    assert credentials.another("a", "openai", "one", REFUSED_403)
+    assert [credentials.next("three") for _ in range(3)] == ["b", "b", "b"]
+
+
+def test_accounts_that_met_a_403_are_bounded(clock: FakeClock) -> None:
+    credentials = Credentials(["a", "b"])
+    for number in range(5 * MAX_ACCOUNTS):
+        credentials.another("a", "openai", str(number), REFUSED_403)
+        credentials.another("a", "openai", str(number), None)
+    assert len(credentials._aside_until[0]) == MAX_ACCOUNTS

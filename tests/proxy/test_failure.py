@@ -18,7 +18,7 @@ def body(**error: Any) -> bytes:
     return json.dumps({"error": error}).encode()
 
 
-@pytest.mark.parametrize("status", [400, 404, 413, 422])
+@pytest.mark.parametrize("status", [400, 404, 405, 409, 413, 415, 422])
 def test_a_callers_mistake_is_passed_on_and_final(status: int) -> None:
     result = of_answer(status, JSON, body(message="too long", code="long", param="messages", type="t", more=1), ())
     assert result.final
@@ -36,7 +36,7 @@ def test_a_callers_mistake_is_passed_on_and_final(status: int) -> None:
 @pytest.mark.parametrize(
     ("headers", "text"),
     [
-        ({"Content-Type": "text/html"}, body(message="x")),
+        ({"Content-Type": "text/html"}, b"<p>page"),
         (JSON, b"{"),
         (JSON, b"[]"),
         (JSON, b'{"error": {}}'),
@@ -44,10 +44,14 @@ def test_a_callers_mistake_is_passed_on_and_final(status: int) -> None:
         (JSON, b"[" * 100_000),
     ],
 )
-def test_a_400_without_a_usable_message_is_the_channels_failure(headers: dict[str, str], text: bytes) -> None:
-    result = of_answer(400, headers, text, ())
-    assert not result.final
-    assert (result.error.status, result.error.code) == (502, "upstream_error")
+@pytest.mark.parametrize(("status", "code"), [(400, "upstream_refused"), (413, "body_too_large")])
+def test_a_callers_mistake_without_a_usable_message_keeps_its_status(
+    headers: dict[str, str], text: bytes, status: int, code: str
+) -> None:
+    result = of_answer(status, headers, text, ())
+    assert result.final
+    assert (result.error.status, result.error.code) == (status, code)
+    assert "page" not in result.error.message
 
 
 @pytest.mark.parametrize("text", [b'{"error": "no such model"}', b'{"message": "no such model", "object": "error"}'])
@@ -55,14 +59,48 @@ def test_other_error_shapes_are_understood(text: bytes) -> None:
     assert of_answer(404, JSON, text, ()).error.message == "no such model"
 
 
-@pytest.mark.parametrize("status", [401, 402, 403])
-def test_an_error_about_the_credential_is_not_shown(status: int) -> None:
-    result = of_answer(status, JSON, body(message="key-one is bad"), KEYS)
+QUOTA = [
+    {"code": "insufficient_quota", "type": "insufficient_quota"},
+    {"code": "billing_hard_limit_reached"},
+    {"type": "exceeded_current_quota_error"},
+    {"code": "1113"},
+]
+
+
+@pytest.mark.parametrize(("status", "error"), [(401, {}), (402, {}), *((429, error) for error in QUOTA)])
+def test_an_error_about_the_credential_is_not_shown(status: int, error: dict[str, str]) -> None:
+    result = of_answer(status, {**JSON, "Retry-After": "1"}, body(message="key-one is bad", **error), KEYS)
     assert result.credential_refused
+    assert result.not_the_request
     assert not result.final
     assert result.cool_s == 0
-    assert result.error.code == "upstream_auth_failed"
+    assert (result.error.status, result.error.code) == (502, "upstream_auth_failed")
+    assert (result.error.should_retry, result.error.retry_after_s) == (False, None)
     assert "bad" not in result.error.message
+
+
+def test_a_403_may_be_about_the_request() -> None:
+    result = of_answer(403, JSON, body(message="flagged by key-one"), KEYS)
+    assert result.forbidden
+    assert not (result.credential_refused or result.not_the_request or result.final)
+    assert result.cool_s is None
+    assert (result.error.code, result.error.should_retry) == ("upstream_auth_failed", False)
+    assert "flagged" not in result.error.message
+
+
+def test_a_407_is_the_proxys() -> None:
+    result = of_answer(407, JSON, body(message="who are you"), KEYS)
+    assert result.not_the_request
+    assert not (result.credential_refused or result.forbidden or result.final)
+    assert (result.error.status, result.error.code) == (502, "upstream_unreachable")
+
+
+@pytest.mark.parametrize("status", [400, 409, 413, 418, 429, 500, 502, 503, 504, 529])
+@pytest.mark.parametrize(("advice", "should_retry"), [("false", False), ("TRUE", True), ("", None), ("no", None)])
+def test_the_upstreams_advice_is_passed_on(status: int, advice: str, should_retry: bool | None) -> None:
+    result = of_answer(status, {**JSON, "x-should-retry": advice, "Retry-After": "30"}, b"{}", ())
+    assert result.error.should_retry is should_retry
+    assert result.error.retry_after_s == (None if result.final else 30)
 
 
 @pytest.mark.parametrize(

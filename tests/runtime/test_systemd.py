@@ -43,6 +43,11 @@ def test_ready_and_stopping_are_reported(manager: socket.socket, tmp_path: Path)
     assert [manager.recv(100).split(b"\n")[0] for _ in range(2)] == [b"READY=1", b"STOPPING=1"]
 
 
+def test_a_long_start_extends_its_timeout_and_says_how_far_it_is(manager: socket.socket, tmp_path: Path) -> None:
+    ServiceManager(environment(tmp_path)).starting("the store is loading: 42 % done")
+    assert manager.recv(100) == b"EXTEND_TIMEOUT_USEC=60000000\nSTATUS=the store is loading: 42 % done"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="abstract socket names exist on Linux only")
 def test_a_manager_with_an_abstract_socket_name_is_notified() -> None:
     name = f"sluicegate-test-{os.getpid()}"

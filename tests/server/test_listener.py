@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import uvloop
 
+from gateway.config.schema import Port
+from gateway.server.connections import Connections
 from gateway.server.listener import MAX_PER_TURN, Listener
 from tests.patience import PATIENCE_S
 
@@ -45,7 +47,7 @@ async def turns_to_accept_crowd() -> int:
         else:
             done.set_result(None)
 
-    accepting = Listener(listener, lambda: RecordingProtocol(accepted, lambda: turn))
+    accepting = Listener(listener, Connections(Port()), lambda _: RecordingProtocol(accepted, lambda: turn))
     next_turn()
     async with asyncio.timeout(PATIENCE_S):
         await done
@@ -68,7 +70,7 @@ async def test_accepting_resumes_when_a_file_descriptor_is_free(monkeypatch: pyt
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = os.dup(0)
     os.close(highest)
-    accepting = Listener(listener, lambda: RecordingProtocol(accepted, lambda: 0))
+    accepting = Listener(listener, Connections(Port()), lambda _: RecordingProtocol(accepted, lambda: 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest, hard))
     try:
         await asyncio.sleep(0.12)
@@ -87,7 +89,7 @@ async def connect_around_the_stop() -> None:
     """Stop a listener while one connection waits in the kernel's queue, and let another one try afterwards."""
     listener, accepted = socket.create_server(("127.0.0.1", 0)), list[int]()
     address = listener.getsockname()
-    accepting = Listener(listener, lambda: RecordingProtocol(accepted, lambda: 0))
+    accepting = Listener(listener, Connections(Port()), lambda _: RecordingProtocol(accepted, lambda: 0))
     with socket.create_connection(address, timeout=PATIENCE_S) as queued, socket.socket() as late:
         for _ in range(2):
             accepting.stop()
@@ -103,3 +105,29 @@ async def connect_around_the_stop() -> None:
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_no_connection_is_accepted_after_the_stop(run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
     run(connect_around_the_stop())
+
+
+async def test_after_the_stop_a_socket_that_the_parent_holds_refuses_and_can_listen_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    listener = socket.create_server(("127.0.0.1", port), reuse_port=True)
+    address, accepted = listener.getsockname(), list[int]()
+    with listener.dup() as of_the_parent:
+        Listener(listener, Connections(Port()), lambda _: RecordingProtocol(accepted, lambda: 0)).stop()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, timeout=PATIENCE_S)
+        of_the_next = of_the_parent.dup()
+        again = Listener(of_the_next, Connections(Port()), lambda _: RecordingProtocol(accepted, lambda: 0))
+        with socket.create_connection(address, timeout=PATIENCE_S):
+            async with asyncio.timeout(PATIENCE_S):
+                while not accepted:
+                    await asyncio.sleep(0.01)
+        again.stop()
+
+
+async def test_a_socket_of_a_service_manager_keeps_its_queue_after_the_stop() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener.dup():
+        address = listener.getsockname()
+        Listener(listener, Connections(Port()), lambda _: RecordingProtocol([], lambda: 0)).stop()
+        socket.create_connection(address, timeout=PATIENCE_S).close()

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from gateway.store import channels as module
-from gateway.store.channels import Admission, ChannelLimits, ChannelReport, Channels, Condition, CooldownRules
+from gateway.store.channels import (
+    AccountReport,
+    AccountStatus,
+    Admission,
+    ChannelLimits,
+    ChannelReport,
+    Channels,
+    Condition,
+    CooldownRules,
+)
 from gateway.store.client.client import Client, Script
 
 LEASE = 10_000
@@ -113,9 +122,13 @@ async def test_one_call_probes_it_when_it_has_cooled(channels: Channels, later: 
     await reported(channels, failed=3)
     await later(60)
     assert await reported(channels) is Condition.PROBING
-    answers = await asyncio.gather(*(channels.admit(f"r{n}", [limits()]) for n in range(20)))
-    assert sorted(answer.index is not None for answer in answers) == [False] * 19 + [True]
-    assert [answer.probe for answer in answers if answer.index is not None] == [True]
+    answers = await asyncio.gather(*(channels.admit(f"r{n}", [limits(), limits("b")]) for n in range(20)))
+    assert sorted(answer.index or 0 for answer in answers) == [0] + [1] * 19
+    assert [answer.probe for answer in answers if answer.index == 0] == [True]
+    alone = await channels.admit("s", [limits()])
+    assert alone == Admission(0, probe=False, wait_ms=0), (
+        "a call that no other channel admits need not wait for the probe"
+    )
 
 
 async def test_a_failed_probe_cools_it_for_longer_and_a_successful_one_makes_it_healthy(
@@ -151,7 +164,7 @@ async def test_a_probe_without_an_outcome_lets_the_next_one_go(channels: Channel
     await later(60)
     assert (await channels.admit("r", [limits()])).probe
     if lost:
-        assert (await channels.admit("s", [limits()])).index is None
+        assert not (await channels.admit("s", [limits()])).probe
         await later(100)
     else:
         await reported(channels, probe="void")
@@ -214,3 +227,108 @@ async def test_a_snapshot_counts_all_workers(channels: Channels, later: Pass) ->
     assert (await channels.show(["a"]))[0].condition is Condition.COOLING
     await later(60)
     assert (await channels.show(["a"]))[0].condition is Condition.PROBING
+
+
+async def failed_for(channels: Channels, *accounts: str, cool_ms: int = -1, ok: int = 0) -> Condition:
+    """Report one failure of a call of each of these accounts, one after the other. Return the channel's condition."""
+    condition = Condition.HEALTHY
+    for account in accounts:
+        condition = await reported(channels, ok=ok, accounts={account: AccountReport(failed=1, cool_ms=cool_ms)})
+    return condition
+
+
+async def accounts(channels: Channels) -> dict[str, AccountStatus]:
+    return (await channels.sync("w", {"a": ChannelReport()}))["a"].accounts
+
+
+async def test_an_account_whose_calls_fail_cools_by_itself(channels: Channels, later: Pass) -> None:
+    assert await failed_for(channels, "one", "one") is Condition.HEALTHY
+    assert await accounts(channels) == {"one": AccountStatus(0, firm=False)}
+    assert await failed_for(channels, *["one"] * 50) is Condition.HEALTHY
+    assert await accounts(channels) == {"one": AccountStatus(60, firm=True)}
+    assert (await channels.show(["a"]))[0].failing_accounts == 1
+    assert await channels.admit("r", [limits()]) == Admission(0, probe=False, wait_ms=0)
+    for longer in (120, 200, 200):
+        await later(200)
+        await failed_for(channels, "one")
+        assert (await accounts(channels))["one"].cool_ms == longer
+    await reported(channels, accounts={"one": AccountReport(ok=True)})
+    assert await accounts(channels) == {}
+    assert await failed_for(channels, "one", "one") is Condition.HEALTHY
+    assert (await accounts(channels))["one"].cool_ms == 0
+
+
+async def test_one_account_counts_no_more_than_all_others_together(channels: Channels) -> None:
+    assert await failed_for(channels, *["one"] * 100, "two") is Condition.HEALTHY
+    assert await failed_for(channels, "two") is Condition.COOLING
+    assert (await channels.sync("w", {"a": ChannelReport()}))["a"].firm
+
+
+async def test_failures_of_accounts_are_compared_with_the_successes_of_all(channels: Channels) -> None:
+    await reported(channels, ok=7)
+    assert await failed_for(channels, *["one"] * 100, "two", "two", "two") is Condition.HEALTHY
+    assert await failed_for(channels, "three") is Condition.COOLING
+
+
+async def test_one_report_of_nothing_but_failures_of_several_accounts_is_enough(channels: Channels) -> None:
+    await reported(channels, ok=1000)
+    of_two = {"one": AccountReport(failed=9), "two": AccountReport(failed=1)}
+    assert await reported(channels, accounts=of_two) is Condition.HEALTHY
+    of_two["two"].failed = 2
+    assert await reported(channels, accounts=of_two) is Condition.COOLING
+
+
+async def test_the_channel_waits_only_as_long_as_two_accounts_were_asked_to(channels: Channels, later: Pass) -> None:
+    assert await failed_for(channels, "one", "one", cool_ms=180) is Condition.HEALTHY
+    status = (await channels.sync("w", {"a": ChannelReport()}))["a"]
+    assert (status.condition, status.accounts["one"]) == (Condition.HEALTHY, AccountStatus(180, firm=False))
+    assert await failed_for(channels, "two", cool_ms=100) is Condition.COOLING
+    status = (await channels.sync("w", {"a": ChannelReport()}))["a"]
+    assert (status.cool_ms, status.firm) == (100, False)
+
+
+async def test_a_cool_down_is_firm_after_repeated_failures_and_never_shorter(channels: Channels) -> None:
+    await reported(channels, failed=1, cool_ms=150)
+    assert not (await channels.sync("w", {"a": ChannelReport()}))["a"].firm
+    await reported(channels, failed=1)
+    await reported(channels, failed=1)
+    status = (await channels.sync("w", {"a": ChannelReport()}))["a"]
+    assert (status.firm, status.cool_ms) == (True, 150)
+
+
+async def test_a_failed_probe_of_one_account_is_followed_by_another_and_of_two_cools_for_longer(
+    channels: Channels, later: Pass
+) -> None:
+    await reported(channels, failed=3)
+    await later(60)
+    for account, condition in (("one", Condition.PROBING), ("one", Condition.PROBING), ("two", Condition.COOLING)):
+        assert (await channels.admit("r", [limits()])).probe
+        report = {account: AccountReport(failed=1)}
+        assert await reported(channels, probe="void", accounts=report) is condition
+    assert await cool_ms(channels) == 120
+
+
+async def test_any_success_after_a_cool_down_ends_it(channels: Channels, later: Pass) -> None:
+    await reported(channels, failed=3)
+    await later(60)
+    assert await reported(channels, ok=1) is Condition.HEALTHY
+
+
+async def test_a_channel_is_called_while_it_cools_only_where_no_other_admits_the_call(channels: Channels) -> None:
+    await reported(channels, failed=3)
+    assert (await channels.admit("r", [limits(), limits("b")], {"a"})).index == 1
+    assert await channels.admit("r", [limits()], {"a"}) == Admission(0, probe=False, wait_ms=60)
+    assert (await channels.admit("r", [limits()])).index is None
+    await channels.set_enabled("a", False)
+    assert (await channels.admit("r", [limits()], {"a"})).index is None
+
+
+async def test_accounts_are_forgotten_and_bounded(channels: Channels, client: Client, later: Pass) -> None:
+    await failed_for(channels, *(f"account{number}" for number in range(100)), ok=1000)
+    assert await client.call("HLEN", "gw:{channels}:a:accounts") == 64
+    assert 0 < await client.call("PTTL", "gw:{channels}:a:accounts") <= 60_000
+    await later(40_000)
+    await failed_for(channels, "late", ok=1000)
+    assert await client.call("HLEN", "gw:{channels}:a:accounts") == 1
+    await channels.set_enabled("a", True)
+    assert await accounts(channels) == {}

@@ -26,7 +26,7 @@ async def accounts(client: Client) -> Accounts:
 
 @pytest.fixture
 def tokens(client: Client, accounts: Accounts) -> Tokens:
-    return Tokens(client, PEPPER)
+    return Tokens(client, lambda: PEPPER)
 
 
 async def code_of(tokens: Tokens, text: str) -> str:
@@ -72,7 +72,7 @@ async def test_it_costs_two_reads_and_nothing_else(tokens: Tokens, client: Clien
 async def test_a_text_that_is_no_token_is_refused_without_the_store(tokens: Tokens, tmp_path: Path) -> None:
     created = await tokens.create("alice")
     away = Client.connect(f"unix://{tmp_path}/nothing")
-    without_store = Tokens(away, PEPPER)
+    without_store = Tokens(away, lambda: PEPPER)
     _, of_another_gateway = TokenCodec(b"another pepper of some length").make("alice")
     for text in ("sk-alice-", created.token[:-1], created.token + "a", created.token.upper(), of_another_gateway):
         assert await code_of(without_store, text) == "token_invalid"
@@ -161,7 +161,7 @@ async def test_recording_use_does_not_undo_an_earlier_change(tokens: Tokens) -> 
 async def test_use_is_not_recorded_while_the_store_is_away(tokens: Tokens, tmp_path: Path) -> None:
     known = await tokens.authenticate((await tokens.create("alice")).token)
     away = Client.connect(f"unix://{tmp_path}/nothing")
-    await Tokens(away, PEPPER).touch(known)
+    await Tokens(away, lambda: PEPPER).touch(known)
     await away.close()
 
 

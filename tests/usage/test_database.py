@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from gateway.exchange import Outcome
-from gateway.request_id import arrival_ms
+from gateway.request_id import arrival_ms, month
 from gateway.usage import queries
+from gateway.usage.damage import UnusableFile, files_aside
 from gateway.usage.database import GROUPS, SUMS, UsageDatabase, months, months_ago, path_of
 from gateway.usage.record import Record
 from tests.records import arrival, end, id_at
@@ -126,7 +131,7 @@ def test_a_batch_that_fails_leaves_neither_a_row_nor_a_sum(database: UsageDataba
         other.execute("CREATE TRIGGER full BEFORE INSERT ON days BEGIN SELECT raise(ABORT, 'disk is full'); END")
     other.close()
     late = arrival()
-    with pytest.raises(sqlite3.Error):
+    with pytest.raises(UnusableFile, match="disk is full"):
         database.write([late, end(good)])
     assert list(queries.select(database.folder)) == [good]
     assert rolled_up(database.folder) == []
@@ -171,3 +176,95 @@ def test_the_sums_by_day_equal_the_sum_of_the_rows_whatever_is_written_in_whatev
         database.close()
         assert rolled_up(database.folder) == summed(database.folder)
         assert {row.id for row in queries.select(database.folder)} == written
+
+
+@pytest.mark.parametrize("content", [b"garbage" * 5000, b"\0" * 8192, b"SQLite format 3\0" + b"\xff" * 9000])
+def test_a_damaged_file_is_set_aside_and_a_fresh_one_begun(tmp_path: Path, content: bytes) -> None:
+    database, first, second = UsageDatabase(tmp_path), end(arrival()), end(arrival())
+    database.write([first])
+    database.close()
+    path = path_of(tmp_path, month(first.id))
+    path.write_bytes(content)
+    with capture_logs() as logs:
+        database.write([second])
+        database.write([second])
+    assert list(queries.select(tmp_path)) == [second]
+    (aside,) = files_aside(tmp_path)
+    assert aside.read_bytes()[: len(content)] == content
+    assert [entry["event"] for entry in logs] == ["usage_file_damaged"]
+    with pytest.raises(UnusableFile, match="was damaged and set aside"):
+        queries.find(tmp_path, first.id)
+    lacks: list[UnusableFile] = []
+    assert [total["requests"] for total in queries.summary(tmp_path, [], unusable=lacks)] == [1]
+    assert [str(aside) in str(each) for each in lacks] == [True]
+
+
+def test_a_follower_goes_on_in_the_file_that_replaces_a_damaged_one(tmp_path: Path) -> None:
+    database, later = UsageDatabase(tmp_path), end(arrival())
+    database.write([end(arrival()) for _ in range(5)])
+    database.close()
+    tail = queries.Tail(tmp_path)
+    path_of(tmp_path, month(later.id)).write_bytes(b"garbage" * 5000)
+    assert tail.poll() == []
+    database.write([later])
+    assert [record for _, record in tail.poll()] == [later]
+
+
+def test_a_file_that_was_cut_anywhere_stops_no_record(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    for number in range(12):
+        folder, record = tmp_path / str(number), end(arrival())
+        database = UsageDatabase(folder)
+        database.write([end(arrival()) for _ in range(40)])
+        database.close()
+        path = path_of(folder, month(record.id))
+        os.truncate(path, chance.randrange(path.stat().st_size))
+        database.write([record])
+        assert queries.find(folder, record.id) == record
+        database.close()
+
+
+@pytest.mark.parametrize("in_the_way", [Path.mkdir, lambda path: path.symlink_to("/nowhere/else")])
+def test_what_is_in_the_place_of_a_file_is_set_aside(tmp_path: Path, in_the_way: Callable[[Path], object]) -> None:
+    record = end(arrival())
+    in_the_way(path_of(tmp_path, month(record.id)))
+    UsageDatabase(tmp_path).write([record])
+    assert queries.find(tmp_path, record.id) == record
+    assert len(files_aside(tmp_path)) == 1
+
+
+def test_a_file_that_was_deleted_under_the_writer_is_begun_again(tmp_path: Path) -> None:
+    database, first, second = UsageDatabase(tmp_path), end(arrival()), end(arrival())
+    database.write([first])
+    for path in tmp_path.glob("usage-*"):
+        path.unlink()
+    database.write([second])
+    assert list(queries.select(tmp_path)) == [second]
+
+
+def test_an_old_month_that_is_damaged_stops_no_other(tmp_path: Path) -> None:
+    old, now = end(arrival(id_at(1_700_000_000_000))), end(arrival())
+    database = UsageDatabase(tmp_path)
+    database.write([old, now, arrival()])
+    database.close()
+    path_of(tmp_path, month(old.id)).write_bytes(b"garbage" * 5000)
+    unusable: list[UnusableFile] = []
+    assert [row.id for row in queries.select(tmp_path, outcome=Outcome.COMPLETED, unusable=unusable)] == [now.id]
+    assert [str(each) for each in unusable] == [
+        f"{path_of(tmp_path, month(old.id))} cannot be used: file is not a database"
+    ]
+    with pytest.raises(UnusableFile):
+        list(queries.select(tmp_path))
+    assert database.close_crashed(9_000_000_000_000) == 1
+    database.close()
+
+
+def test_a_row_with_garbage_is_named_by_its_file(tmp_path: Path) -> None:
+    record = end(arrival())
+    database = UsageDatabase(tmp_path)
+    database.write([record])
+    database.close()
+    with contextlib.closing(sqlite3.connect(path_of(tmp_path, month(record.id)))) as file, file:
+        file.execute("UPDATE requests SET price = ?", (b"\xff",))
+    with pytest.raises(UnusableFile, match="a row is unreadable"):
+        queries.find(tmp_path, record.id)

@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from gateway.errors import StoreAway
+from gateway.errors import Misconfigured, StoreAway
 from gateway.exchange import Outcome
+from gateway.request_id import month
 from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.client.masters import Masters
 from gateway.usage import log as module
-from gateway.usage.database import UsageDatabase
+from gateway.usage import unwritten, waiting
+from gateway.usage.database import UsageDatabase, path_of
 from gateway.usage.log import FIELD, UsageLog
-from gateway.usage.record import Record, decode
+from gateway.usage.record import Record, decode, encode
 from tests.patience import PATIENCE_S
-from tests.records import arrival, end
+from tests.records import arrival, end, id_at
 
 
 @pytest.fixture
@@ -85,12 +89,43 @@ async def test_an_arrival_that_the_store_refuses_is_refused_and_spooled(usage: U
     assert spooled(usage) == [opened]
 
 
-async def test_with_neither_store_nor_disk_an_arrival_and_an_end_are_refused(frozen: UsageLog) -> None:
+async def test_with_neither_store_nor_disk_an_arrival_is_refused_and_ends_are_kept_in_memory(frozen: UsageLog) -> None:
     frozen.spool.folder.symlink_to("/dev/full")
-    with pytest.raises(StoreAway):
-        await frozen.submit_arrival(arrival())
     with pytest.raises(StoreAway, match="nor to the disk"):
-        await frozen.end(end(arrival()))
+        await frozen.submit_arrival(arrival())
+    kept = [end(arrival()) for _ in range(3)]
+    with capture_logs() as logs:
+        await asyncio.gather(*map(frozen.end, kept))
+    assert [entry["event"] for entry in logs] == ["records_not_written"]
+    assert await frozen.write_down() == 0
+    frozen.spool.folder.unlink()
+    assert await frozen.write_down() == 3
+    assert sorted(spooled(frozen), key=lambda record: record.id) == kept
+    assert await frozen.write_down() == 0
+
+
+async def test_ends_in_memory_are_written_to_the_store_that_is_back(usage: UsageLog) -> None:
+    usage.spool.folder.symlink_to("/dev/full")
+    await usage.client.call("SET", usage.stream, "in the way")
+    kept = [end(arrival()) for _ in range(3)]
+    await asyncio.gather(*map(usage.end, kept))
+    await usage.client.call("DEL", usage.stream)
+    assert await usage.write_down() == 3
+    assert await streamed(usage) == kept
+
+
+async def test_ends_of_refused_requests_leave_memory_for_those_that_were_charged(
+    usage: UsageLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unwritten, "MAX_REFUSED_BYTES", 1000)
+    kept = unwritten.Unwritten()
+    for _ in range(20):
+        kept.add(end(arrival(), attempts=[], charge_micros=0, outcome=Outcome.REFUSED), "full")
+    few = len(kept)
+    assert 0 < few < 20
+    for _ in range(20):
+        kept.add(end(arrival()), "full")
+    assert len(kept) == few + 20
 
 
 async def test_while_the_stream_is_full_records_go_to_the_spool(
@@ -128,7 +163,7 @@ async def test_a_request_is_found_in_the_stream_before_it_is_in_the_files(usage:
 async def test_a_request_is_found_among_many_others_in_the_stream(
     usage: UsageLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PAGE", 10)
+    monkeypatch.setattr(waiting, "PAGE", 10)
     wanted = arrival()
     await usage.submit_arrival(wanted)
     await asyncio.gather(*(usage.submit_arrival(arrival()) for _ in range(45)))
@@ -142,6 +177,66 @@ async def test_a_request_whose_arrival_is_in_the_files_and_whose_end_waits_has_e
     assert await usage.find(opened.id) == opened
     await usage.end(end(opened))
     assert await usage.find(opened.id) == end(opened)
+
+
+async def test_an_old_request_is_not_searched_among_the_entries_of_later_ones(usage: UsageLog) -> None:
+    await fill(usage, 80_000)
+    longest_ms = 3_600_000 + waiting.MAX_CLOCK_STEP_MS
+    old = id_at(round(time.time() * 1000) - longest_ms - 10_000)
+    before = await usage.client.call("INFO", "commandstats")
+    assert await usage.find(old) is None
+    young = id_at(round(time.time() * 1000))
+    between = await usage.client.call("INFO", "commandstats")
+    assert await usage.find(young) is None
+    after = await usage.client.call("INFO", "commandstats")
+    pages = [each["cmdstat_xrange"]["calls"] for each in (before, between, after)]
+    assert pages[1] - pages[0] == 1
+    assert pages[2] - pages[1] == 80_000 // waiting.PAGE + 1
+
+
+async def test_other_calls_are_served_while_many_entries_are_searched(usage: UsageLog) -> None:
+    await fill(usage, 80_000)
+    finding = asyncio.create_task(usage.find(id_at(round(time.time() * 1000))))
+    calls = 0
+    while not finding.done():
+        await usage.client.call("PING")
+        calls += 1
+    assert calls > 50, "a search of 400 pages lets other calls through between two pages"
+
+
+async def test_a_request_is_found_when_the_clock_went_back_an_hour_before_it_arrived(usage: UsageLog) -> None:
+    await usage.submit_arrival(arrival())  # the ids of the stream stay at this time
+    back = arrival(id_at(round(time.time() * 1000) - 3_600_000))
+    await usage.submit_arrival(back)
+    await usage.end(end(back))
+    assert await usage.find(back.id) == end(back)
+
+
+async def fill(usage: UsageLog, count: int) -> None:
+    """Write entries of other requests, all of now."""
+    await usage.submit_arrival(arrival())
+    other = encode(end(arrival()))
+    script = 'for i = 1, ARGV[1] do redis.call("XADD", KEYS[1], "*", "record", ARGV[2]) end'
+    await usage.client.call("EVAL", script, 1, usage.stream, count - 1, other)
+
+
+async def test_a_request_in_a_damaged_file_is_not_said_to_have_never_arrived(usage: UsageLog) -> None:
+    ended, in_stream = end(arrival()), end(arrival())
+    rows = UsageDatabase(usage.folder)
+    rows.write([ended])
+    rows.close()
+    path_of(usage.folder, month(ended.id)).write_bytes(b"garbage" * 1000)
+    await usage.end(in_stream)
+    assert await usage.find(in_stream.id) == in_stream
+    with pytest.raises(StoreAway, match="cannot be used: file is not a database"):
+        await usage.find(ended.id)
+
+
+@pytest.mark.parametrize("content", [b"", b"0123", b"\xff" * 32])
+async def test_a_damaged_installation_file_is_named(client: Client, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "installation").write_bytes(content)
+    with pytest.raises(Misconfigured, match=f"{tmp_path}/installation is damaged"):
+        UsageLog(client, tmp_path)
 
 
 async def test_a_request_that_never_arrived_is_not_found(usage: UsageLog) -> None:

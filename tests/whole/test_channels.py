@@ -158,25 +158,25 @@ async def test_a_failing_channel_gets_no_request_while_it_cools_and_then_one_pro
     async with gateway_with(tmp_path, store_url, [full_response("500 No", b"{}")], GOOD) as (gateway, (first, second)):
         token = await gateway.token()
         gateway.store.channels.cooldown = CooldownRules(first_ms=3_600_000, max_ms=3_600_000)
-        for _ in range(3):
-            assert (await ask(gateway.port, chat(token))).status == 200
+        for each in (token, await gateway.token("other")) * 2:
+            assert (await ask(gateway.port, chat(each))).status == 200
         await until(gateway, "c0", Condition.COOLING)
         for _ in range(10):
             assert (await ask(gateway.port, chat(token))).status == 200
-        assert len(first.requests) == 3
+        assert len(first.requests) == 4
         await gateway.store.client.call("HSET", "gw:{channels}:c0:state", "until", 1)  # the cool-down is over
         await until(gateway, "c0", Condition.PROBING)
         gate, before = asyncio.Event(), len(second.requests)
         first.scripts = ([CHUNKED, Forever(b"", 0.01, until=gate.is_set), chunk(STREAM) + LAST],)
         calls = [asyncio.create_task(ask(gateway.port, chat(token))) for _ in range(10)]
-        await until_called(first, 4)
+        await until_called(first, 5)
         await until_called(second, before + 9)
         gate.set()
         assert [answer.status for answer in await asyncio.gather(*calls)] == [200] * 10
-        assert len(first.requests) == 4, "more than one probe was sent"
+        assert len(first.requests) == 5, "more than one probe was sent"
         await until(gateway, "c0", Condition.HEALTHY)
         assert (await ask(gateway.port, chat(token))).status == 200
-        assert len(first.requests) == 5
+        assert len(first.requests) == 6
 
 
 async def test_when_all_channels_cool_the_response_says_when_to_retry(
@@ -191,8 +191,8 @@ async def test_when_all_channels_cool_the_response_says_when_to_retry(
             "upstream_rate_limited",
             "55",
         )
-        for channel in ("c0", "c1"):
-            await until(gateway, channel, Condition.COOLING)
+        for _ in range(2):
+            assert (await ask(gateway.port, chat(token))).status == 429
         before = tasks()
         answer = await ask(gateway.port, chat(token))
         assert (answer.status, answer.error["type"], answer.error["code"]) == (
@@ -200,8 +200,8 @@ async def test_when_all_channels_cool_the_response_says_when_to_retry(
             "upstream_error",
             "model_unavailable",
         )
-        assert 1 <= int(answer.headers["retry-after"]) <= 55
-        assert (len(first.requests), len(second.requests)) == (1, 1)
+        assert 1 <= int(answer.headers["retry-after"]) <= 56
+        assert (len(first.requests), len(second.requests)) == (3, 3)
         record = await last_end_record(gateway)
         assert (record.outcome, record.error_code, record.attempts) == (Outcome.REFUSED, "model_unavailable", [])
         assert await charged(gateway) == 0
@@ -242,25 +242,27 @@ async def test_two_gateways_agree_on_cool_downs_within_a_second_and_share_a_limi
     gate = asyncio.Event()
     (tmp_path / "other").mkdir()
     async with (
-        Scripted([full_response("429 Slow", b"{}", "Retry-After: 100")]) as first,
+        Scripted([0.3, full_response("429 Slow", b"{}", "Retry-After: 100")]) as first,
         Scripted(pausing_script(gate)) as second,
     ):
-        text = yaml(first.base_url, second.base_url, each=", concurrent: 3")
+        text = yaml(first.base_url, second.base_url, each=", concurrent: 6")
         async with running(text, tmp_path, store_url) as one, running(text, tmp_path / "other", store_url) as two:
             token, other = await one.token(), await two.token("other")
-            early = asyncio.create_task(ask(one.port, chat(token)))
+            tokens = (token, await one.token("another")) * 2
+            early = [asyncio.create_task(ask(one.port, chat(each))) for each in tokens]
             await until(one, "c0", Condition.COOLING)
             await soon(until(two, "c0", Condition.COOLING))
-            assert len(first.requests) == 1
+            await until_called(second, 4)
+            assert len(first.requests) == 4
             requests = [
                 ask(gateway.port, chat(each)) for gateway, each in ((one, token), (two, other)) for _ in range(5)
             ]
-            calls = [early, *map(asyncio.create_task, requests)]
+            calls = [*early, *map(asyncio.create_task, requests)]
             await answered(calls, 8)
             gate.set()
             answers = await asyncio.gather(*calls)
-            assert sorted(answer.status for answer in answers) == [200] * 3 + [503] * 8
-            assert len(first.requests) == 1, "the other gateway called a channel that cools"
+            assert sorted(answer.status for answer in answers) == [200] * 6 + [503] * 8
+            assert len(first.requests) == 4, "the other gateway called a channel that cools"
 
 
 async def test_a_channel_that_stops_under_load_breaks_only_its_open_streams(

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config.schema import ACCOUNT_ID
-from gateway.server.protocol import MALFORMED
+from gateway.server.answers import MALFORMED
 from gateway.store.accounts import AccountError
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
@@ -53,6 +53,9 @@ OPEN = (
     CHAIN.replace("requests_per_minute: 1000", "requests_per_minute: 1000000")
     .replace("use: auth", "use: auth\n    with: {wrong_tokens_per_minute: 100000}")
     .replace("tokens_per_minute: 1000000", "tokens_per_minute: null")
+    .replace(
+        "use: usage-logger", "use: usage-logger\n    with: {unknown_per_minute: 100000, refused_per_minute: 100000}"
+    )
 )
 
 

@@ -8,13 +8,14 @@ import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway.config.channel import Timers
 from gateway.config.schema import Port
 from gateway.fake_upstream import FakeUpstream
-from gateway.server.protocol import RESERVED_DESCRIPTORS
+from gateway.server.connections import RESERVED_DESCRIPTORS
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import soon, wait_until
@@ -319,12 +320,15 @@ async def test_when_descriptors_run_low_open_streams_continue_and_requests_are_r
 
 # The defaults.
 
-LIMITS = {
+LIMITS: dict[type[Port] | type[Timers], dict[str, Any]] = {
     Port: {
         "max_head": 64 * 1024,
         "max_body": 8 * 1024 * 1024,
         "body_budget": 256 * 1024 * 1024,
         "max_open": 10_000,
+        "max_connections": None,
+        "max_connections_per_address": None,
+        "head_budget": 32 * 1024 * 1024,
         "handshake_timeout": 10,
         "head_timeout": 15,
         "body_timeout": 60,
@@ -332,6 +336,7 @@ LIMITS = {
         "min_body_rate": 1024,
         "idle_timeout": 75,
         "allow_non_streaming": False,
+        "allow_fields": (),
         "drain": 30,
     },
     Timers: {"connect": 5, "first_byte": 60, "idle": 60, "total": 600, "write_stall": 60},
@@ -342,6 +347,8 @@ LIMITS = {
 def test_no_default_is_looser_than_the_limits(section: type[Port] | type[Timers]) -> None:
     defaults = {name: getattr(section(), name) for name in section.__struct_fields__}
     assert defaults.keys() == LIMITS[section].keys()
-    looser = {name for name, value in defaults.items() if value > LIMITS[section][name]} - {"min_body_rate"}
+    looser = {name for name, value in defaults.items() if value is not None and value > LIMITS[section][name]} - {
+        "min_body_rate"
+    }
     assert looser == set()
     assert defaults.get("min_body_rate", 1024) >= 1024

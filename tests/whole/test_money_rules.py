@@ -59,7 +59,7 @@ async def record_of(gateway: Running) -> Record:
     ("script", "charge", "source"),
     [
         (SERVED, EXACT, "upstream"),
-        ([CHUNKED + chunk(HALF + USAGE), 0.02, Reset], EXACT, "upstream"),
+        ([CHUNKED + chunk(HALF + USAGE), 0.02, Reset], EXACT, "estimated"),
         ([CHUNKED + chunk(b"".join(WORDS) + DONE) + LAST], INPUT + 2 * OUTPUT, "estimated"),
         ([CHUNKED + chunk(HALF), 0.02, Reset], INPUT + 2 * HALF_OUTPUT, "estimated"),
         ([CHUNKED + chunk(HALF), 0.02, chunk(FAILURE) + LAST], INPUT + 2 * HALF_OUTPUT, "estimated"),

@@ -188,7 +188,7 @@ async def test_a_large_body_reaches_the_upstream_unchanged(
         request = re.sub(rb"Content-Length: \d+", b"Transfer-Encoding: chunked", request, count=1)
     assert (await ask(gateway.port, request)).status == 200
     sent = json.loads(upstream.requests[0].body)
-    assert sent == {**given, "stream": True, "stream_options": {"include_usage": True}}
+    assert sent == {**given, "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 100}
 
 
 async def test_each_event_arrives_before_the_upstream_sends_the_next(

@@ -3,7 +3,7 @@
 1. **At most one server per directory.** The server process itself holds the directory's lock while it runs. The kernel
    releases the lock however the server ends, and no second server starts beside a frozen one.
 2. **A start never loses data.** It removes what a crash left: a stale socket, an incomplete last command in the
-   append-only file.
+   append-only file. Files that are missing or damaged are an error.
 3. **The server ends with its parent process.** On Linux the kernel signals it when the *thread* that started it ends: call
    `start` on the main thread, before any other exists. Elsewhere it keeps running, and the next start adopts it.
 """
@@ -18,22 +18,28 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 from urllib.parse import quote
 
-from gateway.errors import Misconfigured
+from gateway.errors import GatewayError, Misconfigured, cannot_use
+from gateway.store.client import append_only
+from gateway.store.client.answer import Answer, ask
 
 MAX_SOCKET_PATH_BYTES: Final = 103
 """Bytes. With the terminating zero, macOS allows 104 and Linux 108."""
 
 MIN_SERVER_VERSION: Final = 7
+
+REPORT_INTERVAL_S: Final = 3.0
+SILENT_S: Final = 60.0
+"""The longest time for which a server that was started here may give no answer, not even that it is loading."""
+MAX_LOG_BYTES: Final = 1024 * 1024
 
 SETTINGS: Final = (
     *("--port", "0", "--databases", "1", "--unixsocketperm", "600"),
@@ -70,31 +76,26 @@ class EmbeddedStore:
         self._process = process
 
     @classmethod
-    def start(cls, data: Path, timeout_s: float = 10, *, adopt: bool = True) -> Self:
-        """Start the directory's server, or adopt the running one, and wait until it responds. Raises `Misconfigured`.
+    def start(
+        cls,
+        data: Path,
+        timeout_s: float = 10,
+        *,
+        adopt: bool = True,
+        report: Callable[[str], None] = lambda progress: print(progress, file=sys.stderr, flush=True),
+    ) -> EmbeddedStore:
+        """Start the directory's server, or adopt the running one, and wait until it serves, as `StoreStart` does.
 
-        Without `adopt`, wait until another process's server ends, as that of a short command soon does.
+        While the server loads its data, call `report` every few seconds with a line that says how far it is.
         """
-        data = data.resolve()
-        data.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = _socket_path(data)
-        process: subprocess.Popen[bytes] | None = None
-        deadline = time.monotonic() + timeout_s
-        with (data / "store.lock").open("ab") as lock:
-            while True:
-                if process is None and _try_lock(lock.fileno()):
-                    path.unlink(missing_ok=True)
-                    process = _spawn(data, path, lock.fileno())
-                if (process or adopt) and _responds(path):
-                    return cls(path, int((data / "store.pid").read_text()), process)
-                if time.monotonic() > deadline or (process and process.poll() is not None):
-                    if process:
-                        process.kill()
-                        process.wait()
-                    elif _responds(path):
-                        raise Misconfigured(f"data: another gateway uses {data}; stop it, or give each its own")
-                    raise Misconfigured(f"redis: the embedded server did not start: see {data / 'store.log'}")
-                time.sleep(0.005)
+        starting = StoreStart(data, timeout_s, adopt=adopt)
+        reported = time.monotonic()
+        while (store := starting.poll()) is None:
+            if starting.progress and time.monotonic() - reported >= REPORT_INTERVAL_S:
+                reported = time.monotonic()
+                report(starting.progress)
+            time.sleep(0.005)
+        return store
 
     @property
     def ended(self) -> bool:
@@ -114,6 +115,90 @@ class EmbeddedStore:
 
     def __repr__(self) -> str:
         return f"<EmbeddedStore pid {self.pid}, {'owned' if self.owned else 'adopted'}>"
+
+
+class StoreStart:
+    """The start of a directory's server. Loading its data may take minutes: `poll` returns the server once it serves.
+
+    A server that is loading is waited for as long as it lives. One that was started here is killed when it has not answered at
+    all for `SILENT_S`; one of another process is waited for `timeout_s` after its last answer. Without `adopt`, wait until
+    another process's server ends, as that of a short command soon does.
+    """
+
+    def __init__(self, data: Path, timeout_s: float = 10, *, adopt: bool = True) -> None:
+        """Raise `Misconfigured` where the directory cannot be used."""
+        self._data = data = data.resolve()
+        self._timeout_s, self._adopt = timeout_s, adopt
+        self._process: subprocess.Popen[bytes] | None = None
+        self.progress = ""
+        """How far the server has loaded its data, while it does."""
+        with _in(data):
+            data.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._path = _socket_path(data)
+            self._lock = (data / "store.lock").open("ab")
+        self._heard = time.monotonic()
+
+    def poll(self) -> EmbeddedStore | None:
+        """Return the server, or None while it does not serve yet. Never waits longer than `answer.TIMEOUT_S`.
+
+        Raises `Misconfigured` where only a person can make it start, and `GatewayError` where a later start may succeed.
+        """
+        try:
+            return self._poll()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _poll(self) -> EmbeddedStore | None:
+        if self._process is None and _try_lock(self._lock.fileno()):
+            self._spawn()
+        if self._process is not None and (code := self._process.poll()) is not None:
+            raise append_only.failure(self._data, code, self._logged())
+        now, answer = time.monotonic(), ask(self._path)
+        self.progress = answer.progress if answer else ""
+        if answer and not answer.loading and (self._process or self._adopt):
+            return self._started(answer)
+        if answer and (answer.loading or self._process):
+            self._heard = now
+        if now - self._heard > (SILENT_S if self._process else self._timeout_s):
+            if answer and not self._process:
+                raise GatewayError(f"data: another gateway uses {self._data}; stop it, or give each its own")
+            raise GatewayError(f"redis: the embedded server does not answer: see {self._data / 'store.log'}")
+        return None
+
+    def abandon(self) -> None:
+        """Kill a server that was started here."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._lock.close()
+
+    def _spawn(self) -> None:
+        with _in(self._data):
+            append_only.check(self._data, expected=self._lock.tell() > 0)
+            self._path.unlink(missing_ok=True)
+            log = os.open(
+                self._data / "store.log", os.O_WRONLY | os.O_CREAT, 0o600
+            )  # the server prints nothing if it cannot
+            self._log_start = os.lseek(log, 0, os.SEEK_END)
+            os.close(log)
+            self._process = _spawn(self._data, self._path, self._lock.fileno())
+        self._heard = time.monotonic()
+
+    def _started(self, answer: Answer) -> EmbeddedStore:
+        if self._process and not self._lock.tell():
+            with contextlib.suppress(OSError):  # a full disk; the next start writes it
+                self._lock.write(b"The store has started here: its files must not be missing at the next start.\n")
+                self._lock.flush()
+        with contextlib.suppress(OSError):
+            self._lock.close()
+        return EmbeddedStore(self._path, answer.pid, self._process)
+
+    def _logged(self) -> str:
+        with contextlib.suppress(OSError), (self._data / "store.log").open("rb") as log:
+            log.seek(self._log_start)
+            return log.read(MAX_LOG_BYTES).decode(errors="replace")
+        return ""
 
 
 def _version(program: str) -> int:
@@ -173,12 +258,10 @@ def _end_with(parent: int) -> Callable[[], None] | None:
     return set_death_signal
 
 
-def _responds(path: Path) -> bool:
+@contextlib.contextmanager
+def _in(data: Path) -> Iterator[None]:
+    """Turn an `OSError` about a file of the directory into an error of the gateway."""
     try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(1)
-            connection.connect(str(path))
-            connection.sendall(b"PING\r\n")
-            return connection.recv(16).startswith(b"+PONG")
-    except OSError:
-        return False
+        yield
+    except OSError as error:
+        raise cannot_use(f"data: cannot use {error.filename or data}", error) from None

@@ -5,6 +5,7 @@
    process takes the file over.
 3. **A line is removed only once the store has resolved it.** Replaying one twice is safe: each request is charged once.
 4. **What the disk does not accept stays in memory** until the store or the disk accepts it; only a kill loses it.
+5. **A line that cannot be read is set aside** in the folder `unreadable`, and stops no other.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import errno
 import fcntl
 import os
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from io import FileIO
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import structlog
@@ -32,8 +35,11 @@ Deliver = Callable[[Settlement], Awaitable[Settled]]
 _BATCH = 100
 """Settlements that are delivered at once."""
 
-log = structlog.get_logger("gateway.store.money.journal")
+ASIDE: Final = "unreadable"
+"""The folder in the journal's that has the lines which cannot be read."""
+LOG_INTERVAL_S: Final = 10.0
 
+log = structlog.get_logger("gateway.store.money.journal")
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Settlement).decode
@@ -46,6 +52,8 @@ class Journal:
         self.directory = directory
         self._file: FileIO | None = None
         self._unwritten: list[Settlement] = []
+        self._logged = -LOG_INTERVAL_S
+        self._reported: set[Path] = set()
         self._lock = threading.Lock()
 
     def keep(self, settlement: Settlement) -> None:
@@ -53,8 +61,10 @@ class Journal:
         try:
             self.append(settlement)
         except OSError as error:
-            log.error("journal_not_written", request_id=settlement.request_id, reason=error.strerror)
             self._unwritten.append(settlement)
+            if time.monotonic() - self._logged >= LOG_INTERVAL_S:
+                self._logged = time.monotonic()
+                log.error("journal_not_written", reason=error.strerror, in_memory=len(self._unwritten))
 
     def append(self, settlement: Settlement) -> None:
         """Append a settlement. Blocks until it is on the disk. Raises `OSError` where the disk cannot take it."""
@@ -98,40 +108,108 @@ class Journal:
         left, error = await _deliver(unwritten, deliver)
         self._unwritten[: len(unwritten)] = left
         resolved = len(unwritten) - len(left)
-        for path in sorted(self.directory.glob("*.jsonl")):
+        for path in self._files():
             if isinstance(error, StoreAway):
                 break
-            with contextlib.suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                written = _settlements(file.read())
-                left, refused = await _deliver(written, deliver)
-                crash_points.point("journal.delivered")
-                _replace(path, left) if left else path.unlink()
-                resolved += len(written) - len(left)
-                error = refused or error
+            try:
+                with path.open("rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    count, refused = await self._replay_file(path, file.read(), deliver)
+            except (FileNotFoundError, BlockingIOError):  # resolved by another process, or in use by one
+                continue
+            except OSError as unusable:
+                self._report(path, unusable)
+                continue
+            resolved += count
+            error = refused or error
+        self.write_down()
         if error is not None:
             raise error
         return resolved
 
+    async def _replay_file(self, path: Path, text: bytes, deliver: Deliver) -> tuple[int, BaseException | None]:
+        """Deliver the lines of a file, and leave there what is not resolved. Return how many were, and an error."""
+        written, unreadable = _parsed(text)
+        left, error = await _deliver(written, deliver)
+        crash_points.point("journal.delivered")
+        if unreadable:
+            self._set_aside(path, unreadable)
+        _leave(path, left)
+        return len(written) - len(left), error
+
+    def _set_aside(self, path: Path, lines: list[bytes]) -> None:
+        aside = self.directory / ASIDE / path.name  # the same lines of the same file have the same name again
+        durable.make_folder(aside.parent)
+        durable.write(aside, b"\n".join(lines) + b"\n")
+        log.error("journal_lines_unreadable", file=str(path), lines=len(lines), set_aside=str(aside))
+
+    def _report(self, path: Path, error: OSError) -> None:
+        """Log once that a file cannot be used."""
+        if path not in self._reported:
+            self._reported.add(path)
+            log.error("journal_file_unusable", file=str(path), reason=error.strerror)
+
+    def write_down(self) -> None:
+        """Append what is only in memory, as far as the disk accepts it. Blocks."""
+        with contextlib.suppress(OSError):
+            while self._unwritten:
+                self.append(self._unwritten[0])
+                del self._unwritten[0]
+
     def waiting(self) -> list[Settlement]:
-        """Return the settlements kept here, by any process, that are not yet known to be resolved."""
+        """Return the settlements kept here, by any process, that are not yet known to be resolved, as far as they can be read."""
         waiting = list(self._unwritten)
-        for path in self.directory.glob("*.jsonl"):
-            with contextlib.suppress(FileNotFoundError):  # resolved meanwhile
-                waiting += _settlements(path.read_bytes())
+        for path in self._files():
+            with contextlib.suppress(OSError):  # resolved meanwhile, or in `damage`
+                waiting += _parsed(path.read_bytes())[0]
         return waiting
 
+    def damage(self) -> list[str]:
+        """Return what cannot be read, a sentence for each file."""
+        found = [
+            f"{path} has lines of the journal that cannot be read: see which charges they were, then delete it"
+            for path in sorted((self.directory / ASIDE).glob("*"))
+        ]
+        for path in self._files():
+            try:
+                lines = _parsed(path.read_bytes().rpartition(b"\n")[0])[1]  # a process may be writing the last line
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                found.append(f"{path} cannot be read: {error.strerror}")
+                continue
+            if lines:
+                found.append(f"{path} has {len(lines)} lines that cannot be read; the gateway sets them aside")
+        return found
+
+    def _files(self) -> list[Path]:
+        return sorted(self.directory.glob("*.jsonl"))
+
     def close(self) -> None:
-        """Release the current file to the next replay; the next append begins another."""
+        """Write down what is only in memory, and release the file to the next replay; the next append begins another."""
+        self.write_down()
         with self._lock:
             if self._file is not None:
                 self._file.close()
                 self._file = None
 
 
-def _settlements(text: bytes) -> list[Settlement]:
-    # What follows the last line end was never acknowledged: the process ended while writing it.
-    return [_decode(line) for line in text.split(b"\n")[:-1]]
+def _parsed(text: bytes) -> tuple[list[Settlement], list[bytes]]:
+    """Return the settlements in a file, and the lines that cannot be read, such as a last line that was not written whole."""
+    settlements, unreadable = list[Settlement](), list[bytes]()
+    for line in filter(None, text.split(b"\n")):
+        try:
+            settlements.append(_decode(line))
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            unreadable.append(line)
+    return settlements, unreadable
+
+
+def _leave(path: Path, settlements: list[Settlement]) -> None:
+    if settlements:
+        durable.write(path, b"".join(_encode(settlement) + b"\n" for settlement in settlements))
+    else:
+        path.unlink()
 
 
 async def _deliver(waiting: list[Settlement], deliver: Deliver) -> tuple[list[Settlement], BaseException | None]:
@@ -145,7 +223,3 @@ async def _deliver(waiting: list[Settlement], deliver: Deliver) -> tuple[list[Se
                 left.append(settlement)
                 error = error if isinstance(error, StoreAway) else result
     return left + waiting, error
-
-
-def _replace(path: Path, settlements: list[Settlement]) -> None:
-    durable.write(path, b"".join(_encode(settlement) + b"\n" for settlement in settlements))

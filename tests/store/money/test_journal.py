@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.errors import StoreAway, StoreError
 from gateway.store.client.client import Client
@@ -147,8 +148,63 @@ async def test_an_incomplete_last_line_is_ignored(client: Client, wallet: Wallet
     journal.close()
     with files(tmp_path)[0].open("ab") as file:
         file.write(b'{"account":"acme","rid":"0')
+    assert journal.damage() == [], "a process may be writing it"
     assert await journal.replay(wallet.deliver) == 1
     assert await balance_and_held(client) == (95, 0)
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"{", b"\xff\xfe", b"\0" * 40, b'{"account":"acme"}', b"[]", b'{"account":1,"rid":2}']
+)
+async def test_a_line_that_cannot_be_read_is_set_aside_and_all_others_are_charged(
+    client: Client, wallet: Wallet, tmp_path: Path, garbage: bytes
+) -> None:
+    for cost in (1, 2):
+        journal = Journal(tmp_path)
+        journal.append(charge(cost))
+        journal.append(charge(cost))
+        journal.close()
+    first = files(tmp_path)[0]
+    first.write_bytes(first.read_bytes().replace(b"\n", b"\n" + garbage + b"\n", 1))
+    assert len(journal.waiting()) == 4
+    assert [text.startswith(f"{first} has 1 lines that cannot be read") for text in journal.damage()] == [True]
+    with capture_logs() as logs:
+        assert await journal.replay(wallet.deliver) == 4
+    assert await balance_and_held(client) == (94, 0)
+    assert files(tmp_path) == []
+    aside = tmp_path / "unreadable" / first.name
+    assert aside.read_bytes() == garbage + b"\n"
+    assert (logs[0]["event"], logs[0]["set_aside"]) == ("journal_lines_unreadable", str(aside))
+    assert [text.startswith(f"{aside} has lines of the journal that cannot be read") for text in journal.damage()] == [
+        True
+    ]
+
+
+async def test_a_file_that_cannot_be_read_stops_no_other(client: Client, wallet: Wallet, tmp_path: Path) -> None:
+    (tmp_path / "0.jsonl").mkdir()
+    (tmp_path / "1.jsonl").symlink_to(tmp_path / "nowhere")
+    journal = Journal(tmp_path)
+    journal.append(charge(5))
+    with capture_logs() as logs:
+        assert await journal.replay(wallet.deliver) == 1
+        assert await journal.replay(wallet.deliver) == 0
+    assert await balance_and_held(client) == (95, 0)
+    assert [(entry["event"], entry["reason"]) for entry in logs] == [("journal_file_unusable", "Is a directory")]
+    assert journal.damage() == [f"{tmp_path}/0.jsonl cannot be read: Is a directory"]
+
+
+async def test_settlements_in_memory_are_written_once_the_disk_accepts_them(wallet: Wallet, tmp_path: Path) -> None:
+    (tmp_path / "journal").touch()
+    journal = Journal(tmp_path / "journal")
+    kept = [charge(1) for _ in range(3)]
+    with capture_logs() as logs:
+        for settlement in kept:
+            journal.keep(settlement)
+    assert [entry["event"] for entry in logs] == ["journal_not_written"], "one line, not one for each"
+    (tmp_path / "journal").unlink()
+    journal.close()
+    assert Journal(tmp_path / "journal").waiting() == kept
+    assert await journal.replay(wallet.deliver) == 3
 
 
 async def test_a_line_that_the_store_refuses_does_not_stop_the_others(

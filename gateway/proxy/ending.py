@@ -1,0 +1,67 @@
+"""The end of a stream of which the caller has had the first byte: its outcome, its usage, and what the caller still gets.
+
+- complete (`[DONE]`; or a finish reason and a clean end; or the finish reasons of all choices, the final usage, and silence):
+  the end of the stream, which is written once it is charged;
+- an error event of the upstream: it is passed on if client libraries recognise it, else replaced; then the stream is cut off;
+- otherwise one error event from the gateway, at the end of an event; then the stream is cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from gateway.chat.request import Body
+from gateway.chat.usage import ReportedUsage, Usage
+from gateway.errors import render
+from gateway.exchange import Exchange, Outcome
+from gateway.facts import Candidate
+from gateway.proxy import failure
+from gateway.proxy.caller import CallerConnection
+from gateway.proxy.end_reason import INCOMPLETE, EndReason
+from gateway.proxy.relay import Relay
+from gateway.proxy.relay_state import RelayState
+
+NO_CEILING: Final = 1 << 31
+
+
+def usage_of(reported: ReportedUsage, estimate_output: Callable[[], int], body: Body, candidate: Candidate) -> Usage:
+    """Return the usage to charge. An estimate is never above the ceiling of the request or of the model."""
+    ceiling = body.n * (body.max_tokens or candidate.max_output_tokens or NO_CEILING)
+    return reported.usage(lambda: body.prompt_tokens_estimate, lambda: min(estimate_output(), ceiling))
+
+
+async def conclude(
+    exchange: Exchange, caller: CallerConnection, relay: Relay, reason: EndReason, on_failed: Callable[[str], None]
+) -> None:
+    """Set the outcome of a stream that has ended, and write what the caller gets of it.
+
+    `on_failed` is called with the error's code where the end is the upstream's fault.
+    """
+    events = relay.events
+    exchange.status = 200
+    if events.error is not None:
+        exchange.outcome = Outcome.UPSTREAM_ERROR_IN_STREAM
+        error = failure.of_event(events.error, relay.channel.scrubbed).error
+        await caller.cut(b"" if events.error_relayed else b"data: %b\n\n" % render(error, exchange.id))
+    elif relay.state is RelayState.ABANDONED:
+        exchange.outcome = Outcome.CALLER_GONE
+    elif _is_complete(relay, reason):
+        exchange.outcome = Outcome.COMPLETED
+    elif reason is EndReason.CALLER_STALLED:
+        exchange.outcome = Outcome.STOPPED
+        caller.abort()
+    else:
+        incomplete = INCOMPLETE[reason]
+        error = incomplete.error()
+        exchange.outcome, exchange.error = incomplete.outcome, error
+        if reason in (EndReason.UPSTREAM, EndReason.BROKEN, EndReason.IDLE):
+            on_failed(error.code)
+        await caller.cut(b"data: %b\n\n" % render(error, exchange.id) if events.at_boundary else b"")
+
+
+def _is_complete(relay: Relay, reason: EndReason) -> bool:
+    if relay.events.complete or relay.state is RelayState.CONCLUDING:
+        return True
+    # A gateway that stops does not wait for what may follow the final usage.
+    return reason is EndReason.COMPLETE or (reason is EndReason.STOPPING and relay.events.concluded)

@@ -1,0 +1,165 @@
+"""What a connection sends, parsed piece by piece by aiohttp's parser: each piece ends where a head or a body ends.
+
+1. So it is known of each byte to which request it belongs.
+2. Of requests that are sent ahead, at most `MAX_AHEAD` are parsed, and about `max_head` bytes. The connection is not read while
+   there are more.
+3. A request to upgrade is never granted: what follows it is parsed like everything else.
+
+This file and `gateway.server.protocol` use private attributes of aiohttp's server. `AIOHTTP_ATTRIBUTES` lists them, and a test
+fails when an installed aiohttp lacks one. The twin for aiohttp's client is `gateway.proxy.upstream`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from aiohttp import StreamReader, web
+from aiohttp.http import RawRequestMessage
+
+AIOHTTP_ATTRIBUTES: Final = (
+    "_buffer_paused",
+    "_close",
+    "_message_tail",
+    "_messages",
+    "_parser",
+    "_pause_reading_for_buffer",
+    "_reading_paused",
+    "_request_count",
+    "_request_factory",
+    "_request_in_progress",
+    "_resume_reading_for_buffer",
+    "_upgraded",
+    "_waiter",
+)
+"""Of `aiohttp.web.RequestHandler`, as read in 3.14.5:
+
+whether the connection closes after the current request (`_close`), the requests that were parsed and not handled yet
+(`_messages`), how many were parsed in all, whether a handler runs, the future on which an idle connection waits for a request,
+what makes a request of a parsed message, the parser, whether it stopped behind a request to upgrade and what came after that
+(`_upgraded`, `_message_tail`), whether the connection is not read because of a body, and how reading stops until requests
+were handled.
+"""
+
+MAX_AHEAD: Final = 16
+"""Requests that may wait on a connection behind the one that is served. aiohttp parses no more once it has 32."""
+PIECE: Final = 16 * 1024
+"""Bytes of a chunked body that are parsed at once."""
+HEAD_END: Final = b"\r\n\r\n"
+
+
+class PipelinedHandler(web.RequestHandler):
+    """aiohttp's protocol of one connection, reading in pieces. The methods that count are the derived class's."""
+
+    __slots__ = (
+        "_ahead",
+        "_ahead_at",
+        "_ahead_bytes",
+        "_body_length",
+        "_head_rest",
+        "_malformed",
+        "_max_ahead_bytes",
+        "_payload",
+        "_requests_seen",
+    )
+
+    def __init__(self, server: web.Server, *, max_ahead_bytes: int, **settings: Any) -> None:
+        super().__init__(server, **settings)
+        self._max_ahead_bytes = max_ahead_bytes
+        self._requests_seen = 0
+        self._ahead_bytes = 0
+        self._head_rest = b""
+        """The last bytes of an incomplete head: the end of the head may be split."""
+        self._malformed = False
+        """Whether what came last is no HTTP: nothing after it can be read as a request."""
+        self._ahead = b""
+        """What was received and not parsed yet, from `_ahead_at` on."""
+        self._ahead_at = 0
+        self._payload: StreamReader | None = None
+        self._body_length: int | None = None
+        """The length of the body of the request that was parsed last; None if it is chunked."""
+
+    def _count_message(self, *, valid: bool) -> None:
+        """Take note of a head that is complete, or, if it is not `valid`, of what is no HTTP."""
+        raise NotImplementedError
+
+    def _count_body(self, size: int) -> None:
+        """Count `size` bytes of a body that is not complete, with its framing."""
+        raise NotImplementedError
+
+    def _count_head(self, size: int) -> None:
+        """Count `size` bytes of a head that is not complete."""
+        raise NotImplementedError
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what arrived, and what waits from before, piece by piece: each ends where a head or a body ends.
+
+        So it is known of each byte to which request it belongs, and nothing is parsed that cannot be served soon.
+        """
+        at = 0
+        if self._ahead:
+            data, at = self._ahead + data, self._ahead_at
+            self._ahead = b""
+        while not self._close and not self._malformed:  # else it is dropped: unread, it would reset the connection
+            if not self._messages:
+                self._ahead_bytes = 0
+            crowded = len(self._messages) >= MAX_AHEAD or self._ahead_bytes > self._max_ahead_bytes
+            if at < len(data) and (crowded or self._reading_paused):
+                self._ahead, self._ahead_at = data, at
+                if crowded and not self._buffer_paused:
+                    self._pause_reading_for_buffer()
+                return
+            end = self._end_of_piece(data, at)
+            self._parse(data[at:end] if at or end < len(data) else data)
+            at = end
+            if at >= len(data):
+                return
+
+    def _resume_reading_for_buffer(self) -> None:
+        if not self._ahead:
+            super()._resume_reading_for_buffer()
+
+    def _end_of_piece(self, data: bytes, at: int) -> int:
+        """Return where a head or a body that continues at `at` ends, or the end of the data."""
+        payload = self._payload
+        if payload is not None and not payload.is_eof():
+            size = PIECE if self._body_length is None else max(1, self._body_length - payload.total_bytes)
+            return min(len(data), at + size)
+        if self._head_rest and (found := (self._head_rest + data[at : at + 3]).find(HEAD_END)) >= 0:
+            return at + found + len(HEAD_END) - len(self._head_rest)
+        found = data.find(HEAD_END, at)
+        return len(data) if found < 0 else found + len(HEAD_END)
+
+    def _parse(self, piece: bytes) -> None:
+        """Parse one piece, and count it as part of a body or of a head."""
+        payload = self._payload
+        in_body = payload is not None and not payload.is_eof()
+        super().data_received(piece)
+        while self._upgraded:  # never granted: what follows is HTTP like everything else
+            self._parser.set_upgraded(False)  # type: ignore[union-attr]
+            self._upgraded = False
+            tail, self._message_tail = self._message_tail, b""
+            super().data_received(tail)
+        if self._request_count != self._requests_seen:
+            message, payload = self._messages[-1]
+            valid = isinstance(message, RawRequestMessage)
+            self._count_message(valid=valid)
+            self._malformed = not valid
+            self._requests_seen, self._payload = self._request_count, payload
+            self._ahead_bytes += len(piece)
+            self._head_rest = b""
+            self._body_length = None
+            if isinstance(message, RawRequestMessage) and not message.chunked:
+                self._body_length = int(message.headers.get("Content-Length", "0"))
+        elif in_body and payload is not None:
+            if not payload.is_eof():
+                self._count_body(len(piece))
+            elif self._body_length is None:  # where the chunks end is not known before they are parsed
+                self._count_rest(piece[piece.rfind(HEAD_END) + len(HEAD_END) :])
+        elif piece:
+            self._count_rest(piece)
+
+    def _count_rest(self, piece: bytes) -> None:
+        """Count what belongs to a head that is not complete."""
+        if piece:
+            self._head_rest = (self._head_rest + piece)[-3:]
+            self._count_head(len(piece))

@@ -1,0 +1,113 @@
+"""The pepper is generated once, readable by its owner alone, and never short."""
+
+from __future__ import annotations
+
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import Misconfigured, StoreAway
+from gateway.store.accounts import Accounts
+from gateway.store.client.client import Client
+from gateway.store.pepper import FINGERPRINT, check, make_pepper, pepper_of
+from gateway.store.tokens import Tokens
+
+
+@pytest.fixture(autouse=True)
+def without_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GATEWAY_PEPPER", raising=False)
+
+
+def test_the_first_use_generates_it_and_the_next_reads_it(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    make_pepper(data)
+    pepper = pepper_of(data)
+    make_pepper(data)
+    assert len(pepper) >= 32
+    assert pepper_of(data) == pepper
+    assert stat.S_IMODE((data / "pepper").stat().st_mode) == 0o600
+    assert [file.name for file in data.iterdir()] == ["pepper"]
+
+
+def test_two_folders_have_different_peppers(tmp_path: Path) -> None:
+    make_pepper(tmp_path / "a")
+    make_pepper(tmp_path / "b")
+    assert pepper_of(tmp_path / "a") != pepper_of(tmp_path / "b")
+
+
+def made(data: Path) -> bytes:
+    make_pepper(data)
+    return pepper_of(data)
+
+
+def test_concurrent_first_uses_agree(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        peppers = set(pool.map(made, [tmp_path / "data"] * 64))
+    assert len(peppers) == 1
+    assert peppers == {pepper_of(tmp_path / "data")}
+
+
+def test_the_environment_takes_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GATEWAY_PEPPER", "sixteen bytes ok")
+    assert pepper_of(tmp_path / "data") == b"sixteen bytes ok"
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("short", ["", "fifteen bytes .", "   \n"])
+def test_a_short_one_is_refused_and_not_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short: str) -> None:
+    (tmp_path / "pepper").write_text(short)
+    with pytest.raises(Misconfigured, match="too short") as refused:
+        pepper_of(tmp_path)
+    assert "fifteen" not in str(refused.value)
+    monkeypatch.setenv("GATEWAY_PEPPER", short)
+    with pytest.raises(Misconfigured, match=r"GATEWAY_PEPPER.*too short"):
+        pepper_of(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("a file")
+    with pytest.raises(Misconfigured, match=r"data/pepper: .*make `data` writable"):
+        make_pepper(tmp_path / "data")
+
+
+def test_a_folder_that_has_been_used_gets_no_other_one(tmp_path: Path) -> None:
+    make_pepper(tmp_path)
+    (tmp_path / "usage").mkdir()
+    (tmp_path / "usage" / "installation").write_text("0" * 32)
+    (tmp_path / "pepper").unlink()
+    make_pepper(tmp_path)
+    with pytest.raises(Misconfigured, match=f"{tmp_path}/pepper is missing, and is not made anew: restore it"):
+        pepper_of(tmp_path)
+
+
+async def test_a_pepper_that_the_tokens_were_not_made_with_is_refused(client: Client, tmp_path: Path) -> None:
+    one, other = b"one" * 10, b"other" * 10
+    await check(client, one)
+    await check(client, other)  # there is no token yet
+    await Accounts(client).create("acme")
+    await Tokens(client, lambda: other).create("acme")
+    await check(client, other)
+    with pytest.raises(Misconfigured, match="the pepper is not the one with which") as refused:
+        await check(client, one)
+    assert "one" * 10 not in str(refused.value)
+    with pytest.raises(Misconfigured, match="the pepper is not the one"):
+        await Tokens(client, lambda: one).create("acme")
+
+
+async def test_tokens_of_a_store_without_a_fingerprint_keep_their_pepper(client: Client) -> None:
+    await Accounts(client).create("acme")
+    await Tokens(client, lambda: b"one" * 10).create("acme")
+    await client.call("DEL", FINGERPRINT)
+    await check(client, b"one" * 10)
+    assert len(await client.call("GET", FINGERPRINT)) == 16
+
+
+async def test_without_a_pepper_a_token_is_a_503_and_other_calls_work(client: Client, tmp_path: Path) -> None:
+    await Accounts(client).create("acme")
+    token = await Tokens(client, lambda: b"one" * 10).create("acme")
+    without = Tokens(client, lambda: pepper_of(tmp_path))
+    assert [each.id for each in await without.all_of("acme")] == [token.id]
+    with pytest.raises(StoreAway, match="pepper is missing"):
+        await without.authenticate(token.token)
