@@ -238,7 +238,7 @@ async def no_done(call: Call) -> None:
 
 
 @kind("logprobs", charge="estimate")
-async def logprobs(call: Call) -> None:
+async def with_logprobs(call: Call) -> None:
     """Send twenty alternatives with each word, and no usage."""
     await call.head()
     await call.chunk({"role": "assistant", "content": ""})
@@ -247,7 +247,8 @@ async def logprobs(call: Call) -> None:
         top = [{"token": f"{word}{each}", "logprob": -1.5, "bytes": list(range(40))} for each in range(20)]
         call.served.output += 1
         call.served.output_bytes += len(word)
-        choice = {"index": 0, "delta": {"content": word}, "logprobs": {"content": top}, "finish_reason": None}
+        logprobs = {"content": [{"token": word, "logprob": -1.5, "bytes": list(range(6)), "top_logprobs": top}]}
+        choice = {"index": 0, "delta": {"content": word}, "logprobs": logprobs, "finish_reason": None}
         await call.event({"id": "c", "choices": [choice]})
     await call.chunk({}, "stop")
     await call.done()

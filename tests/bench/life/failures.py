@@ -82,7 +82,7 @@ async def error_middle(call: Call) -> None:
     call.writer.write(b"0\r\n\r\n")
 
 
-@kind("error-named", "cut", charge="estimate")
+@kind("error-named", "cut upstream_error", charge="estimate")
 async def error_named(call: Call) -> None:
     await call.head()
     await call.text(call.words // 2)
@@ -90,7 +90,7 @@ async def error_named(call: Call) -> None:
     call.writer.write(b"0\r\n\r\n")
 
 
-@kind("error-bare", "cut", charge="estimate")
+@kind("error-bare", "cut upstream_error", charge="estimate")
 async def error_bare(call: Call) -> None:
     """Send an error object that is not within `error`, then `[DONE]`, as vLLM does."""
     await call.head()

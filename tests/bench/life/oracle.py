@@ -50,7 +50,7 @@ MODELS_ENDS: Final = {
 CUT_OUTCOMES: Final = {
     "upstream_truncated": {Outcome.UPSTREAM_TRUNCATED},
     "upstream_timeout": {Outcome.UPSTREAM_STALLED, Outcome.STOPPED},
-    "upstream_error": {Outcome.STOPPED},
+    "upstream_error": {Outcome.STOPPED, Outcome.UPSTREAM_ERROR_IN_STREAM},
     "service_unavailable": {Outcome.STOPPED},
     "of the upstream": {Outcome.UPSTREAM_ERROR_IN_STREAM},
 }
