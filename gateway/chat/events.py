@@ -85,7 +85,7 @@ class EventStream:
         self._drop_usage = drop_usage
         self._max_event_bytes = max_event_bytes
         self._pending = bytearray()
-        self._head = b"\n"
+        self._head = b"\r"
         """How the last event with only text began, up to its choices: nearly always the next one begins so, too."""
         self._in_overlong = False
         self._unusual = False

@@ -285,6 +285,13 @@ def test_comments_are_relayed_at_once_and_are_not_a_first_event() -> None:
     assert stream.started and stream.events == 1
 
 
+@pytest.mark.parametrize("blank", [b"\n\n", b"\r\n\r\n", b"\n\n\n"])
+def test_blank_lines_alone_are_not_a_first_event(blank: bytes) -> None:
+    stream = EventStream(drop_usage=False)
+    assert stream.feed(blank)
+    assert not stream.started and stream.events == 0
+
+
 def test_a_byte_order_mark_does_not_hide_the_first_event() -> None:
     assert read(b"\xef\xbb\xbf" + event({"error": {"message": "no"}})).first_error
 

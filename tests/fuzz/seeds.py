@@ -99,6 +99,13 @@ SSE_PIECES = [
     *(
         b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2}}\n\n',
         b"data: {}\n\n",
+        b"data: {}\r\n\r\n" * 40,
+        b'data: {"choices":[{"index":0}]}\n\n' * 3,
+        b'data: {"choices":[{"index":0}]}\r\n\r\n' * 3,
+        b": ping\n\n" * 9,
+        b":\r\n\r\n" * 9,
+        b"\n" * 99,
+        b"\r" * 99,
         b"x" * 70,
         b"[" * 2000,
     ),

@@ -132,6 +132,8 @@ def relay(data: bytes, cuts: list[int], *, drop_usage: bool) -> tuple[bytes, tup
     relayed, start = b"", 0
     for end in ends:
         relayed += stream.feed(data[start:end])
+        while stream.backlog and cuts:
+            relayed += stream.feed(b"")
         start = end
     relayed += stream.close()
     estimate = stream.output.tokens()
