@@ -81,7 +81,7 @@ class Channel(Section, frozen=True, cache_hash=True, dict=True):
             raise ValueError("ca_file must be a readable file of certificates in PEM") from None
         return Trust(sha256(authorities).digest(), context)
 
-    @cached_property
+    @property  # not cached: it would refer to its owner, and only the garbage collector would free a channel
     def identity(self) -> tuple[Channel, bytes]:
         """What is equal for channels with the same settings and the same certificates."""
         return self, self.trust.digest if self.trust else b""

@@ -69,7 +69,7 @@ class Gateway:
         old, self.chain = self.chain, chain
         self.services = services
         self.routes = LocalRoutes(services.catalogue, services.store)
-        self.runner.metrics.catalogue = services.catalogue
+        self.runner.metrics.use(services.catalogue)
         return old
 
     async def drain(self) -> None:
