@@ -70,6 +70,7 @@ class BodyReader:
                     return raw
                 self._check_size(len(raw) + len(piece))
                 raw += piece
+                await asyncio.sleep(0)  # what waits already is returned without a pause
 
     def _check_size(self, size: int) -> None:
         if size > self._port.max_body:
