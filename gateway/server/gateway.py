@@ -25,7 +25,8 @@ from gateway.proxy.attempt import CallerGone
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.lifecycle import ExchangeRunner, LocalHandler
 from gateway.server.answers import SentResponse, head_too_large
-from gateway.server.body import BodyBudget, BodyReader, expects_continue
+from gateway.server.body import BodyReader, expects_continue
+from gateway.server.body_budget import BodyBudget
 from gateway.server.connections import Connections
 from gateway.server.large_bodies import SMALL, LargeBodies
 from gateway.server.listener import Listener
