@@ -126,12 +126,15 @@ class Chain:
                 return reply
         return None
 
-    async def end(self, exchange: Exchange, entered: Sequence[Step]) -> None:
+    async def end(self, exchange: Exchange, entered: list[Step]) -> None:
         """Run the end hooks of all steps that were entered. An exception of one does not affect the others.
+
+        A step is removed from `entered` when its hook has ended: the last one is the one whose hook runs.
 
         To cancel this means to give up the hook that is running: those of the other plugins still run.
         """
-        for step in reversed(entered):
+        while entered:
+            step = entered[-1]
             try:
                 await step.plugin.on_end(exchange)
             except BaseException as error:
@@ -142,6 +145,7 @@ class Chain:
                     log.error("plugin_hangs", plugin=step.name, hook="on_end", request_id=exchange.id)
                 else:
                     log.exception("plugin_failed", plugin=step.name, hook="on_end", request_id=exchange.id)
+            entered.pop()
         self._open -= 1
         if not self._open:
             self._idle.set()

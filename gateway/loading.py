@@ -17,6 +17,8 @@ from gateway.errors import Misconfigured
 from gateway.plugin import Plugin
 
 ENTRY_POINTS = "gateway.plugins"
+_found: dict[str, EntryPoint] = {}
+"""The plugins with a short name, as last read. A reload need not read them again: a changed one needs a restart in any case."""
 
 log = structlog.get_logger("gateway.loading")
 
@@ -30,11 +32,12 @@ def plugin_class(use: str) -> type[Plugin]:
     """Return the class that `use` names, a short name or `package.module:Class`. Raises `ValueError` with the cure."""
     module_name, separator, class_name = use.partition(":")
     if not separator:
-        offered = installed()
-        if use not in offered:
-            known = ", ".join(sorted(offered)) or "none; install the package first"
+        if use not in _found:
+            _found.update(installed())
+        if use not in _found:
+            known = ", ".join(sorted(_found)) or "none; install the package first"
             raise ValueError(f"there is no plugin `{use}`; installed: {known}; or name module:Class")
-        module_name, class_name = offered[use].module, offered[use].attr
+        module_name, class_name = _found[use].module, _found[use].attr
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

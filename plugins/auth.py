@@ -2,7 +2,8 @@
 
 1. The body is never read: requests are refused on their headers alone.
 2. Unknown, wrong and malformed tokens all get the same answer. A malformed one costs no call of the store.
-3. A valid token is never refused because of wrong tokens from the same address.
+3. A valid token is never refused or delayed because of wrong tokens from the same address.
+4. The refusals of an address without an account, or of an account, are paced by `plugins.paced_refusals`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from gateway import (
     network_of,
 )
 from plugins.leaky_buckets import LeakyBuckets
+from plugins.paced_refusals import PacedRefusals
 
 MAX_CREDENTIAL: Final = 512
 """Characters of the header's value."""
@@ -49,9 +51,17 @@ class Auth(Plugin):
         self._tokens = services.store.tokens
         self._catalogue = services.catalogue
         self._wrong = LeakyBuckets(self.wrong_tokens_per_minute, services.clock)
+        self._refusals = PacedRefusals()
 
     async def on_request(self, exchange: Exchange) -> None:
         """Set `Caller`. Raises `Refused` if the token, its account or its group may not be used."""
+        try:
+            await self._admit(exchange)
+        except Refused:
+            await self._refusals.wait(exchange.account or f"address {network_of(exchange.request.peer)}")
+            raise
+
+    async def _admit(self, exchange: Exchange) -> None:
         try:
             authenticated = await self._tokens.authenticate(_credential(exchange.request.headers))
         except TokenRefused as refused:
@@ -91,7 +101,7 @@ class Auth(Plugin):
 
     async def explain(self, exchange: Exchange) -> str:
         """Do the same as `on_request`, which writes nothing: the token's last use is written in `on_end`."""
-        await self.on_request(exchange)
+        await self._admit(exchange)
         return f"token {exchange.token_id} of the active account {exchange.account}, group {exchange.group}"
 
     async def on_end(self, exchange: Exchange) -> None:

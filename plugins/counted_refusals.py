@@ -61,7 +61,11 @@ class CountedRefusals:
         ):
             return False
         account, address = _account_of(exchange), network_of(exchange.request.peer)
-        full = self._accounts.add(account) if account else self._addresses.add(address)
+        full = 0.0
+        if account:
+            full = self._accounts.add(account)
+        elif exchange.status < 500:  # a failure of the gateway or of the store is recorded for every caller
+            full = self._addresses.add(address)
         if full:
             self._loud_until[address] = self._clock.monotonic() + QUIET_S
             self._loud_until.move_to_end(address)

@@ -6,14 +6,13 @@
    1,105 at most), and the request's `max_tokens`, if given, for each answer. At the end, the true count replaces the estimate.
 3. Only chat completions count tokens and take a concurrency slot. Every other request counts as a request only.
 4. An account that goes on sending beyond its limits gets its refusals later and later, so that it does not take the time of
-   others: `REFUSALS_PER_S` in each worker, as long as each connection waits for its answer.
+   others: `plugins.paced_refusals`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import OrderedDict, deque
+from collections import deque
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -33,6 +32,7 @@ from gateway import (
     StoreError,
     Taken,
 )
+from plugins.paced_refusals import PacedRefusals
 
 LEASE_MARGIN_S: Final = 60
 RETRY_AFTER_S = 1.0
@@ -40,14 +40,6 @@ LONG_MS: Final = 59_000
 """The gateway adds a longer wait to the message by itself."""
 MAX_PENDING: Final = 10_000
 """How many releases are kept to be retried. Slots beyond that are freed when their lease ends."""
-
-REFUSALS_PER_S: Final = 20
-"""Refusals of one account that are answered in a second, of which all may be at once."""
-LONGEST_DELAY_S: Final = 2.0
-MAX_DELAYED: Final = 1000
-"""Refusals that wait at once in a worker, of all accounts. Any more are answered at once."""
-MAX_ACCOUNTS: Final = 10_000
-"""For how many accounts refusals are counted."""
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -177,36 +169,6 @@ class RateLimit(Plugin):
 
     def _log_failure(self, release: Release, error: BaseException) -> None:
         self._log.error("limit_not_given_back", request_id=release.request_id, reason=str(error))
-
-
-class PacedRefusals:
-    """When the refusals of each account are answered. It counts in this process only, in bounded memory."""
-
-    def __init__(self) -> None:
-        self._drained_at: OrderedDict[str, float] = OrderedDict()
-        """When each account will have no refusals left that count (a leaky bucket)."""
-        self._delayed = 0
-
-    async def wait(self, account: str) -> None:
-        """Return when a refusal of this account may be answered: at once, unless it had many of late."""
-        delay_s = min(self._count(account), LONGEST_DELAY_S)
-        if delay_s <= 0 or self._delayed >= MAX_DELAYED:
-            return
-        self._delayed += 1
-        try:
-            await asyncio.sleep(delay_s)
-        finally:
-            self._delayed -= 1
-
-    def _count(self, account: str) -> float:
-        """Count a refusal, and return the seconds by which it is early."""
-        now = time.monotonic()
-        drained_at = max(now, self._drained_at.get(account, now)) + 1 / REFUSALS_PER_S
-        self._drained_at[account] = min(drained_at, now + 1 + LONGEST_DELAY_S)
-        self._drained_at.move_to_end(account)
-        if len(self._drained_at) > MAX_ACCOUNTS:
-            self._drained_at.popitem(last=False)
-        return drained_at - now - 1
 
 
 async def _tokens(exchange: Exchange, rules: AccountLimits) -> int:

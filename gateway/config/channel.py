@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
+import msgspec
 from yarl import URL
 
 from gateway.config.section import Bytes, Rate, Seconds, SecondsOrNone, Section
@@ -27,6 +28,13 @@ class Timers(Section, frozen=True):
     idle: Seconds = 60
     total: Seconds = 600
     write_stall: Seconds = 60
+
+
+class Trust(msgspec.Struct, frozen=True):
+    """The certificate authorities that a channel trusts: a digest of their file, and the TLS context."""
+
+    digest: bytes
+    context: ssl.SSLContext
 
 
 class Channel(Section, frozen=True, cache_hash=True, dict=True):
@@ -59,53 +67,47 @@ class Channel(Section, frozen=True, cache_hash=True, dict=True):
             raise ValueError(
                 "proxy must be like http://host:port or http://user:password@host:port, with the password percent-encoded"
             )
-        if self.ca_file:
-            self._read_ca_file()
+        _ = self.trust  # read now: a file that changes later is read by the next reload
 
-    @property
-    def trust(self) -> ssl.SSLContext | None:
-        """Return the context that trusts the authorities in `ca_file` as it was when the channel was read; None without one."""
-        context: ssl.SSLContext | None = self.__dict__.get("trust")
-        return context
-
-    @property
-    def identity(self) -> tuple[Channel, bytes]:
-        """Return what is equal for channels with the same settings and the same certificates."""
-        return self, self.__dict__.get("authorities", b"")
-
-    def _read_ca_file(self) -> None:
+    @cached_property
+    def trust(self) -> Trust | None:
+        """The authorities in `ca_file` as it was when the channel was read; None without one."""
+        if not self.ca_file:
+            return None
         try:
             authorities = Path(self.ca_file).read_bytes()
-            trust = ssl.create_default_context(cafile=self.ca_file)
+            context = ssl.create_default_context(cafile=self.ca_file)
         except (OSError, ValueError):
             raise ValueError("ca_file must be a readable file of certificates in PEM") from None
-        self.__dict__.update(authorities=sha256(authorities).digest(), trust=trust)
+        return Trust(sha256(authorities).digest(), context)
 
-    @property
+    @property  # not cached: it would refer to its owner, and only the garbage collector would free a channel
+    def identity(self) -> tuple[Channel, bytes]:
+        """What is equal for channels with the same settings and the same certificates."""
+        return self, self.trust.digest if self.trust else b""
+
+    @cached_property
     def credentials(self) -> tuple[str, ...]:
-        """Return every API key that may be sent to the upstream."""
+        """Every API key that may be sent to the upstream."""
         return self.api_keys or ((self.api_key,) if self.api_key else ())
 
-    @property
+    @cached_property
     def ceiling_name(self) -> str:
-        """Return the field in which the upstream is told how many output tokens one choice may have."""
-        return self.ceiling_field or _ceiling_name(self.base_url)
+        """The field in which the upstream is told how many output tokens one choice may have.
 
-    @property
+        By default the one that it reads: OpenAI refuses `max_tokens` for its newer models, most others read nothing else.
+        """
+        host = urlsplit(self.base_url).hostname or ""
+        openai = host == "api.openai.com" or host.endswith((".api.openai.com", ".openai.azure.com"))
+        return self.ceiling_field or ("max_completion_tokens" if openai else "max_tokens")
+
+    @cached_property
     def scrubbed(self) -> tuple[str, ...]:
-        """Return the credentials that are replaced in what callers get, the longest first.
+        """The credentials that are replaced in what callers get, the longest first.
 
         Shorter ones, such as the `ollama` that a local server ignores, occur in ordinary text.
         """
         return tuple(sorted((key for key in self.credentials if len(key) >= MIN_SCRUBBED), key=len, reverse=True))
-
-
-@lru_cache(maxsize=1024)
-def _ceiling_name(base_url: str) -> str:
-    """Return the default: OpenAI refuses `max_tokens` for its newer models, most others read nothing else."""
-    host = urlsplit(base_url).hostname or ""
-    openai = host == "api.openai.com" or host.endswith((".api.openai.com", ".openai.azure.com"))
-    return "max_completion_tokens" if openai else "max_tokens"
 
 
 def _is_base_url(url: str) -> bool:

@@ -16,7 +16,7 @@ import msgspec
 from gateway.catalogue import Catalogue
 from gateway.errors import StoreAway
 from gateway.exchange import Exchange, Outcome
-from gateway.metrics.shared import Histogram, Numbers, SharedNumbers
+from gateway.metrics.shared import Histogram, Key, Numbers, SharedNumbers
 from gateway.store.client.connection import CALLS
 
 PREFIX: Final = "sluicegate_"
@@ -82,8 +82,27 @@ class Metrics:
         self.shared = shared
         self._codes: set[str] = set()
         self._series: dict[SeriesKey, Series] = {}
+        if catalogue is not None:
+            self.use(catalogue)
         self.loop_lag = self.histogram("loop_lag_seconds")
         self.set("last_reload_success", 1)
+
+    def use(self, catalogue: Catalogue) -> None:
+        """Count under the names of `catalogue` from now on, and forget the series of other names."""
+        self.catalogue = catalogue
+        names = {"model": {*catalogue.models, OTHER, NONE}, "channel": {*catalogue.channels, OTHER, NONE}}
+
+        def keep(key: Key) -> bool:
+            family = FAMILIES.get(key[0])
+            labels = zip(family.labels, key[1:], strict=False) if family is not None else ()
+            return all(value in names[label] for label, value in labels if label in names)
+
+        self.shared.keep(keep)
+        self._series = {
+            key: series
+            for key, series in self._series.items()
+            if key[1] in names["model"] and key[2] in names["channel"]
+        }
 
     def ended(self, exchange: Exchange) -> None:
         """Count a request at its end."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from typing import Final
 
 import structlog
@@ -42,7 +43,7 @@ class ExchangeRunner:
     def __init__(self, failover: Failover, metrics: Metrics) -> None:
         self.failover = failover
         self.metrics = metrics
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending: dict[asyncio.Task[None], tuple[Exchange, list[Step]]] = {}
         self.open = 0
         """Exchanges in progress."""
         self._idle = asyncio.Event()
@@ -58,7 +59,7 @@ class ExchangeRunner:
             loop = asyncio.get_running_loop()
             ended: asyncio.Future[None] = loop.create_future()
             task = loop.create_task(self._end(exchange, chain, entered))
-            self._ending.add(task)
+            self._ending[task] = exchange, entered
             task.add_done_callback(partial(self._on_ended, ended))
             await ended
         if exchange.outcome is Outcome.COMPLETED:
@@ -84,12 +85,18 @@ class ExchangeRunner:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), timeout_s)
 
+    def hanging(self, limit_s: float) -> list[tuple[str, str]]:
+        """Return the ids of exchanges that ended longer ago than `limit_s`, each with the plugin whose end hook still runs."""
+        before = time.monotonic() - limit_s
+        old = takewhile(lambda ending: (ending[0].ended or before) < before, self._ending.values())
+        return [(exchange.id, entered[-1].name) for exchange, entered in old if entered]
+
     async def _end(self, exchange: Exchange, chain: Chain, entered: list[Step]) -> None:
         await chain.end(exchange, entered)
         self.metrics.ended(exchange)
 
     def _on_ended(self, ended: asyncio.Future[None], task: asyncio.Task[None]) -> None:
-        self._ending.discard(task)
+        self._ending.pop(task, None)
         if not ended.done():
             ended.set_result(None)
         self.open -= 1

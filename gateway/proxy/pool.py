@@ -73,7 +73,7 @@ class Target:
             "POST",
             url,
             loop=asyncio.get_running_loop(),
-            ssl=channel.trust or True,
+            ssl=channel.trust.context if channel.trust else True,
             proxy=proxy.with_user(None) if proxy is not None else None,
             proxy_headers={"Host": f"{host}{port}", "Proxy-Authorization": login} if login else None,
         )

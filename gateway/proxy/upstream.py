@@ -177,6 +177,11 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         else:
             self._connection.close()
             self._transport.abort()
+            if not self._ended:
+                self._state = UpstreamState.FAILED if self.answered else UpstreamState.LOST
+        # A TLS transport keeps the methods of its last protocol with a buffer. With what follows, only the garbage collector
+        # would free both, and 256 KiB of the transport.
+        del self._transport, self._connection
 
     # Called by the transport.
 

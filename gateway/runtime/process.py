@@ -18,11 +18,11 @@ log = structlog.get_logger("gateway.runtime.process")
 
 def run_until_terminated(
     serve: Callable[[asyncio.Event], Coroutine[Any, Any, None]],
-    run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run,
+    new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> None:
     """Run `serve(stop)` on an event loop of its own and return when it returns; SIGTERM sets `stop`.
 
-    `run` starts the event loop: `asyncio.run`, or another function with its signature.
+    `new_loop` makes the event loop; without it, asyncio does. Where a task exits, as by `sys.exit()`, only that task ends.
     """
 
     async def main() -> None:
@@ -31,7 +31,16 @@ def run_until_terminated(
         await serve(stop)
         await _end_tasks()
 
-    run(main())
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        loop = runner.get_loop()
+        task = loop.create_task(main())
+        while not task.done():
+            try:
+                loop.run_until_complete(task)
+            except SystemExit:  # asyncio raises it out of the loop, which can go on
+                if task.done():
+                    raise
+                log.exception("task_exited")
 
 
 async def _end_tasks() -> None:

@@ -1,4 +1,6 @@
-"""Measurements that a worker takes of itself: the lag of its event loop, open requests and streams, waiting usage records."""
+"""Measurements that a worker takes of itself: the lag of its event loop, open requests and streams, waiting usage records,
+and end hooks that do not end.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,10 @@ from gateway.runtime.background import BackgroundTask
 from gateway.server.gateway import Gateway
 
 INTERVAL_S: Final = 0.25
-USAGE_LOG_EVERY: Final = 20
-"""The length of the usage log is measured once in this many samples."""
-
+SELDOM: Final = 20
+"""The usage log and the end hooks are looked at once in this many samples."""
+HANGS_AFTER_S: Final = 15.0
+"""An end hook that runs for longer is logged: more than a settlement takes while the store does not answer."""
 
 log = structlog.get_logger("gateway.runtime.sampler")
 
@@ -27,6 +30,7 @@ class Sampler(BackgroundTask):
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._metrics: Metrics = gateway.runner.metrics
+        self._hanging: set[tuple[str, str]] = set()
 
     async def __aexit__(self, *error: object) -> None:
         await super().__aexit__(*error)
@@ -46,13 +50,21 @@ class Sampler(BackgroundTask):
             self._metrics.set("usage_log_waiting", await usage.length())
             self._metrics.set("usage_log_spooled", len(await asyncio.to_thread(usage.spool.files)))
 
+    def report_hanging(self) -> None:
+        """Log each end hook that does not end, once. It is not cancelled: it may be at work on a charge."""
+        hanging = set(self._gateway.runner.hanging(HANGS_AFTER_S))
+        for request_id, plugin in hanging - self._hanging:
+            log.error("plugin_hangs", plugin=plugin, hook="on_end", request_id=request_id)
+        self._hanging = hanging
+
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         samples = 0
         while True:
             try:
                 self.sample()
-                if samples % USAGE_LOG_EVERY == 0:
+                if samples % SELDOM == 0:
+                    self.report_hanging()
                     await self.sample_usage_log()
             except Exception:
                 log.exception("pulse_failed")  # not raised: the exit would raise it before the gateway drains

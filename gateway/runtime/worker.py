@@ -6,9 +6,9 @@ import asyncio
 import gc
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final
+from typing import Final
 
 from gateway import loading
 from gateway.config.schema import Loaded
@@ -99,11 +99,11 @@ def run(
     offers: WorkerEnd | None = None,
 ) -> None:
     """Run `serve` until SIGTERM, on uvloop's event loop where uvloop is installed."""
-    run_loop: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run
+    new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
     with suppress(ImportError):
         import uvloop
 
-        run_loop = uvloop.run
+        new_loop = uvloop.new_event_loop
     run_until_terminated(
-        lambda stop: serve(loaded, url, listener, listening, stop, generation, shared, offers), run_loop
+        lambda stop: serve(loaded, url, listener, listening, stop, generation, shared, offers), new_loop
     )

@@ -45,7 +45,7 @@ class Slot:
         self.left = False
         self.waits = False
         self.head_bytes = 0
-        self.close: Callable[[], bool] = _not_yet
+        self.close: Callable[[], bool] = _not_open
 
 
 class Connections:
@@ -107,6 +107,7 @@ class Connections:
         if not slot.left:
             self.begin(slot)
             slot.left = True
+            slot.close = _not_open  # breaks a reference cycle
             self.open -= 1
 
     def add_head(self, slot: Slot, size: int) -> None:
@@ -163,5 +164,5 @@ def max_descriptor() -> int:
     return 1 << 31 if descriptors == resource.RLIM_INFINITY else descriptors - RESERVED_DESCRIPTORS
 
 
-def _not_yet() -> bool:
+def _not_open() -> bool:
     return False

@@ -25,7 +25,8 @@ from gateway.proxy.attempt import CallerGone
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.lifecycle import ExchangeRunner, LocalHandler
 from gateway.server.answers import SentResponse, head_too_large
-from gateway.server.body import BodyBudget, BodyReader, expects_continue
+from gateway.server.body import BodyReader, expects_continue
+from gateway.server.body_budget import BodyBudget
 from gateway.server.connections import Connections
 from gateway.server.large_bodies import SMALL, LargeBodies
 from gateway.server.listener import Listener
@@ -69,7 +70,7 @@ class Gateway:
         old, self.chain = self.chain, chain
         self.services = services
         self.routes = LocalRoutes(services.catalogue, services.store)
-        self.runner.metrics.catalogue = services.catalogue
+        self.runner.metrics.use(services.catalogue)
         return old
 
     async def drain(self) -> None:

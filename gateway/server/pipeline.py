@@ -3,7 +3,8 @@
 1. So it is known of each byte to which request it belongs.
 2. Of requests that are sent ahead, at most `MAX_AHEAD` are parsed, and about `max_head` bytes. The connection is not read while
    there are more.
-3. A request to upgrade is never granted: what follows it is parsed like everything else.
+3. Where parsing takes much of the worker's time, a connection waits for its turn before each piece, and is not read meanwhile.
+4. A request to upgrade is never granted: what follows it is parsed like everything else.
 
 This file and `gateway.server.protocol` use private attributes of aiohttp's server. `AIOHTTP_ATTRIBUTES` lists them, and a test
 fails when an installed aiohttp lacks one. The twin for aiohttp's client is `gateway.proxy.upstream`.
@@ -11,10 +12,13 @@ fails when an installed aiohttp lacks one. The twin for aiohttp's client is `gat
 
 from __future__ import annotations
 
+import time
 from typing import Any, Final
 
 from aiohttp import StreamReader, web
 from aiohttp.http import RawRequestMessage
+
+from gateway.server.turns import Turns
 
 AIOHTTP_ATTRIBUTES: Final = (
     "_buffer_paused",
@@ -28,6 +32,7 @@ AIOHTTP_ATTRIBUTES: Final = (
     "_request_factory",
     "_request_in_progress",
     "_resume_reading_for_buffer",
+    "_resume_transport_reading",
     "_upgraded",
     "_waiter",
 )
@@ -36,14 +41,14 @@ AIOHTTP_ATTRIBUTES: Final = (
 whether the connection closes after the current request (`_close`), the requests that were parsed and not handled yet
 (`_messages`), how many were parsed in all, whether a handler runs, the future on which an idle connection waits for a request,
 what makes a request of a parsed message, the parser, whether it stopped behind a request to upgrade and what came after that
-(`_upgraded`, `_message_tail`), whether the connection is not read because of a body, and how reading stops until requests
-were handled.
+(`_upgraded`, `_message_tail`), whether the connection is not read because of a body, how reading stops until requests
+were handled, and how it goes on.
 """
 
 MAX_AHEAD: Final = 16
 """Requests that may wait on a connection behind the one that is served. aiohttp parses no more once it has 32."""
-PIECE: Final = 16 * 1024
-"""Bytes of a chunked body that are parsed at once."""
+PIECE: Final = 4 * 1024
+"""Bytes of a chunked body that are parsed at once: in chunks of one byte, this takes a millisecond or two."""
 HEAD_END: Final = b"\r\n\r\n"
 
 
@@ -51,19 +56,28 @@ class PipelinedHandler(web.RequestHandler):
     """aiohttp's protocol of one connection, reading in pieces. The methods that count are the derived class's."""
 
     __slots__ = (
+        "_address",
         "_ahead",
         "_ahead_at",
         "_ahead_bytes",
         "_body_length",
+        "_has_turn",
         "_head_rest",
         "_malformed",
         "_max_ahead_bytes",
         "_payload",
         "_requests_seen",
+        "_turns",
+        "_waits_for_turn",
     )
 
-    def __init__(self, server: web.Server, *, max_ahead_bytes: int, **settings: Any) -> None:
+    def __init__(
+        self, server: web.Server, *, max_ahead_bytes: int, turns: Turns, address: str, **settings: Any
+    ) -> None:
         super().__init__(server, **settings)
+        self._turns = turns
+        self._address = address
+        self._has_turn = self._waits_for_turn = False
         self._max_ahead_bytes = max_ahead_bytes
         self._requests_seen = 0
         self._ahead_bytes = 0
@@ -95,6 +109,9 @@ class PipelinedHandler(web.RequestHandler):
 
         So it is known of each byte to which request it belongs, and nothing is parsed that cannot be served soon.
         """
+        if self._waits_for_turn:
+            self._ahead += data
+            return
         at = 0
         if self._ahead:
             data, at = self._ahead + data, self._ahead_at
@@ -108,11 +125,36 @@ class PipelinedHandler(web.RequestHandler):
                 if crowded and not self._buffer_paused:
                     self._pause_reading_for_buffer()
                 return
+            if at < len(data) and not self._has_turn and not self._turns.admit():
+                self._ahead, self._ahead_at = data, at
+                self._wait_for_turn()
+                return
+            self._has_turn = False
+            began = time.monotonic()
             end = self._end_of_piece(data, at)
             self._parse(data[at:end] if at or end < len(data) else data)
+            self._turns.spend(began)
             at = end
             if at >= len(data):
                 return
+
+    def _wait_for_turn(self) -> None:
+        self._waits_for_turn = True
+        if not self._buffer_paused:
+            self._pause_reading_for_buffer()
+        self._turns.wait(self._address, self._take_turn)
+
+    def _take_turn(self) -> None:
+        """Parse one piece of what waits, and go on reading where no more waits."""
+        self._waits_for_turn = False
+        if self.transport is None:
+            return
+        self._buffer_paused = False
+        self._has_turn = True
+        self.data_received(b"")
+        self._has_turn = False
+        if not self._buffer_paused and not self._reading_paused:
+            self._resume_transport_reading()
 
     def _resume_reading_for_buffer(self) -> None:
         if not self._ahead:

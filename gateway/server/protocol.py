@@ -35,11 +35,13 @@ from gateway.server.answers import (
 )
 from gateway.server.connections import Connections, Slot
 from gateway.server.pipeline import PipelinedHandler
+from gateway.server.turns import Turns
 
 WRITE_BUFFER: Final = 64 * 1024
 """Unsent bytes above which the upstream is not read. Set here because TLS would allow eight times as many."""
-MAX_FRAMING: Final = 512 * 1024
-"""Bytes of chunk sizes, extensions and trailers in one body. A body in one-byte chunks costs a hundred times its bytes."""
+MAX_FRAMING: Final = 64 * 1024
+"""Bytes of chunk sizes, extensions and trailers in one body, beyond a sixteenth of what the chunks contain. A body in one-byte
+chunks costs a hundred times its bytes; one in chunks of 128 bytes has less framing than this."""
 CROWDED_S: Final = 1.0
 """How long a connection for which there is no room may stay silent."""
 
@@ -61,6 +63,7 @@ class Shared(msgspec.Struct, frozen=True):
     slots: Connections
     unserved: Unserved
     max_descriptor: int
+    turns: Turns
 
 
 class ServerProtocol(PipelinedHandler):
@@ -85,7 +88,9 @@ class ServerProtocol(PipelinedHandler):
     )
 
     def __init__(self, server: web.Server, *, shared: Shared, slot: Slot, **settings: Any) -> None:
-        super().__init__(server, max_ahead_bytes=shared.port.max_head, **settings)
+        super().__init__(
+            server, max_ahead_bytes=shared.port.max_head, turns=shared.turns, address=slot.address, **settings
+        )
         self._shared = shared
         self._port = shared.port
         self.slot = slot
@@ -162,7 +167,10 @@ class ServerProtocol(PipelinedHandler):
 
     def _count_body(self, size: int) -> None:
         self._body_bytes += size
-        if self._payload is not None and self._body_bytes - self._payload.total_bytes > MAX_FRAMING:
+        if self._payload is None:
+            return
+        content = self._payload.total_bytes
+        if self._body_bytes - content > MAX_FRAMING + content // 16:
             self._fail_body()
 
     def _count_head(self, size: int) -> None:

@@ -12,6 +12,7 @@ from gateway.config.schema import Port
 from gateway.server.answers import LINGER_S, MAX_HEADERS, MAX_LINE
 from gateway.server.connections import Connections, Slot, max_descriptor
 from gateway.server.protocol import ServerProtocol, Shared, Unserved
+from gateway.server.turns import Turns
 
 READ_BUFFER: Final = 64 * 1024
 
@@ -24,7 +25,7 @@ class Server(web.Server):
     def __init__(self, handler: Handler, unserved: Unserved, port: Port, connections: Connections) -> None:
         super().__init__(self._serve)  # type: ignore[arg-type, unused-ignore]
         self._handler = handler
-        self._shared = Shared(port, connections, unserved, max_descriptor())
+        self._shared = Shared(port, connections, unserved, max_descriptor(), Turns())
 
     def protocol(self, slot: Slot) -> ServerProtocol:
         """Return the protocol of one connection."""

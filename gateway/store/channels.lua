@@ -87,6 +87,7 @@ local worker, reports = ARGV[2], cjson.decode(ARGV[3])
 local first, longest, window, fewest = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local turn = math.floor(now / window)
 local MOST_ACCOUNTS = 64 -- at one channel
+local KEPT = 7 * 24 * 3600 * 1000 -- the state of a channel that no gateway has any more
 local seen = {}
 
 local function grown(streak, at_least)
@@ -249,6 +250,12 @@ for index, report in ipairs(reports) do
         if repeated or probes_fail then forget_failures(accounts, known) end
       end
     end
+  end
+  -- what an operator has disabled stays so
+  if disabled > 0 then
+    redis.call('PERSIST', state)
+  elseif redis.call('PTTL', state) < KEPT / 2 then
+    redis.call('PEXPIRE', state, KEPT)
   end
   cool_until, firm = numbers(state, 'until', 'firm')
   local condition = disabled > 0 and 3 or cool_until > now and 1 or cool_until > 0 and 2 or 0

@@ -7,6 +7,7 @@
    itself. The channel cools down for all only when the calls of two accounts fail. Accounts are stored as digests.
 4. A cool-down is firm after repeated failures. One that is not firm only makes other channels preferred.
 5. What a dead process held expires: slots, probes and counts of calls in flight are leased.
+6. The state of a channel that no gateway has expires after a week, except that it is disabled.
 """
 
 from __future__ import annotations
@@ -196,6 +197,7 @@ class Channels:
             )
         else:
             await self._client.call("HSET", state, "disabled", 1)
+            await self._client.call("PERSIST", state)
 
     async def show(self, channels: Sequence[str]) -> list[ChannelSnapshot]:
         """Return a snapshot of each channel, in the given order. Raises `StoreAway`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,6 +21,8 @@ from gateway.store.token_format import TokenCodec
 from gateway.store.tokens import TokenStatus
 from gateway.testing import PATIENT, FixedClock, exchange, services, started
 from plugins.auth import Auth
+from plugins.paced_refusals import REFUSALS_PER_S
+from tests.patience import wait_until
 
 SETTINGS = Config(groups={"default": Group(), "shut": Group(enabled=False)}, store=PATIENT)
 
@@ -195,8 +198,7 @@ async def test_the_end_of_a_refused_request_records_no_use(auth: Auth) -> None:
 
 async def test_a_flood_of_made_up_tokens_costs_no_call_of_the_store(client: Client, auth: Auth) -> None:
     before = (await client.call("INFO", "stats"))["total_commands_processed"]
-    for number in range(500):
-        await refusal(auth, with_token(f"sk-alice-abcdefgh-{number:028}"))
+    await asyncio.gather(*(refusal(auth, with_token(f"sk-alice-abcdefgh-{number:028}")) for number in range(500)))
     assert (await client.call("INFO", "stats"))["total_commands_processed"] == before + 1
 
 
@@ -214,6 +216,31 @@ async def test_too_many_wrong_tokens_are_limited_and_a_valid_one_is_not(given: S
     given.clock.move(20)
     assert await code(auth, with_token("wrong")) == (401, "token_invalid")
     assert await code(auth, with_token("wrong")) == (429, "rate_limited")
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}])
+async def test_an_address_that_goes_on_is_refused_later_and_a_valid_token_is_not_delayed(
+    given: Services, auth: Auth, headers: dict[str, str]
+) -> None:
+    valid = with_token((await given.store.tokens.create("alice")).token)
+    waiting = [asyncio.create_task(refusal(auth, exchange(headers=headers))) for _ in range(REFUSALS_PER_S + 30)]
+    await wait_until(lambda: sum(task.done() for task in waiting) >= REFUSALS_PER_S)
+    await auth.on_request(valid)
+    elsewhere = exchange(headers=headers)
+    elsewhere.request = msgspec.structs.replace(elsewhere.request, peer="192.0.2.200")
+    await refusal(auth, elsewhere)
+    assert any(not task.done() for task in waiting)
+    assert {(await task).status for task in waiting} <= {401, 429}
+
+
+async def test_an_account_that_may_not_be_used_is_refused_later(given: Services, auth: Auth) -> None:
+    token = (await given.store.tokens.create("alice")).token
+    await given.store.accounts.set_status("alice", AccountStatus.SUSPENDED)
+    waiting = [asyncio.create_task(refusal(auth, with_token(token))) for _ in range(REFUSALS_PER_S + 30)]
+    await wait_until(lambda: sum(task.done() for task in waiting) >= REFUSALS_PER_S)
+    assert any(not task.done() for task in waiting)
+    await refusal(auth, exchange())
+    assert {(await task).code for task in waiting} == {"account_inactive"}
 
 
 async def test_missing_tokens_are_not_counted_as_wrong(given: Services) -> None:

@@ -20,7 +20,8 @@ from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.testing import PATIENT, exchange, services, started
 from plugins import rate_limit
-from plugins.rate_limit import PacedRefusals, RateLimit
+from plugins.paced_refusals import REFUSALS_PER_S
+from plugins.rate_limit import RateLimit
 from tests.patience import PATIENCE_S
 
 SLOTS = "gw:{alice}:limits:test:slots"
@@ -284,50 +285,11 @@ async def test_a_release_that_can_never_succeed_does_not_block_the_others(
         assert await slots(frozen) == 0
 
 
-def is_delayed(refusals: PacedRefusals, account: str) -> bool:
-    """Return whether a refusal of the account waits."""
-    waiting = refusals.wait(account)
-    try:
-        waiting.send(None)
-    except StopIteration:
-        return False
-    waiting.close()
-    return True
-
-
-async def test_refusals_beyond_a_number_a_second_wait_and_those_of_others_do_not() -> None:
-    refusals = PacedRefusals()
-    delayed = [is_delayed(refusals, "alice") for _ in range(40)]
-    assert delayed[: rate_limit.REFUSALS_PER_S] == [False] * rate_limit.REFUSALS_PER_S
-    assert all(delayed[-10:])
-    assert not is_delayed(refusals, "bob")
-
-
-async def test_no_refusal_waits_for_long() -> None:
-    refusals = PacedRefusals()
-    for _ in range(10_000):
-        is_delayed(refusals, "alice")
-    async with asyncio.timeout(PATIENCE_S):
-        await refusals.wait("alice")
-
-
-async def test_only_so_many_refusals_wait_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rate_limit, "MAX_DELAYED", 2)
-    refusals = PacedRefusals()
-    waiting = [asyncio.create_task(refusals.wait("alice")) for _ in range(30)]
-    await asyncio.sleep(0)
-    assert sum(not task.done() for task in waiting) == 2
-    for task in waiting:
-        task.cancel()
-    await asyncio.wait(waiting)
-    assert not is_delayed(refusals, "bob")
-
-
 async def test_an_account_that_goes_on_is_refused_later_and_later(given: Services) -> None:
     plugin = await started(RateLimit(requests_per_minute=1), given)
     await plugin.on_request(asking())
     began = time.monotonic()
-    refused = await asyncio.gather(*(refusal(plugin, asking()) for _ in range(rate_limit.REFUSALS_PER_S + 10)))
+    refused = await asyncio.gather(*(refusal(plugin, asking()) for _ in range(REFUSALS_PER_S + 10)))
     assert {each.code for each in refused} == {"rate_limited"}
-    assert time.monotonic() - began > 10 / rate_limit.REFUSALS_PER_S / 2
+    assert time.monotonic() - began > 10 / REFUSALS_PER_S / 2
     await plugin.stop()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
+import uvloop
+from structlog.testing import capture_logs
 
 from gateway.runtime.process import run_until_terminated
 from tests.patience import PATIENCE_S
@@ -39,4 +42,45 @@ def test_an_error_is_raised() -> None:
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
+        run_until_terminated(serve)
+
+
+@pytest.mark.parametrize("new_loop", [None, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_task_or_a_callback_that_exits_ends_nothing_else(
+    new_loop: Callable[[], asyncio.AbstractEventLoop] | None,
+) -> None:
+    ended = []
+
+    async def leave() -> None:
+        await asyncio.sleep(0)
+        sys.exit(3)
+
+    async def work(number: int) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0.001)
+        ended.append(number)
+
+    async def serve(stop: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+        leaving = [loop.create_task(leave()) for _ in range(3)]
+        working = [loop.create_task(work(number)) for number in range(10)]
+        loop.call_soon(sys.exit, 3)
+        loop.call_later(0.002, sys.exit, 3)
+        await asyncio.wait(working)
+        assert all(isinstance(task.exception(), SystemExit) for task in leaving)
+        await asyncio.to_thread(ended.sort)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(stop.wait(), PATIENCE_S)
+
+    with capture_logs() as lines:
+        run_until_terminated(serve, new_loop)
+    assert ended == list(range(10))
+    assert {line["event"] for line in lines} == {"task_exited"}
+
+
+def test_what_is_served_may_exit_itself() -> None:
+    async def serve(stop: asyncio.Event) -> None:
+        sys.exit(3)
+
+    with pytest.raises(SystemExit):
         run_until_terminated(serve)

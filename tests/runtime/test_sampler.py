@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from gateway import Exchange, Plugin, Services
 from gateway.fake_upstream import FakeUpstream
 from gateway.runtime import sampler
 from gateway.runtime.sampler import Sampler
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
-from tests.whole.conftest import configuration
-from tests.whole.raw import chat, read_answer
+from tests.patience import wait_until
+from tests.whole.conftest import CHAIN, configuration
+from tests.whole.raw import ask, chat, get, read_answer
 
 
 def numbers(gateway: Running, name: str) -> list[float]:
@@ -73,3 +75,37 @@ async def test_a_failed_measurement_is_logged_and_the_task_goes_on(
                 while not sum(numbers(gateway, "loop_lag_seconds")):
                     await asyncio.sleep(0.01)
         assert "pulse_failed" in [line["event"] for line in lines]
+
+
+class Hanging(Plugin):
+    """Does not end an exchange until the test allows it."""
+
+    async def start(self, services: Services) -> None:
+        self.allowed = asyncio.Event()
+
+    async def on_end(self, exchange: Exchange) -> None:
+        await self.allowed.wait()
+
+
+async def test_an_end_hook_that_hangs_is_logged_once_and_not_cancelled(
+    store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler, "HANGS_AFTER_S", 0.05)
+    chain = CHAIN + "  - use: tests.runtime.test_sampler:Hanging\n    name: slow\n"
+    async with running(configuration("http://127.0.0.1:1/v1", chain=chain), tmp_path, store_url) as gateway:
+        asking = asyncio.create_task(ask(gateway.port, get("/v1/models", await gateway.token())))
+        runner = gateway.gateway.runner
+        await wait_until(lambda: runner.hanging(0.05) != [])
+        sampling = Sampler(gateway.gateway)
+        with capture_logs() as lines:
+            sampling.report_hanging()
+            sampling.report_hanging()
+        ((request_id, _),) = runner.hanging(0)
+        (line,) = lines
+        assert (line["event"], line["plugin"], line["hook"]) == ("plugin_hangs", "slow", "on_end")
+        assert line["request_id"] == request_id
+        assert runner.hanging(60) == []
+        (plugin,) = (step.plugin for step in gateway.gateway.chain.steps if isinstance(step.plugin, Hanging))
+        plugin.allowed.set()
+        assert (await asking).headers["x-request-id"] == request_id
+        await wait_until(lambda: runner.hanging(0) == [])

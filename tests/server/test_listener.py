@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from gateway.config.schema import Port
-from gateway.server.connections import Connections
+from gateway.server.connections import Connections, Slot
 from gateway.server.listener import MAX_PER_TURN, Listener
 from tests.patience import PATIENCE_S
 
@@ -61,6 +61,53 @@ async def turns_to_accept_crowd() -> int:
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_waiting_connections_are_accepted_in_few_turns(run: Callable[[Coroutine[Any, Any, int]], int]) -> None:
     assert run(turns_to_accept_crowd()) <= 3 * -(-CROWD // MAX_PER_TURN)
+
+
+async def addresses_in_order(first: int, then: int) -> tuple[list[str], Connections]:
+    """Return the addresses in the order in which their connections are opened: many of one wait, then some of another."""
+    listener, opened = socket.create_server(("127.0.0.1", 0), backlog=CROWD), list[str]()
+    many = [socket.create_connection(listener.getsockname()) for _ in range(first)]
+    some = [socket.create_connection(listener.getsockname(), source_address=("127.0.0.2", 0)) for _ in range(then)]
+    for connection in many[first // 2 :]:
+        connection.close()
+    connections = Connections(Port())
+
+    def protocol(slot: Slot) -> asyncio.BaseProtocol:
+        opened.append(slot.address)
+        return asyncio.Protocol()
+
+    accepting = Listener(listener, connections, protocol)
+    async with asyncio.timeout(PATIENCE_S):
+        while len(opened) < first // 2 + then:
+            await asyncio.sleep(0.01)
+    accepting.stop()
+    for connection in many + some:
+        connection.close()
+    await asyncio.sleep(0.05)
+    return opened, connections
+
+
+async def test_addresses_take_turns_and_closed_connections_are_not_opened() -> None:
+    opened, connections = await addresses_in_order(100, 5)
+    assert [number for number, address in enumerate(opened) if address == "127.0.0.2"] == [1, 3, 5, 7, 9]
+    assert len(opened) == 55
+    assert connections.open == 50 + 5  # this protocol does not report the end of its connection
+
+
+async def test_a_connection_that_is_not_opened_yet_can_be_closed_to_make_room() -> None:
+    listener = socket.create_server(("127.0.0.1", 0), backlog=CROWD)
+    waiting = [socket.create_connection(listener.getsockname()) for _ in range(2 * MAX_PER_TURN + 10)]
+    connections = Connections(Port(max_connections=10, max_connections_per_address=1000))
+    accepted = list[int]()
+    accepting = Listener(listener, connections, lambda _: RecordingProtocol(accepted, lambda: 0))
+    async with asyncio.timeout(PATIENCE_S):
+        while len(accepted) < 10:
+            await asyncio.sleep(0.01)
+    assert len(accepted) == connections.open == 10
+    accepting.stop()
+    for connection in waiting:
+        connection.close()
+    await asyncio.sleep(0.05)
 
 
 async def test_accepting_resumes_when_a_file_descriptor_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

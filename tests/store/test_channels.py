@@ -332,3 +332,23 @@ async def test_accounts_are_forgotten_and_bounded(channels: Channels, client: Cl
     assert await client.call("HLEN", "gw:{channels}:a:accounts") == 1
     await channels.set_enabled("a", True)
     assert await accounts(channels) == {}
+
+
+async def test_the_state_of_a_channel_that_no_gateway_has_expires_except_that_it_is_disabled(
+    channels: Channels, client: Client
+) -> None:
+    state = "gw:{channels}:a:state"
+    assert await reported(channels, failed=3) is Condition.COOLING
+    week_ms = 7 * 24 * 3600 * 1000
+    assert week_ms - 60_000 < await client.call("PTTL", state) <= week_ms
+    await client.call("PEXPIRE", state, 1000)
+    assert await reported(channels) is Condition.COOLING
+    assert await client.call("PTTL", state) > 1000
+    await channels.set_enabled("a", False)
+    assert await client.call("PTTL", state) == -1
+    assert await reported(channels) is Condition.DISABLED
+    assert await client.call("PTTL", state) == -1
+    await channels.set_enabled("a", True)
+    assert await reported(channels, ok=1) is Condition.HEALTHY
+    assert await client.call("PTTL", state) > 1000
+    assert [key for key in await client.call("KEYS", "gw:*") if await client.call("PTTL", key) < 0] == []

@@ -94,7 +94,7 @@ async def test_the_input_of_a_stream_without_usage_is_estimated_although_its_bod
         writer.write(chat(token, {"messages": [{"role": "user", "content": "x" * 4000}]}))
         await reader.readuntil(b"\n\n")
         writer.transport.abort()
-        record = await assert_ended(gateway, Outcome.CALLER_GONE, "estimate")
+        record = await assert_ended(gateway, Outcome.CALLER_GONE, "input")  # the first event has no text
         assert 1000 <= record.prompt_tokens <= 1020
 
 
@@ -120,6 +120,56 @@ async def test_large_requests_in_progress_leave_the_budget_to_other_accounts(
         answer = await ask(gateway.port, chat(other, {"user": "x" * 20_000}))
         assert (answer.status, answer.whole) == (200, True)
         for writer in writers:
+            writer.transport.abort()
+
+
+async def test_bodies_that_do_not_come_take_no_memory(store_url: str, client: Client, tmp_path: Path) -> None:
+    """Two accounts declare ten bodies, of which two fill the budget; a large request of another account is served."""
+    size = 200_000
+    async with (
+        Scripted([CHUNKED + chunk(STREAM) + LAST]) as upstream,
+        running(
+            configuration(upstream.base_url, more=f"port: {{body_budget: {11 * size // 5}, drain: 0}}"),
+            tmp_path,
+            store_url,
+        ) as gateway,
+    ):
+        tokens, other = [await gateway.token(name) for name in ("one", "two")], await gateway.token("other")
+        writers = []
+        for number in range(10):
+            _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            writers.append(writer)
+            writer.write(chat(tokens[number % 2], {"user": "x" * size})[:-size])
+        await wait_until(lambda: gateway.gateway.runner.open == 10)
+        assert (await ask(gateway.port, chat(other, {"user": "x" * size}))).status == 200
+        for writer in writers:
+            writer.transport.abort()
+
+
+async def test_a_body_for_which_the_memory_ends_while_it_arrives_is_refused(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    size = 200_000
+    more = f"port: {{body_budget: {3 * size // 2}, drain: 0}}"
+    async with (
+        Scripted([CHUNKED + chunk(STREAM) + LAST]) as upstream,
+        running(configuration(upstream.base_url, more=more), tmp_path, store_url) as gateway,
+    ):
+        budget, request = gateway.gateway.budget, chat(await gateway.token(), {"user": "x" * size})
+        cut, whole = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(2)]
+        cut[1].write(request[:2000])
+        await wait_until(lambda: budget.reserved > 1000)
+        whole[1].write(request[: size // 2])
+        await wait_until(lambda: budget.reserved > size // 3)
+        cut[1].write(request[2000:-1])
+        refused = await read_answer(cut[0])
+        assert_error(refused, 429, "rate_limit_error", "too_many_concurrent")
+        assert refused.headers["connection"] == "close"
+        whole[1].write(request[size // 2 :])
+        assert (await read_answer(whole[0])).status == 200
+        await gateway.gateway.runner.wait_ended()
+        assert budget.reserved == 0
+        for _, writer in (cut, whole):
             writer.transport.abort()
 
 

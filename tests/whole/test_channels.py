@@ -237,8 +237,9 @@ async def test_a_channels_requests_per_minute_are_limited(store_url: str, client
 
 
 async def test_two_gateways_agree_on_cool_downs_within_a_second_and_share_a_limit(
-    store_url: str, client: Client, tmp_path: Path
+    store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("GATEWAY_PEPPER", "the-pepper-of-both-gateways")
     gate = asyncio.Event()
     (tmp_path / "other").mkdir()
     async with (

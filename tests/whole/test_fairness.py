@@ -1,4 +1,10 @@
-"""One caller at its worst, for a second or two, while another is served every time. `tests.bench.fairness` measures how soon."""
+"""One caller at its worst, for a second, while another is served every time.
+
+These are the rows of the table whose shared thing can refuse the second caller: a count shows it, on any machine. In the other
+rows the second caller can only be served later, which a count does not show: an event loop, a store, a disk, memory, log lines,
+connections that are opened and closed, the operator's port. `python -m tests.bench.fairness` measures those, and how soon the
+second caller is served in these.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +23,15 @@ from tests.bench.process import ROOT
 from tests.patience import PATIENCE_S
 
 PHASE_S = 1.0
+QUIET_S = 0.1
+REFUSING = (
+    *("flagged", "error-event", "broken", "too-large", "limited", "other-model", "probe"),  # the circuit breaker
+    "credentials",  # a credential that the upstream refuses is set aside
+    *("body-budget", "half-bodies"),  # the memory for bodies
+    *("half-heads", "idle"),  # connections
+    *("wrong-tokens", "wrong-tokens-same-address"),  # the limits of an address
+    "channel-slots",  # the limits of a channel
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +53,12 @@ def ports() -> Iterator[tuple[int, int]]:
             each.terminate()
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+@pytest.mark.parametrize("row", [row for row in ROWS if row.name in REFUSING], ids=lambda row: row.name)
 async def test_a_second_caller_is_served_every_time(
     row: Row, accounts: tuple[Path, dict[str, str]], ports: tuple[int, int], tmp_path: Path
 ) -> None:
     template, tokens = accounts
     async with staged(row, tmp_path / "row", template, tokens, ports, store_timeout=PATIENCE_S) as stage:
-        measured = await measure(stage, rounds=1, phase_s=PHASE_S)
+        measured = await measure(stage, rounds=1, phase_s=PHASE_S, quiet_s=QUIET_S)
     assert measured.beside.served > 0
     assert (measured.beside.refused, measured.said) == (0, {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -23,17 +23,13 @@ NOT_UTF_8 = b'{"messages":[{"role":"user","content":"' + b"x" * 100_000 + b'\xff
 
 
 @pytest.fixture
-def uncollected() -> Iterator[None]:
-    """Switch the garbage collector off."""
+def exchanges() -> Iterator[Callable[[], list[str]]]:
+    """Switch the garbage collector off. Yield what returns the exchanges in memory; a test that failed may have left others."""
     gc.collect()
     gc.disable()
-    yield
+    before = {id(each) for each in gc.get_objects() if type(each) is Exchange}
+    yield lambda: [repr(each) for each in gc.get_objects() if type(each) is Exchange and id(each) not in before]
     gc.enable()
-
-
-def exchanges() -> list[str]:
-    """Return the exchanges in memory."""
-    return [repr(each) for each in gc.get_objects() if type(each) is Exchange]
 
 
 @pytest.mark.parametrize(
@@ -52,9 +48,8 @@ def exchanges() -> list[str]:
         ({}, "html", 502),
     ],
 )
-@pytest.mark.usefixtures("uncollected")
 async def test_a_request_is_freed_when_it_has_ended(
-    body: Any, mode: str, status: int, gateway: Running, upstream: FakeUpstream
+    body: Any, mode: str, status: int, gateway: Running, upstream: FakeUpstream, exchanges: Callable[[], list[str]]
 ) -> None:
     upstream.mode = mode
     answer = await ask(gateway.port, chat(await gateway.token(), body))
@@ -62,15 +57,15 @@ async def test_a_request_is_freed_when_it_has_ended(
     await wait_until(lambda: exchanges() == [])
 
 
-@pytest.mark.usefixtures("uncollected")
-async def test_a_request_with_a_wrong_token_is_freed(gateway: Running) -> None:
+async def test_a_request_with_a_wrong_token_is_freed(gateway: Running, exchanges: Callable[[], list[str]]) -> None:
     for request in (chat("sk-wrong"), chat(None), get("/v1/unknown"), get("/v1/models", "sk-tester-0")):
         await ask(gateway.port, request)
     await wait_until(lambda: exchanges() == [])
 
 
-@pytest.mark.usefixtures("uncollected")
-async def test_a_request_whose_caller_left_is_freed(gateway: Running, upstream: FakeUpstream) -> None:
+async def test_a_request_whose_caller_left_is_freed(
+    gateway: Running, upstream: FakeUpstream, exchanges: Callable[[], list[str]]
+) -> None:
     upstream.mode = "stall"
     _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(chat(await gateway.token()))

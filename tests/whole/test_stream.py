@@ -233,9 +233,8 @@ async def test_a_short_credential_changes_no_byte(
         yaml = configuration(upstream.base_url)
         async with running(yaml, tmp_path, store_url) as gateway:
             whole = await answered(gateway, await gateway.token())
-        (tmp_path / "short").mkdir()
         yaml = yaml.replace("channel-credential-4711", credential)
-        async with running(yaml, tmp_path / "short", store_url) as gateway:
+        async with running(yaml, tmp_path, store_url) as gateway:
             token = (await gateway.store.tokens.create("tester")).token
             short = await answered(gateway, token)
     assert b"redacted" not in short.body

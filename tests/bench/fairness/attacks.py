@@ -61,13 +61,25 @@ async def body_budget(target: Target) -> None:
 
 @attack
 async def half_bodies(target: Target) -> None:
-    """Declare the largest bodies, and send them as slowly as is allowed."""
-    lines = {"Host": "gateway", "Content-Type": "application/json", "Content-Length": str(8 * MIB)}
+    """Declare large bodies, which together take all memory to the last byte, and send them as slowly as is allowed."""
 
     def begin() -> bytes:
-        return head("POST", "/v1/chat/completions", lines | {"Authorization": f"Bearer {target.token}"})
+        return declared(target, 8 * MIB >> target.turn % 10)
 
     await many(target, 40, holding(target, begin, then=b"{" * 1000, pause_s=0.02))
+
+
+@attack
+async def kept_bodies(target: Target) -> None:
+    """Send most of the largest bodies at once, and the rest as slowly as is allowed."""
+    most = b"{" * (8 * MIB - 64 * 1024)
+    await many(target, 40, holding(target, lambda: declared(target, 8 * MIB) + most, then=b"{" * 1000, pause_s=0.02))
+
+
+def declared(target: Target, size: int) -> bytes:
+    """Return the head of a request whose body has `size` bytes."""
+    lines = {"Host": "gateway", "Content-Type": "application/json", "Content-Length": str(size)}
+    return head("POST", "/v1/chat/completions", lines | {"Authorization": f"Bearer {target.token}"})
 
 
 @attack

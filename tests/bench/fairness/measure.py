@@ -110,8 +110,11 @@ class Watch:
             await asyncio.sleep(0.02)
 
 
-async def measure(stage: Stage, *, rounds: int, phase_s: float) -> Measured:
-    """Return what the second caller noticed of the first, and what the first took."""
+async def measure(stage: Stage, *, rounds: int, phase_s: float, quiet_s: float | None = None) -> Measured:
+    """Return what the second caller noticed of the first, and what the first took.
+
+    A quiet phase takes as long as a hostile one, or `quiet_s`.
+    """
     taken, tally = Taken(), Counter[str]()
     quiet: list[list[Served]] = []
     beside: list[list[Served]] = []
@@ -127,7 +130,7 @@ async def measure(stage: Stage, *, rounds: int, phase_s: float) -> Measured:
                 if number:
                     await watch.settle()
                 began = time.monotonic()
-                await asyncio.sleep(phase_s)
+                await asyncio.sleep(phase_s if quiet_s is None else quiet_s)
                 middle = time.monotonic()
                 disk, lines = disk_bytes(stage.folder), log_lines(stage.log)
                 first.stdin.write(b"go\n")
@@ -158,8 +161,8 @@ async def measure(stage: Stage, *, rounds: int, phase_s: float) -> Measured:
         stage.row.shared,
         phase([each for before in quiet for each in before]),
         phase([each for during in beside for each in during]),
-        statistics.median(during.p50_ms / before.p50_ms for before, during in pairs),
-        statistics.median(during.p99_ms / before.p99_ms for before, during in pairs),
+        statistics.median([during.p50_ms / before.p50_ms for before, during in pairs] or [math.nan]),
+        statistics.median([during.p99_ms / before.p99_ms for before, during in pairs] or [math.nan]),
         dict(refusals.most_common(3)),
         taken,
     )

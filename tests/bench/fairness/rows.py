@@ -29,6 +29,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 KEYS: Final = "api_keys: [credential-number-1, credential-number-2, credential-number-3]"
+MIB: Final = 1024 * 1024
 
 ROWS: Final = (
     Row("nothing (the noise of the machine)", "nothing"),
@@ -42,7 +43,20 @@ ROWS: Final = (
     Row("channel health: the probe", "probe"),
     Row("credentials of a channel", "credentials", channel=KEYS),
     Row("body budget: open streams", "body-budget", account="four", second="large"),
-    Row("body budget: bodies that do not come", "half-bodies", account="four", second="large"),
+    Row(
+        "body budget: bodies that do not come",
+        "half-bodies",
+        account="four",
+        second="large",
+        port=f"body_budget: {32 * MIB}",
+    ),
+    Row(
+        "body budget: bodies that do not end",
+        "kept-bodies",
+        account="four",
+        second="large",
+        port=f"body_budget: {64 * MIB}",
+    ),
     Row("connections: unfinished heads", "half-heads"),
     Row("connections: descriptors", "idle", descriptors=1024),
     Row("connections: opened and closed", "connections"),

@@ -16,6 +16,8 @@ from tests.bench.life.openai_client import CLIENT
 CALM_S: Final = 10.0
 """At the end nothing is disturbed, so that what was is over before the callers stop."""
 WARM_S: Final = 5.0
+LONGEST_WARM_UP_S: Final = 300.0
+"""What is remembered for a minute or two is remembered by then: memory is level from there on, or something grows."""
 CALLERS: Final[dict[Caller, int]] = HONEST | HOSTILE | CLIENT
 
 
@@ -47,7 +49,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 def plan(seed: int, seconds: float, rate: float) -> Plan:
     """Return the plan of a run of `seconds` with `rate` visits a second."""
-    measured_at = max(20.0, 0.3 * seconds)
+    measured_at = min(LONGEST_WARM_UP_S, max(20.0, 0.3 * seconds))
     visits, deeds = _visits(seed, seconds, rate), _deeds(seed, seconds, measured_at)
     return Plan(visits, deeds, measured_at, seconds - CALM_S)
 
