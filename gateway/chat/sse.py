@@ -9,15 +9,23 @@ from typing import Final
 
 EVENT_BOUNDARY: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?=[^\n]))")
 LINE_FEED: Final = 0x0A
+CARRIAGE_RETURN: Final = 0x0D
 
 _LINE_FEED_BOUNDARY: Final = re.compile(rb"\n\n")
 """The event boundary in data without carriage returns: a search for a literal is many times faster."""
 
 
+IGNORED_EVENTS: Final = re.compile(rb"(?:(?::[^\r\n]{0,200})?(?:\n\n|\r\n\r\n)){1,1024}")
+"""Events of one short comment, or of blank lines alone. The limits bound the time of a match."""
+
+
 def count_plain_events(data: bytes) -> int:
-    """Return the number of events if each is a single `data:` line with a JSON object, else 0."""
+    """Return the number of events if each is a single `data:` line with a JSON object and all line ends are alike, else 0."""
     if not data.startswith(b"data: {"):
         return 0
+    if data.find(b"\r") >= 0:
+        events = data.count(b"\r\n\r\ndata: {") + 1
+        return events if data.count(b"\r\n") == data.count(b"\r") == data.count(b"\n") == 2 * events else 0
     if data.find(b"\n") == len(data) - 2:
         return 1
     events = data.count(b"\n\ndata: {") + 1
@@ -25,14 +33,16 @@ def count_plain_events(data: bytes) -> int:
 
 
 def last_boundary(data: bytes, end: int) -> int:
-    """Return where the last event that is complete before `end` ends, if it ends with line feeds; else 0.
+    """Return where the last event that is complete before `end` ends, if its last two line ends are alike; else 0.
 
     Searching backwards for one byte is many times faster than for two.
     """
     index = data.rfind(b"\n", 0, end)
-    while index > 0 and data[index - 1] != LINE_FEED:
-        index = data.rfind(b"\n", 0, index)
-    return index + 1 if index > 0 else 0
+    if index <= 0 or data[index - 1] == LINE_FEED:
+        return index + 1 if index > 0 else 0
+    boundary = b"\r\n\r\n" if data[index - 1] == CARRIAGE_RETURN else b"\n\n"
+    index = data.rfind(boundary, 0, end)
+    return index + len(boundary) if index >= 0 else 0
 
 
 def boundary_pattern(data: bytes | bytearray, start: int = 0) -> re.Pattern[bytes]:

@@ -135,13 +135,14 @@ class OutputCounter:
 
 
 def _has_longer_event(data: bytes, limit: int) -> bool:
-    """Return whether one of several events that end with line feeds is longer than `limit`."""
+    """Return whether one of several events, whose line ends are alike, is longer than `limit`."""
+    boundary = b"\r\n\r\n" if data.endswith(b"\r\n") else b"\n\n"
     start = 0
     while len(data) - start > limit:
-        end = data.rfind(b"\n\n", start, start + limit)
+        end = data.rfind(boundary, start, start + limit)
         if end < 0:
             return True
-        start = end + 2
+        start = end + len(boundary)
     return False
 
 

@@ -25,6 +25,7 @@ from gateway.errors import unavailable
 from gateway.exchange import Attempt, Exchange, Outcome
 from gateway.facts import Caller, Candidate, CircuitBreaker
 from gateway.proxy import failure
+from gateway.proxy.body import read_body
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.end_reason import EndReason
 from gateway.proxy.ending import conclude, usage_of
@@ -32,7 +33,7 @@ from gateway.proxy.failure import UpstreamFailure
 from gateway.proxy.pool import Target, UpstreamPool
 from gateway.proxy.relay import Relay
 from gateway.proxy.relay_state import RelayState
-from gateway.proxy.upstream import InvalidResponse, UpstreamConnection, read_body
+from gateway.proxy.upstream import InvalidResponse, UpstreamConnection
 
 STREAM_HEADERS: Final = {
     "Content-Type": "text/event-stream; charset=utf-8",

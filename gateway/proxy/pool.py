@@ -12,6 +12,7 @@ from yarl import URL
 from gateway.chat.request import BodyPart
 from gateway.config.channel import Channel
 from gateway.proxy.credentials import Credentials
+from gateway.proxy.turns import Turns
 from gateway.proxy.upstream import UpstreamConnection
 
 
@@ -24,12 +25,13 @@ class UpstreamPool:
 
     def __init__(self) -> None:
         self._targets: dict[object, Target] = {}
+        self._turns = Turns()
 
     def target(self, channel: Channel, generation: int = 1) -> Target:
         """Return where a channel's requests go, for an exchange of this generation. It is built once for each channel."""
         target = self._targets.get(channel.identity)
         if target is None:
-            target = self._targets[channel.identity] = Target(channel)
+            target = self._targets[channel.identity] = Target(channel, self._turns)
         target.generations.add(generation)
         return target
 
@@ -55,11 +57,12 @@ class Target:
     authorities in that file and no others.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, turns: Turns) -> None:
         url = URL(channel.base_url.rstrip("/") + "/chat/completions")
         proxy = URL(channel.proxy) if channel.proxy else None
         login = encode_basic_auth(proxy.user, proxy.password or "") if proxy is not None and proxy.user else ""
         self.credentials = Credentials(channel.credentials)
+        self._turns = turns
         self.generations: set[int] = set()
         """The generations of the configuration whose exchanges may use it."""
         self._connector = TCPConnector(limit=0, ttl_dns_cache=300, keepalive_timeout=4)
@@ -97,7 +100,7 @@ class Target:
                 continue
             if not used:
                 self._used.add(protocol)
-            return UpstreamConnection(connection), used
+            return UpstreamConnection(connection, self._turns), used
 
     async def close(self) -> None:
         """Close all connections."""

@@ -129,13 +129,14 @@ class Relay:
             self._deadline_timer.cancel()
         self.end(EndReason.OTHER)
 
-    def _on_data(self, data: bytes) -> None:
+    def _on_data(self, data: bytes) -> bool:
+        """Pass on what is complete. Return whether the parser kept data for later."""
         events = self.events
         whole = events.feed(data)
         self._received += len(data)
         if self._received > self.channel.max_response_bytes:
             self.end(EndReason.SIZE)
-            return
+            return events.backlog
         if self._secrets:
             whole = self._redact_whole_secrets(whole)
         now = self._loop.time()
@@ -143,7 +144,7 @@ class Relay:
         if self.state is _COLLECTING:
             self._collected.append(whole)
             self._begin_if_first_event()
-            return
+            return events.backlog
         exchange = self._exchange
         exchange.longest_gap_s = max(exchange.longest_gap_s, gap)
         if whole and not self.ended.done():
@@ -154,6 +155,7 @@ class Relay:
                 self._call_hooks(whole)
         if events.concluded:
             self._conclude()
+        return events.backlog
 
     def _begin_if_first_event(self) -> None:
         """Begin the response with what was collected, once the first event is complete."""
@@ -245,8 +247,8 @@ class Relay:
         concluded = self.events.concluded
         idle_s = min(self.channel.timers.idle, USAGE_WAIT_S) if concluded else self.channel.timers.idle
         idle_at = self._last_read_at + idle_s
-        if self._stall_timer is not None:
-            idle_at = now + idle_s  # it is the caller that is slow
+        if self._stall_timer is not None or self._upstream.queued:
+            idle_at = now + idle_s  # it is not the upstream that is slow
         if self.state is RelayState.COLLECTING:
             self.end(EndReason.LATE)
         elif now >= self._total_deadline:

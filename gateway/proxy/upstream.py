@@ -13,12 +13,13 @@ import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import httptools
 from multidict import CIMultiDict
 
 from gateway.chat.request import BodyPart
+from gateway.proxy.turns import Turns
 
 if TYPE_CHECKING:
     from aiohttp.connector import Connection
@@ -30,10 +31,14 @@ to give it back to the pool.
 
 MAX_HEAD: Final = 64 * 1024
 
-_BUFFER: Final = memoryview(bytearray(64 * 1024))
+OnData = Callable[[bytes], bool | None]
+
+_BUFFER: Final = memoryview(bytearray(16 * 1024))
 """Every read of every upstream goes into this buffer. The parser has copied the data when the read returns, so that one is
 enough. Its size bounds what a stream holds, and the time of a read.
 """
+LARGE_READ: Final = 4 * 1024
+"""What a longer read brought is passed on when it is the connection's turn, and reading stops until then."""
 
 
 class InvalidResponse(Exception):
@@ -63,10 +68,12 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     `on_head` is called once: when status and headers are complete, or when there is a `failure`. From `flow_to` on, `on_data`
     gets the body bytes of each read in one piece, and `on_end(clean)` is called once, with whether the response ended as its
-    framing announced.
+    framing announced. Where `on_data` returns true, it has kept data for later: it is called again, without data, when it is
+    the connection's turn, and before anything else is read or the end is reported.
     """
 
     __slots__ = (
+        "_backlog",
         "_connection",
         "_framed",
         "_head_bytes",
@@ -78,22 +85,26 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         "_pieces",
         "_pieces_in_body",
         "_pooled_protocol",
+        "_reading",
         "_state",
         "_transport",
+        "_turns",
         "failure",
         "headers",
         "on_body",
         "on_head",
+        "queued",
         "status",
     )
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, turns: Turns) -> None:
         transport, pooled = connection.transport, connection.protocol
         if transport is None or pooled is None:
             raise ConnectionResetError("the pooled connection was closed")
         self._connection = connection
         self._transport = transport
         self._pooled_protocol = pooled
+        self._turns = turns
         self._pieces: list[bytes] = []
         self.on_body = self._pieces.append
         """Called by the parser. It is the list's method, so that a piece of an event costs no Python call."""
@@ -103,8 +114,12 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._head_bytes = 0
         self._parsed_head_bytes = 0
         self._framed = False
+        self._reading = True
         self._paused = False
-        self._on_data: Callable[[bytes], None] | None = None
+        self._backlog = False
+        self.queued = False
+        """The upstream sent more than is passed on at once, and waits for its turn. Nothing is read meanwhile."""
+        self._on_data: OnData | None = None
         self._on_end: Callable[[bool], None] | None = None
         self.status = 0
         self.headers: CIMultiDict[str] = CIMultiDict()
@@ -131,24 +146,26 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         """Write the whole request, in one call."""
         self._transport.writelines(message)
 
-    def flow_to(self, on_data: Callable[[bytes], None], on_end: Callable[[bool], None]) -> None:
+    def flow_to(self, on_data: OnData, on_end: Callable[[bool], None]) -> None:
         """Pass the body on, first what has arrived already."""
         self._on_data = on_data
         self._on_end = on_end
-        self._pass_on()
-        self.resume()
+        self._paused = False
+        self._serve()
 
     def pause(self) -> None:
         """Stop reading: the caller is slower than the upstream."""
-        if not self._paused and not self._ended:
-            self._paused = True
-            self._transport.pause_reading()
+        self._paused = True
+        self._stop_reading()
 
     def resume(self) -> None:
-        """Read again."""
-        if self._paused and not self._ended:
+        """Read again, after what is left of the last read."""
+        if self._paused:
             self._paused = False
-            self._transport.resume_reading()
+            if self._backlog or self._pieces:
+                self._queue()
+            else:
+                self._read_on()
 
     def release(self) -> None:
         """Give the connection back to the pool if it may carry another request; close it otherwise."""
@@ -188,8 +205,12 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             if self._head_bytes > MAX_HEAD:
                 self._fail(InvalidResponse("the head of the answer is too long"))
         on_data, pieces = self._on_data, self._pieces
-        if self._state is _BODY and on_data is not None and len(pieces) == 1:
-            on_data(pieces.pop())
+        if nbytes > LARGE_READ and on_data is not None:
+            self._queue()
+        elif self._state is _BODY and on_data is not None and len(pieces) == 1:
+            if on_data(pieces.pop()):
+                self._backlog = True
+                self._queue()
         else:
             self._pass_on()
 
@@ -245,16 +266,43 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self._state = UpstreamState.COMPLETE
 
     def _pass_on(self) -> None:
-        if self._on_data is None or self._on_end is None:
+        if self._on_data is None or self._on_end is None or self.queued:
             return
-        if self._pieces:
-            data = b"".join(self._pieces[: self._pieces_in_body])
-            self._pieces.clear()
-            if data:
-                self._on_data(data)
-        if self._ended and self._on_end is not None:
+        data = b"".join(self._pieces[: self._pieces_in_body])
+        if self._paused and (data or self._backlog):
+            return
+        self._pieces.clear()
+        if data or self._backlog:
+            self._backlog = bool(self._on_data(data))
+        if self._backlog:
+            self._queue()
+        elif self._ended and self._on_end is not None:
             on_end, self._on_end = self._on_end, None
             on_end(self._state in (UpstreamState.REUSABLE, UpstreamState.COMPLETE))
+
+    def _queue(self) -> None:
+        """Wait for a turn, and do not read before."""
+        if not self.queued:
+            self.queued = True
+            self._stop_reading()
+            self._turns.wait(self._serve)
+
+    def _serve(self) -> None:
+        """Pass on what is left, and read on if that was all."""
+        self.queued = False
+        self._pass_on()
+        if self._on_data is not None:
+            self._read_on()
+
+    def _stop_reading(self) -> None:
+        if self._reading and not self._ended:
+            self._reading = False
+            self._transport.pause_reading()
+
+    def _read_on(self) -> None:
+        if not (self._reading or self._paused or self.queued or self._ended):
+            self._reading = True
+            self._transport.resume_reading()
 
     def _fail(self, error: InvalidResponse | ConnectionError) -> None:
         before, self._state = self._state, UpstreamState.FAILED
@@ -274,31 +322,3 @@ def _set_protocol(transport: asyncio.Transport, protocol: asyncio.BaseProtocol) 
     transport.pause_reading()
     transport.set_protocol(protocol)
     transport.resume_reading()
-
-
-async def read_body(
-    upstream: UpstreamConnection, max_bytes: int, timeout_s: float, cancelled: asyncio.Future[Any]
-) -> tuple[bytes, bool]:
-    """Return the body up to `max_bytes`, and whether it is complete. Used where the answer is not an event stream.
-
-    Reading stops after `max_bytes`, after `timeout_s`, and when `cancelled` is done.
-    """
-    pieces: list[bytes] = []
-    done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    size = 0
-
-    def on_data(data: bytes) -> None:
-        nonlocal size
-        pieces.append(data)
-        size += len(data)
-        if size > max_bytes:
-            upstream.pause()
-            on_end(False)
-
-    def on_end(clean: bool) -> None:
-        if not done.done():
-            done.set_result(clean)
-
-    upstream.flow_to(on_data, on_end)
-    await asyncio.wait((done, cancelled), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    return b"".join(pieces)[:max_bytes], done.done() and done.result()

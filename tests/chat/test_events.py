@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.chat.events import EventStream
+from gateway.chat.events import MAX_PARSED, EventStream
 from gateway.chat.usage import Usage
 
 MAX_EVENT_BYTES = 600
@@ -170,6 +170,8 @@ def test_any_stream_cut_anywhere_is_relayed_whole_and_read_the_same(
     relayed, ends = b"", [*sorted(where), len(body)]
     for start, end in zip([0, *ends], ends, strict=False):
         relayed += stream.feed(body[start:end])
+        while stream.backlog:
+            relayed += stream.feed(b"")
         assert not stream.at_boundary or len(relayed) in boundaries
     relayed += stream.close()
     assert relayed == expected
@@ -285,6 +287,51 @@ def test_comments_are_relayed_at_once_and_are_not_a_first_event() -> None:
 
 def test_a_byte_order_mark_does_not_hide_the_first_event() -> None:
     assert read(b"\xef\xbb\xbf" + event({"error": {"message": "no"}})).first_error
+
+
+# What one call takes
+
+PARSED = [
+    b'data: {"usage":{}}\n\n',
+    b"data: {}\n\n",
+    b"event: ping\n\n",
+    b"\r\r",
+    event(text("a")).replace(b"\n", b"\r"),
+]
+RUNS = [b":\n\n", b": ping\r\n\r\n", b"\n\n", b"\r\n\r\n", event(text("a")), event(text("a")).replace(b"\n", b"\r\n")]
+
+
+@pytest.mark.parametrize("unit", PARSED)
+def test_events_that_are_taken_one_by_one_are_left_for_further_calls(unit: bytes) -> None:
+    stream = EventStream(drop_usage=False)
+    body = event(text("a")) + unit * 500
+    relayed = [stream.feed(body + b"da")]
+    while stream.backlog:
+        relayed.append(stream.feed(b""))
+    assert b"".join(relayed) == body
+    assert max(map(len, relayed)) <= len(event(text("a"))) + MAX_PARSED * len(unit)
+    assert stream.feed(b"ta: [DONE]\n\n") == b"data: [DONE]\n\n"
+    assert stream.done
+
+
+@pytest.mark.parametrize("unit", RUNS)
+def test_runs_of_similar_events_are_taken_together(unit: bytes) -> None:
+    stream = EventStream(drop_usage=False)
+    relayed = [stream.feed(unit * 3000)]
+    while stream.backlog:
+        relayed.append(stream.feed(b""))
+    assert b"".join(relayed) == unit * 3000
+    assert len(relayed) <= 3
+    assert stream.events == (3000 if b"data" in unit else 0)
+
+
+@pytest.mark.parametrize("unit", [*PARSED, *RUNS])
+def test_new_data_and_the_end_come_after_what_was_left(unit: bytes) -> None:
+    body = event(text("a")) + unit * 2000 + event(chunk(finish="stop")) + DONE
+    cuts, drained = range(1, len(body), 700), read(body)
+    stream, relayed = feed_cut(body, *cuts)
+    assert b"".join(relayed) == body
+    assert facts(stream) == facts(drained)
 
 
 # What a stream tells
