@@ -1,4 +1,4 @@
-"""What is sent in tiny pieces is refused or parsed in turns, and nothing of it is lost."""
+"""Upstreams that send odd or very many events: other callers are served meanwhile, and no byte is changed."""
 
 from __future__ import annotations
 
@@ -7,54 +7,68 @@ from pathlib import Path
 
 import pytest
 
-from gateway.fake_upstream import FakeUpstream
 from gateway.store.client.client import Client
-from gateway.testing import Running, running
+from gateway.testing import running
 from tests.patience import PATIENCE_S
 from tests.whole.conftest import configuration
-from tests.whole.raw import Answer, chat, get, head, read_answer
-from tests.whole.test_errors import assert_error
+from tests.whole.raw import ask, chat, get
+from tests.whole.scripted import CHUNKED, HEAD, LAST, Fin, Forever, Scripted, Step, chunk
+
+TEXT = b'data: {"choices":[{"index":0,"delta":{"content":"word "}}]}\n\n'
+FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+END = FINISH + b"data: [DONE]\n\n"
+SHAPES = {
+    "comments": b":\n\n",
+    "blank-lines": b"\n",
+    "carriage-returns": b"\r",
+    "parsed": b"data: {}\n\n",
+    "windows": TEXT.replace(b"\n", b"\r\n"),
+    "mixed": TEXT + b": ping\n\n" + TEXT.replace(b"\n", b"\r\n") + b"id: 1\n\ndata: {}\r\n\r\n",
+}
 
 
-def chunked(token: str, chunk: int) -> bytes:
-    """Return a request with a body of 400 KB in chunks of this size."""
-    body = chat(token, {"user": "x" * 400_000}).partition(b"\r\n\r\n")[2]
-    pieces = [body[start : start + chunk] for start in range(0, len(body), chunk)]
-    lines = {"Host": "gateway", "Content-Type": "application/json", "Transfer-Encoding": "chunked"}
-    start = head("POST", "/v1/chat/completions", lines | {"Authorization": f"Bearer {token}"})
-    return start + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
-
-
-async def answers(gateway: Running, sent: bytes, count: int) -> list[Answer]:
-    """Send something on a connection, and return as many answers."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            writer.write(sent)
-            return [await read_answer(reader) for _ in range(count)]
-    finally:
-        writer.transport.abort()
-
-
-@pytest.mark.parametrize(("chunk", "status"), [(1, 400), (8, 400), (128, 200), (1000, 200)])
-async def test_a_body_in_many_tiny_chunks_is_refused_and_one_in_small_chunks_is_read(
-    store_url: str, client: Client, upstream: FakeUpstream, tmp_path: Path, chunk: int, status: int
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("framing", ["chunked", "until-close", "in-two"])
+async def test_a_long_read_is_relayed_whole_and_in_order(
+    shape: str, framing: str, store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    async with running(configuration(upstream.base_url), tmp_path, store_url) as gateway:
-        (answer,) = await answers(gateway, chunked(await gateway.token(), chunk), 1)
-    assert answer.status == status
-    if status == 400:
-        assert_error(answer, 400, "invalid_request_error", "invalid_request")
-
-
-async def test_where_each_piece_waits_for_its_turn_all_requests_are_served(
-    store_url: str, client: Client, upstream: FakeUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.server.turns.BURST_S", 0.0)
-    async with running(configuration(upstream.base_url), tmp_path, store_url) as gateway:
+    unit = SHAPES[shape]
+    body = TEXT + unit * (60_000 // len(unit) // 2 * 2) + END
+    scripts: dict[str, list[Step]] = {
+        "chunked": [CHUNKED + chunk(body) + LAST],
+        "until-close": [HEAD + b"\r\n" + body, Fin],
+        "in-two": [CHUNKED + chunk(body[:5000]), 0.01, chunk(body[5000:]), 0.01, LAST],
+    }
+    async with (
+        Scripted(scripts[framing]) as upstream,
+        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+    ):
         token = await gateway.token()
-        sent = (
-            get("/v1/models", token) * 40 + chunked(token, 1000) + chat(token, {"user": "x" * 400_000}) + get("/v1/x")
-        )
-        several = await asyncio.gather(*(answers(gateway, sent, 43) for _ in range(4)))
-    assert [[answer.status for answer in each] for each in several] == [[200] * 42 + [404]] * 4
+        for _ in range(2):
+            answer = await ask(gateway.port, chat(token))
+            assert (answer.status, answer.whole) == (200, True)
+            assert answer.body == body
+        assert upstream.connections == (2 if framing == "until-close" else 1)
+
+
+async def test_other_callers_are_served_beside_streams_of_events_that_must_be_parsed(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    flood: list[Step] = [CHUNKED, Forever(chunk(TEXT + b"data: {}\n\n" * 7000))]
+    async with (
+        Scripted(flood) as upstream,
+        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+    ):
+        token = await gateway.token()
+        floods = [asyncio.create_task(ask(gateway.port, chat(token))) for _ in range(4)]
+        await asyncio.wait_for(upstream.arrived.wait(), PATIENCE_S)
+        longest = 0.0
+        loop = asyncio.get_running_loop()
+        for _ in range(20):
+            began = loop.time()
+            assert (await ask(gateway.port, get("/healthz"))).status == 200
+            longest = max(longest, loop.time() - began)
+        for task in floods:
+            task.cancel()
+        await asyncio.wait(floods)
+    assert longest < 5
