@@ -68,8 +68,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     `on_head` is called once: when status and headers are complete, or when there is a `failure`. From `flow_to` on, `on_data`
     gets the body bytes of each read in one piece, and `on_end(clean)` is called once, with whether the response ended as its
-    framing announced. Where `on_data` returns true, it has kept data for later: it is called again, without data, when it is
-    the connection's turn, and before anything else is read or the end is reported.
+    framing announced. Where `on_data` returns true, it has kept data: it is called again, without data, in a later turn, before
+    anything else.
     """
 
     __slots__ = (
