@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
-from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 import httptools
@@ -20,6 +19,7 @@ from multidict import CIMultiDict
 
 from gateway.chat.request import BodyPart
 from gateway.proxy.turns import Turns
+from gateway.proxy.upstream_state import UpstreamState
 
 if TYPE_CHECKING:
     from aiohttp.connector import Connection
@@ -43,18 +43,6 @@ LARGE_READ: Final = 4 * 1024
 
 class InvalidResponse(Exception):
     """The upstream does not speak HTTP/1.1, or not as requested."""
-
-
-class UpstreamState(Enum):
-    """Where a call is. What arrives after one of the last four belongs to no request."""
-
-    WAITING = "nothing was received"
-    HEAD = "part of the response was received, and its head is not complete"
-    BODY = "the head is complete, and the body is not"
-    REUSABLE = "the response is complete, and the connection may carry another request"
-    COMPLETE = "the response is complete, and the connection must be closed"
-    FAILED = "the response broke off, or is invalid"
-    LOST = "the connection was closed before anything was received"
 
 
 # The name of a module is looked up faster than a member of an enum, and these are needed at each read.
