@@ -86,7 +86,7 @@ class EventStream:
         self._max_event_bytes = max_event_bytes
         self._pending = bytearray()
         self._head = b"\r"
-        """How the last event with only text began, up to its choices: nearly always the next one begins so, too."""
+        """How the last event with only text began, up to its choices: nearly always the next one begins so. At first nothing."""
         self._in_overlong = False
         self._unusual = False
         """An event is longer than the limit, or there was an error. One flag for both, since each read looks at it."""

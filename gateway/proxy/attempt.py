@@ -33,7 +33,8 @@ from gateway.proxy.failure import UpstreamFailure
 from gateway.proxy.pool import Target, UpstreamPool
 from gateway.proxy.relay import Relay
 from gateway.proxy.relay_state import RelayState
-from gateway.proxy.upstream import InvalidResponse, UpstreamConnection
+from gateway.proxy.upstream import UpstreamConnection
+from gateway.proxy.upstream_state import InvalidResponse
 
 STREAM_HEADERS: Final = {
     "Content-Type": "text/event-stream; charset=utf-8",

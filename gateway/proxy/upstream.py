@@ -19,7 +19,7 @@ from multidict import CIMultiDict
 
 from gateway.chat.request import BodyPart
 from gateway.proxy.turns import Turns
-from gateway.proxy.upstream_state import UpstreamState
+from gateway.proxy.upstream_state import InvalidResponse, UpstreamState
 
 if TYPE_CHECKING:
     from aiohttp.connector import Connection
@@ -41,10 +41,6 @@ LARGE_READ: Final = 4 * 1024
 """What a longer read brought is passed on when it is the connection's turn, and reading stops until then."""
 
 
-class InvalidResponse(Exception):
-    """The upstream does not speak HTTP/1.1, or not as requested."""
-
-
 # The name of a module is looked up faster than a member of an enum, and these are needed at each read.
 _WAITING: Final = UpstreamState.WAITING
 _HEAD: Final = UpstreamState.HEAD
@@ -56,8 +52,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     `on_head` is called once: when status and headers are complete, or when there is a `failure`. From `flow_to` on, `on_data`
     gets the body bytes of each read in one piece, and `on_end(clean)` is called once, with whether the response ended as its
-    framing announced. Where `on_data` returns true, it has kept data: it is called again, without data, in a later turn, before
-    anything else.
+    framing announced. Where `on_data` returns true, it has kept data for later: it is called again, without data, when it is
+    the connection's turn, and before anything else is read or the end is reported.
     """
 
     __slots__ = (

@@ -1,8 +1,12 @@
-"""Where a call to an upstream is."""
+"""Where the call of an upstream is, and what its response may not be."""
 
 from __future__ import annotations
 
 from enum import Enum
+
+
+class InvalidResponse(Exception):
+    """The upstream does not speak HTTP/1.1, or not as requested."""
 
 
 class UpstreamState(Enum):
