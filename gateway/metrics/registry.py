@@ -24,6 +24,8 @@ OTHER: Final = "other"
 NONE: Final = "none"
 MAX_CODES: Final = 64
 """Error codes that are labels, at most: plugins may bring any number of their own."""
+MAX_CODE: Final = 128
+"""Characters of an error code that are kept."""
 
 WAIT_BOUNDS: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 DURATION_BOUNDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -156,9 +158,10 @@ class Metrics:
         return Histogram(self._numbers(name, *labels), FAMILIES[name].bounds)
 
     def _numbers(self, name: str, *labels: str) -> Numbers:
-        return self.shared.at((name, *labels), FAMILIES[name].width)
+        return self.shared.at((name, *map(_text, labels)), FAMILIES[name].width)
 
     def _count_error(self, code: str, plugin: str) -> None:
+        code = _text(code)[:MAX_CODE]
         if code not in self._codes:
             if len(self._codes) >= MAX_CODES:
                 code = OTHER
@@ -178,3 +181,8 @@ class Metrics:
             self.histogram("longest_gap_seconds", channel).observe,
         )
         return series
+
+
+def _text(label: object) -> str:
+    """Return a label that can be encoded. A plugin may have set a value of another type."""
+    return label.encode(errors="replace").decode() if isinstance(label, str) else OTHER

@@ -72,7 +72,9 @@ class SharedNumbers:
             encoded, numbers = self._entry(start)
             values = list(numbers)
             if encoded and self._entry(start)[0] == encoded:  # else its writer is using it for another key
-                yield msgspec.json.decode(encoded, type=Key), values
+                key = _key(encoded)
+                if key is not None:
+                    yield key, values
 
     def _entries(self) -> Iterator[int]:
         """Yield where each entry begins."""
@@ -138,7 +140,8 @@ class SharedNumbers:
 
     def _unneeded(self, start: int) -> bool:
         encoded = self._entry(start)[0]
-        return not encoded or not self._keep(msgspec.json.decode(encoded, type=Key))
+        key = _key(encoded) if encoded else None
+        return key is None or not self._keep(key)
 
 
 class Histogram:
@@ -159,6 +162,14 @@ class Histogram:
         numbers = self._numbers
         numbers[bisect_left(self._bounds, value)] += times
         numbers[self._sum] += value * times
+
+
+def _key(encoded: bytes) -> Key | None:
+    """Return the key of an entry; None where it cannot be read, which must stop neither a process nor an export."""
+    try:
+        return msgspec.json.decode(encoded, type=Key)
+    except msgspec.MsgspecError:
+        return None
 
 
 def _size(room: int, width: int) -> int:

@@ -70,7 +70,7 @@ def damage(store: Store) -> list[str]:
     queries.summary(store.usage.folder, (), unusable=unusable)
     found = store.journal.damage() + [str(error) for error in unusable]
     for path in sorted((store.usage.folder / "unreadable").glob("*")):
-        found.append(f"{path} has records that cannot be read: see which requests they were, then delete it")
+        found.append(f"{path} has records that cannot be read or stored: see which requests they were, then delete it")
     return found
 
 

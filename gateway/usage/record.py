@@ -12,6 +12,10 @@ from typing import Final, Literal
 import msgspec
 
 from gateway.exchange import Outcome
+from gateway.request_id import month
+
+MAX_NUMBER: Final = 2**53
+"""No number of a record is larger, so that the sums of a file fit into the integers of SQLite."""
 
 
 class AttemptRecord(msgspec.Struct, frozen=True):
@@ -63,3 +67,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 encode: Final = msgspec.json.Encoder().encode
 decode: Final = msgspec.json.Decoder(Record).decode
 """Decode a record from its JSON. Raises `msgspec.MsgspecError` (`DecodeError`, `ValidationError`)."""
+
+
+def checked(line: bytes) -> Record:
+    """Return the record of a line that the database can store. Raises `ValueError`, also for a line that is no record."""
+    try:
+        record = decode(line)
+    except RecursionError:
+        raise ValueError("the record is nested too deeply") from None
+    month(record.id)
+    for name, value in zip(record.__struct_fields__, msgspec.structs.astuple(record), strict=True):
+        if isinstance(value, int) and abs(value) > MAX_NUMBER:
+            raise ValueError(f"{name} is too large: {value}")
+    return record

@@ -25,14 +25,13 @@ import structlog
 from gateway.config.schema import Config
 from gateway.errors import GatewayError, StoreError, cannot_use
 from gateway.exchange import Outcome
-from gateway.request_id import month
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
 from gateway.store.money.wallet import Wallet
 from gateway.usage import queries
 from gateway.usage.database import UsageDatabase, months_ago
 from gateway.usage.log import FIELD, UsageLog
-from gateway.usage.record import Record, decode
+from gateway.usage.record import Record, checked
 from gateway.usage.spool import write_lines
 
 log = structlog.get_logger("gateway.usage.sink")
@@ -199,14 +198,12 @@ class Sink:
         return ends
 
     def _records(self, lines: Iterable[bytes]) -> list[Record]:
-        """Return the records that can be decoded; write the other lines to `unreadable`, so that they stop no others."""
+        """Return the records that can be stored; write the other lines to `unreadable`, so that they stop no others."""
         records = []
         for line in lines:
             try:
-                record = decode(line)
-                month(record.id)
-                records.append(record)
-            except (msgspec.MsgspecError, ValueError):
+                records.append(checked(line))
+            except ValueError:
                 log.error("usage_record_unreadable", set_aside="unreadable")
                 write_lines(self.usage.folder / "unreadable", [line])
         return records

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,23 @@ def refused(code: str, plugin: str = "") -> Exchange:
     one.outcome, one.error, one.refused_by = Outcome.REFUSED, Refused(429, code, "no"), plugin
     one.ended = one.started
     return one
+
+
+@pytest.mark.parametrize("code", [None, 7, ["a"], "\ud800", "long" * 50_000], ids=lambda code: repr(code)[:20])
+def test_an_error_code_that_is_no_text_stops_neither_this_process_nor_its_successor(code: Any) -> None:
+    shared = SharedNumbers(size=8192)
+    one = refused("replaced")
+    assert one.error is not None
+    one.error.code = code
+    Metrics(shared, CATALOGUE).ended(one)
+    successor = Metrics(shared, CATALOGUE)
+    for number in range(200):  # more than fit, so that it looks for entries to use again
+        successor.count("errors", f"code {number}", "none")
+    assert value(scrape(shared), "errors_total", code=_counted(code), plugin="none") == 1
+
+
+def _counted(code: object) -> str:
+    return {"\ud800": "?"}.get(code, code[:128]) if isinstance(code, str) else "other"
 
 
 def test_a_served_request_is_counted_with_all_that_it_used() -> None:

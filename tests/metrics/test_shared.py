@@ -89,3 +89,14 @@ def test_a_key_that_comes_back_before_its_memory_is_used_keeps_it() -> None:
         shared.at(("second",))[0] = 1
     assert dict(shared) == {name: [1.0] for name in names[2:]} | {names[0]: [2.0], ("first",): [1.0]}
     assert [line["event"] for line in lines] == ["metrics_full"]
+
+
+def test_an_entry_that_cannot_be_read_is_skipped_and_used_again() -> None:
+    damaged, sound = SharedNumbers(size=4096), SharedNumbers(size=4096)
+    damaged.at(("errors", None))  # type: ignore[arg-type]
+    sound.at(("errors", "none"))
+    assert list(damaged) == []
+    for number in range(1000):
+        damaged.at((f"series {number}",))
+        sound.at((f"series {number}",))
+    assert len(list(damaged)) == len(list(sound))

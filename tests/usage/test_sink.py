@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -11,9 +12,11 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.config.channel import Channel, Timers
 from gateway.config.schema import Config
@@ -122,6 +125,39 @@ async def test_a_record_that_cannot_be_decoded_is_set_aside_and_stops_no_others(
     assert list(queries.select(usage.folder)) == [good]
     unreadable = [path.read_bytes() for path in (usage.folder / "unreadable").iterdir()]
     assert sorted(unreadable) == [b"\xff{\n", b'{"id": "no id", "arrived_at": ""}\n'][::-1]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"charge_micros": 2**63},
+        {"charge_micros": -(2**63) - 1},
+        {"charge_micros": 2**63 - 1},
+        {"status": 2**70},
+        {"account": "\ud800"},
+        {"attempts": None},
+        {"status": "200"},
+        {"price": {"nested": "deeply"}},
+    ],
+    ids=str,
+)
+async def test_a_record_that_sqlite_cannot_store_is_set_aside_and_stops_no_others(
+    usage: UsageLog, wrong: dict[str, Any]
+) -> None:
+    good, bad = end(arrival()), end(arrival())
+    values = {**msgspec.to_builtins(bad), **wrong}
+    line = json.dumps(values).encode()
+    if "price" in wrong:
+        line = line.replace(b'{"nested": "deeply"}', b'{"nested": ' + b"[" * 5000 + b"]" * 5000 + b"}")
+    await usage.client.call("XADD", usage.stream, "*", FIELD, line)
+    await usage.client.call("XADD", usage.stream, "*", FIELD, encode(good))
+    write_lines(usage.spool.folder, [line])
+    with capture_logs() as lines:
+        await drain(sink_of(usage))
+    assert list(queries.select(usage.folder)) == [good]
+    assert [entry["event"] for entry in lines] == ["usage_record_unreadable"] * 2
+    assert [path.read_bytes() for path in (usage.folder / "unreadable").iterdir()] == [line + b"\n"] * 2
+    assert (await usage.length(), await pending(usage)) == (0, 0)
 
 
 async def test_the_sink_joins_its_group_again_when_the_store_lost_the_stream(usage: UsageLog) -> None:
