@@ -138,7 +138,7 @@ class Chain:
             try:
                 await step.plugin.on_end(exchange)
             except BaseException as error:
-                if isinstance(error, GeneratorExit):
+                if isinstance(error, GeneratorExit) and is_cancellation(error):
                     raise
                 if is_cancellation(error) and (task := asyncio.current_task()) is not None:
                     task.uncancel()
@@ -197,7 +197,7 @@ async def _contained(hook: Coroutine[Any, Any, None]) -> BaseException | None:
     try:
         await hook
     except BaseException as error:
-        if isinstance(error, GeneratorExit) or is_cancellation(error):
+        if is_cancellation(error):
             raise
         return RuntimeError("it was cancelled") if isinstance(error, asyncio.CancelledError) else error
     return None
@@ -218,11 +218,17 @@ def error_text(error: BaseException) -> str:
 
 
 def is_cancellation(error: BaseException) -> bool:
-    """Return whether this task itself is cancelled, not only a future that a plugin waited for, or is being closed."""
+    """Return whether this task itself is cancelled, not only a future that a plugin waited for, or is being closed.
+
+    A coroutine that is closed runs in no task, unlike a plugin that raises `GeneratorExit`.
+    """
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # there is no event loop any more
+        task = None
     if isinstance(error, GeneratorExit):
-        return True
-    task = asyncio.current_task() if isinstance(error, asyncio.CancelledError) else None
-    return task is not None and task.cancelling() > 0
+        return task is None
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 def _check_order(steps: Sequence[Step]) -> None:

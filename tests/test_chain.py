@@ -247,7 +247,15 @@ class Own(BaseException):
         raise RuntimeError("no text")
 
 
-SEVERE = (KeyboardInterrupt(), SystemExit(1), Own(), RecursionError(), MemoryError(), asyncio.CancelledError())
+SEVERE = (
+    KeyboardInterrupt(),
+    SystemExit(1),
+    Own(),
+    RecursionError(),
+    MemoryError(),
+    GeneratorExit(),
+    asyncio.CancelledError(),
+)
 
 
 @pytest.mark.parametrize("error", SEVERE, ids=repr)

@@ -18,7 +18,7 @@ from typing import Final
 import structlog
 
 from gateway import crash_points
-from gateway.chain import Chain, Step
+from gateway.chain import Chain, Step, is_cancellation
 from gateway.errors import GatewayError, Refused, StoreAway, StoreError, as_refused
 from gateway.exchange import Exchange, Operation, Outcome, Reply
 from gateway.metrics.registry import Metrics
@@ -93,7 +93,10 @@ class ExchangeRunner:
 
     async def _end(self, exchange: Exchange, chain: Chain, entered: list[Step]) -> None:
         await chain.end(exchange, entered)
-        self.metrics.ended(exchange)
+        try:
+            self.metrics.ended(exchange)
+        except Exception:  # a plugin left a value of a wrong type on the exchange
+            log.exception("request_not_counted", request_id=exchange.id)
 
     def _on_ended(self, ended: asyncio.Future[None], task: asyncio.Task[None]) -> None:
         self._ending.pop(task, None)
@@ -115,10 +118,10 @@ class ExchangeRunner:
             if reply is None:
                 reply = await local(exchange)
             _reply(exchange, caller, reply)
-        except asyncio.CancelledError:
-            exchange.outcome = Outcome.STOPPED
-            raise
-        except Exception as error:
+        except BaseException as error:
+            if is_cancellation(error):
+                exchange.outcome = Outcome.STOPPED
+                raise
             await _settle_refused(exchange)
             if isinstance(error, CallerGone) or (isinstance(error, ConnectionError) and caller.gone):
                 exchange.outcome = Outcome.CALLER_GONE
@@ -138,11 +141,13 @@ async def _settle_refused(exchange: Exchange) -> None:
     """Wait for what a refused exchange left pending. Its errors are only logged: the caller gets the refusal."""
     try:
         await exchange.settle_pending()
-    except Exception as error:
+    except BaseException as error:
+        if is_cancellation(error):
+            raise
         _log(exchange, error)
 
 
-def _log(exchange: Exchange, error: Exception) -> None:
+def _log(exchange: Exchange, error: BaseException) -> None:
     """Log an error that is no decision about the request."""
     if isinstance(error, Refused):
         return
@@ -155,7 +160,7 @@ def _log(exchange: Exchange, error: Exception) -> None:
         log.error("internal_error", request_id=exchange.id, exc_info=error)
 
 
-def _refuse(exchange: Exchange, caller: CallerConnection, error: Exception) -> None:
+def _refuse(exchange: Exchange, caller: CallerConnection, error: BaseException) -> None:
     refusal = as_refused(error)
     _log(exchange, error)
     # Its frames hold the exchange and the body: with them, only the garbage collector would free both.

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from gateway.errors import GatewayError, StoreAway, StoreError
-from gateway.exchange import Exchange, Reply
+from gateway.exchange import Exchange, Outcome, Reply
 from gateway.plugin import Plugin
 from gateway.store.client.client import Client
 from gateway.store.money.scripts import keys_of
 from gateway.testing import running
+from tests.patience import PATIENCE_S
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import ask, chat
 
@@ -60,3 +62,48 @@ async def test_an_error_of_the_gateways_own_kinds_is_logged_once(
     (line,) = [line for line in lines if line["event"] in RAISED]
     assert (line["event"], line["request_id"]) == (event, answer.headers["x-request-id"])
     assert line["reason"] == str(RAISED[event])
+
+
+class Exits(BaseException):
+    """An exception that is no `Exception`."""
+
+
+SEVERE: dict[str, BaseException] = {
+    type(error).__name__: error
+    for error in (SystemExit(3), GeneratorExit(), KeyboardInterrupt(), Exits(), asyncio.CancelledError())
+}
+
+
+class LeavesPending(Plugin):
+    """A plugin whose pending work raises one of `SEVERE`, also where the request is `refused` for another reason."""
+
+    error: str
+    refused: bool = False
+
+    async def on_request(self, exchange: Exchange) -> Reply | None:
+        exchange.before_upstream(self._work())
+        if self.refused:
+            raise RuntimeError("a bug")
+        return None
+
+    async def _work(self) -> None:
+        await asyncio.sleep(0)
+        raise SEVERE[self.error]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("error", SEVERE)
+async def test_whatever_pending_work_of_a_plugin_raises_only_its_request_fails_and_has_a_record(
+    store_url: str, tmp_path: Path, error: str, refused: bool
+) -> None:
+    given = f"{{error: {error}, refused: {str(refused).lower()}}}"
+    step = f"  - use: tests.proxy.test_lifecycle:LeavesPending\n    with: {given}\n"
+    async with running(configuration("http://127.0.0.1:1/v1", chain=CHAIN + step), tmp_path, store_url) as gateway:
+        answer = await ask(gateway.port, chat(await gateway.token()))
+        assert (answer.status, answer.error["code"]) == (500, "internal_error")
+        async with asyncio.timeout(PATIENCE_S):
+            while (
+                record := await gateway.store.usage.find(answer.headers["x-request-id"])
+            ) is None or not record.outcome:
+                await asyncio.sleep(0.01)
+    assert (record.outcome, record.status, record.error_code) == (Outcome.INTERNAL_ERROR, 500, "internal_error")
