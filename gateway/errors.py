@@ -8,7 +8,8 @@ A caller gets every error in one shape, on every path:
 from __future__ import annotations
 
 import errno
-from math import ceil
+from collections.abc import Mapping
+from math import ceil, isfinite
 from typing import Final
 
 import msgspec
@@ -48,7 +49,7 @@ class Refused(GatewayError):
     `status`, `code` and `message` are what the caller sees. `param` names the field of the body at fault. `retry_after_s`
     becomes whole seconds from 1 to 59 in `Retry-After`, and milliseconds in `retry-after-ms`; where it is longer, the message says
     how long, and `should_retry` is False unless it is given. `should_retry=False` tells client libraries that a retry will fail,
-    too.
+    too. Raises `TypeError` or `ValueError` for arguments that no caller could be sent.
     """
 
     def __init__(
@@ -64,6 +65,13 @@ class Refused(GatewayError):
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
+        check_status(status, 400)
+        for name, text in (("code", code), ("message", message), ("type", type), ("param", param)):
+            if text is not None or name in ("code", "message"):
+                check_text(name, text)
+        if retry_after_s is not None and not (isfinite(retry_after_s) and retry_after_s >= 0):
+            raise ValueError(f"retry_after_s is a number of seconds from 0, not {retry_after_s}")
+        check_headers(headers or {})
         self.status = status
         self.code = code
         self.message = message
@@ -86,6 +94,35 @@ class StoreAway(GatewayError):
 
 class StoreError(GatewayError):
     """The store answered a command with an error that a retry will not fix: wrong type, wrong arguments. A bug in the gateway."""
+
+
+def check_status(status: object, lowest: int) -> None:
+    """Raise `TypeError` or `ValueError` for what is no status from `lowest` to 599."""
+    if not isinstance(status, int):
+        raise TypeError(f"status is a number, not {status!r}")
+    if not lowest <= status <= 599:
+        raise ValueError(f"status is from {lowest} to 599, not {status}")
+
+
+def check_text(name: str, text: object) -> None:
+    """Raise `TypeError` for what is no text, and `ValueError` for text that has no form in UTF-8."""
+    if not isinstance(text, str):
+        raise TypeError(f"{name} is text, not {text!r}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} has a lone surrogate: {text!r}") from None
+
+
+def check_headers(headers: object) -> None:
+    """Raise `TypeError` or `ValueError` for what are no headers: names and values, each text on one line."""
+    if not isinstance(headers, Mapping):
+        raise TypeError(f"headers are a dict of text, not {headers!r}")
+    for pair in headers.items():
+        for text in pair:
+            check_text("a header", text)
+            if not {"\r", "\n", "\0"}.isdisjoint(text):
+                raise ValueError(f"a header is one line of text, not {text!r}")
 
 
 def cannot_listen(address: str, error: OSError) -> str:

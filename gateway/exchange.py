@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from gateway.chat.request import Body
 from gateway.chat.usage import Usage
-from gateway.errors import Refused
+from gateway.errors import Refused, check_headers, check_status, check_text
 from gateway.request_id import new_id
 
 Fact = TypeVar("Fact")
@@ -67,13 +67,28 @@ class Request(msgspec.Struct, frozen=True):
     argument: str = ""
 
 
+_BODYLESS: Final = (204, 205, 304)
+
+
 class Reply(msgspec.Struct, frozen=True):
-    """A complete response that a plugin gives in place of the upstream."""
+    """A complete response that a plugin gives in place of the upstream.
+
+    Raises `TypeError` or `ValueError` for values that no caller could be sent.
+    """
 
     status: int = 200
     body: bytes = b""
     content_type: str = "application/json; charset=utf-8"
     headers: Mapping[str, str] = {}
+
+    def __post_init__(self) -> None:
+        check_status(self.status, 200)
+        if not isinstance(self.body, bytes):
+            raise TypeError(f"body is bytes, not {type(self.body).__name__}")
+        if self.body and self.status in _BODYLESS:
+            raise ValueError(f"a response with the status {self.status} has no body")
+        check_text("content_type", self.content_type)
+        check_headers({"Content-Type": self.content_type, **self.headers})
 
 
 class Exchange:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -109,3 +110,23 @@ def test_an_errors_own_headers_and_should_retry_are_sent() -> None:
 def test_a_message_cannot_break_out_of_its_json() -> None:
     hostile = 'a"b\n\x00</script>\u2028'
     assert json.loads(render(Refused(400, "x", hostile), hostile))["error"]["message"] == hostile
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        *(((status, "code", "message"), {}) for status in (None, "429", 429.0, True, 200, 399, 600, -1)),
+        *(((429, code, "message"), {}) for code in (None, 7, b"code", "\ud800")),
+        *(((429, "code", message), {}) for message in (None, ["m"], "\udfff of an emoji")),
+        *(((429, "code", "m"), {name: wrong}) for name in ("type", "param") for wrong in (7, "\ud800")),
+        *(((429, "code", "m"), {"retry_after_s": wait}) for wait in (-1, float("nan"), float("inf"), "1")),
+        *(((429, "code", "m"), {"headers": headers}) for headers in ([("a", "b")], {"a": 1}, {1: "b"})),
+        *(((429, "code", "m"), {"headers": {"a": value}}) for value in ("\ud800", "b\r\nc: d", "\0")),
+    ],
+    ids=repr,
+)
+def test_a_refusal_that_no_caller_could_be_sent_is_an_error_where_it_is_made(
+    arguments: tuple[Any, ...], options: dict[str, Any]
+) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        Refused(*arguments, **options)
