@@ -95,14 +95,27 @@ class UsageLogger(Plugin):
     async def on_end(self, exchange: Exchange) -> None:
         """Close the record with all that is known about the exchange, or count the exchange."""
         arrival = exchange[Arrival]
-        exceeds = self._counted.exceeds(exchange)
-        if arrival.written is None and exceeds:
-            self._counted.count(exchange)
-            return
         if arrival.written is not None and not arrival.written.done():
             await asyncio.wait([arrival.written])
-        model = exchange.model if exchange.model in self.models else ""
-        await self.usage.end(_closed(arrival.record, exchange, model))
+        try:
+            exceeds = self._counted.exceeds(exchange)
+            if arrival.written is None and exceeds:
+                self._counted.count(exchange)
+                return
+            model = exchange.model if exchange.model in self.models else ""
+            await self.usage.end(_closed(arrival.record, exchange, model))
+        except Exception:  # a plugin left a wrong value on the exchange
+            self.log.exception("record_incomplete", request_id=exchange.id)
+            await self._close_with_certain(arrival.record, exchange)
+
+    async def _close_with_certain(self, opened: Record, exchange: Exchange) -> None:
+        """Close the record with those values of the exchange that can be stored."""
+        record = msgspec.structs.replace(opened, outcome=Outcome.INTERNAL_ERROR)
+        for name, value in _certain(exchange).items():
+            changed = msgspec.structs.replace(record, **{name: value})
+            if self.usage.can_store(changed):
+                record = changed
+        await self.usage.end(record)
 
     async def _report_forever(self) -> None:
         while True:
@@ -124,7 +137,7 @@ class UsageLogger(Plugin):
         for tally in tallies.values():
             try:
                 await self.usage.end(tally.record())
-            except StoreAway as error:
+            except (StoreAway, ValueError, TypeError) as error:
                 self.log.error("counted_refusals_lost", requests=tally.count, reason=str(error))
 
 
@@ -151,6 +164,16 @@ def _opened(exchange: Exchange) -> Record:
         operation=exchange.request.operation,
         config=exchange.generation,
     )
+
+
+def _certain(exchange: Exchange) -> dict[str, object]:
+    """Return what closes the record of an exchange that has a wrong value; any of them may be the wrong one."""
+    identity = exchange.get(Caller) or exchange
+    return {
+        **{name: getattr(identity, name, "") for name in ("account", "token_id", "group")},
+        **{name: getattr(exchange, name) for name in ("channel", "status", "refused_by", "charge_micros", "price")},
+        "outcome": exchange.outcome or Outcome.INTERNAL_ERROR,
+    }
 
 
 def _closed(opened: Record, exchange: Exchange, model: str) -> Record:

@@ -25,7 +25,7 @@ from gateway.store.client.replay_buffer import ReplayBuffer
 from gateway.usage import queries
 from gateway.usage.clickhouse import ClickHouse
 from gateway.usage.damage import UnusableFile
-from gateway.usage.record import Record, encode
+from gateway.usage.record import Record, encode, line_of
 from gateway.usage.spool import Spool
 from gateway.usage.unwritten import Unwritten
 from gateway.usage.waiting import Waiting
@@ -85,8 +85,11 @@ class UsageLog:
         return written
 
     async def end(self, record: Record) -> None:
-        """Write the end of a request to the stream or to the spool; where neither accepts it, keep it for `write_down`."""
-        line = encode(record)
+        """Write the end of a request to the stream or to the spool; where neither accepts it, keep it for `write_down`.
+
+        Raises `ValueError` or `TypeError` for a record that the database cannot store; nothing is written then.
+        """
+        line = line_of(record)
         crash_points.point("record.before")
         try:
             await self._send(line)
@@ -98,6 +101,15 @@ class UsageLog:
         else:
             self._recent.add(line)
         crash_points.point("record.after")
+
+    @staticmethod
+    def can_store(record: Record) -> bool:
+        """Return whether the database can store a record."""
+        try:
+            line_of(record)
+        except (ValueError, TypeError):
+            return False
+        return True
 
     async def write_down(self) -> int:
         """Write the ends that neither the stream nor the spool accepted, and return how many they accept now."""

@@ -69,6 +69,16 @@ decode: Final = msgspec.json.Decoder(Record).decode
 """Decode a record from its JSON. Raises `msgspec.MsgspecError` (`DecodeError`, `ValidationError`)."""
 
 
+def line_of(record: Record) -> bytes:
+    """Return the line of a record. Raises `ValueError` or `TypeError` for one that the database cannot store."""
+    try:
+        line = encode(record)
+    except (OverflowError, RecursionError) as error:
+        raise ValueError(f"the record has no JSON: {error}") from None
+    checked(line)
+    return line
+
+
 def checked(line: bytes) -> Record:
     """Return the record of a line that the database can store. Raises `ValueError`, also for a line that is no record."""
     try:

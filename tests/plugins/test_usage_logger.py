@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway import Attempt, Caller, Exchange, Outcome, Refused, Services, Usage
 from gateway.config.channel import Channel
@@ -150,3 +152,42 @@ async def test_an_arrival_that_was_not_awaited_is_not_left_behind(given: Service
     of.outcome = Outcome.REFUSED
     await logger.on_end(of)
     assert [record.outcome for record in await log_of(given)] == [None, Outcome.REFUSED]
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "charge of text": {"charge_micros": "12"},
+    "charge beyond 64 bits": {"charge_micros": 2**63},
+    "charge beyond all encodings": {"charge_micros": 2**70},
+    "price": {"price": ["input"]},
+    "price of no JSON": {"price": {"a": object()}},
+    "status": {"status": "200"},
+    "attempts": {"attempts": None},
+    "error": {"error": "refused"},
+    "model": {"model": ["m"]},
+    "account": {"account": None},
+    "group": {"group": "\ud800"},
+    "outcome": {"outcome": "finished"},
+    "outcome and status": {"outcome": 7, "status": None},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.REFUSED])
+async def test_a_wrong_value_on_the_exchange_leaves_no_record_open(
+    given: Services, wrong: str, outcome: Outcome
+) -> None:
+    of = exchange()
+    of.account, of.token_id, of.group, of.status, of.outcome = "tester", "tester-abcdefgh", "default", 200, outcome
+    of.charge_micros = 123
+    for name, value in WRONG[wrong].items():
+        setattr(of, name, value)
+    with capture_logs() as lines:
+        closed = await run(given, of)
+    expected = {"account": "tester", "token_id": "tester-abcdefgh", "group": "default", "status": 200}
+    expected |= {"outcome": outcome, "charge_micros": 123}
+    defaults = {name: getattr(Record(id="", arrived_at=""), name) for name in WRONG[wrong] if name in expected}
+    if "outcome" in defaults:
+        defaults["outcome"] = Outcome.INTERNAL_ERROR
+    expected |= defaults
+    assert {name: getattr(closed, name) for name in expected} == expected
+    assert [(line["event"], line["request_id"]) for line in lines] == [("record_incomplete", of.id)]
