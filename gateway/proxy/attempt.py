@@ -241,13 +241,13 @@ class UpstreamCall:
             return failure.invalid_response()
         if response.error:
             return failure.of_event(text, channel.scrubbed)
-        self.attempt.usage = usage_of(response.usage, response.estimate_output, self.body, self.candidate)
         self._answered()
-        exchange.first_byte = time.monotonic()
-        exchange.bytes = len(text)
         text = failure.scrubbed(text.decode("utf-8", "replace"), channel.scrubbed).encode()
         headers = {"Content-Type": "application/json", **exchange.response_headers}
         self.caller.prepare(200, headers, text)  # written once it is charged
+        self.attempt.usage = usage_of(response.usage, response.estimate_output, self.body, self.candidate)
+        exchange.first_byte = time.monotonic()
+        exchange.bytes = len(text)
         exchange.status, exchange.outcome = 200, Outcome.COMPLETED
         return None
 

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 import gateway.server.pipeline as module
-from gateway.proxy.caller import _DateLine
+from gateway.proxy.head import _DateLine
 from gateway.server.pipeline import AIOHTTP_ATTRIBUTES, PipelinedHandler
 from gateway.server.protocol import ServerProtocol
 
