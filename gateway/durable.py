@@ -1,4 +1,4 @@
-"""Files that are written whole and survive a power failure.
+"""Files that are written whole and survive a power failure, and the reading of small files.
 
 1. **A file appears whole or not at all**: it is written under a temporary name in the same folder, flushed to the disk, and
    only then given its name. A process that is killed leaves at most the temporary file, whose name ends in `.part`, and
@@ -11,10 +11,12 @@ All of it blocks, and raises `OSError` where the disk does not accept it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,18 @@ SUFFIX: Final = ".part"
 LEFTOVER: Final = re.compile(r"\.[0-9a-f]{16}\.part")
 YOUNGEST_S: Final = 60.0
 """The age in seconds from which on a temporary file that is not locked belongs to no process."""
+
+
+def read(path: Path, max_bytes: int = 1 << 20) -> bytes:
+    """Return the bytes of a regular file. Of anything else, such as a named pipe, reading could wait for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    return data
 
 
 def write(path: Path, data: bytes, *, mode: int = 0o666) -> None:

@@ -25,6 +25,26 @@ Write = Callable[[Path, bytes], object]
 both = pytest.mark.parametrize("write", [durable.write, durable.create])
 
 
+def test_a_regular_file_is_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(NEW)
+    assert durable.read(tmp_path / "file") == NEW
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "large"])
+def test_anything_else_is_not_read(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "file"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(NEW)
+    with pytest.raises(OSError, match=r"regular file|File too large|Is a directory"):
+        durable.read(path, len(NEW) - 1)
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 

@@ -14,8 +14,10 @@ from urllib.parse import urlsplit
 import msgspec
 from yarl import URL
 
+from gateway import durable
 from gateway.config.section import Bytes, Rate, Seconds, SecondsOrNone, Section
 
+MAX_CA_FILE: Final = 16 * 1024 * 1024
 MIN_SCRUBBED: Final = 12
 """Characters of a credential from which on it is looked for in an upstream's answers."""
 
@@ -75,7 +77,7 @@ class Channel(Section, frozen=True, cache_hash=True, dict=True):
         if not self.ca_file:
             return None
         try:
-            authorities = Path(self.ca_file).read_bytes()
+            authorities = durable.read(Path(self.ca_file), MAX_CA_FILE)
             context = ssl.create_default_context(cafile=self.ca_file)
         except (OSError, ValueError):
             raise ValueError("ca_file must be a readable file of certificates in PEM") from None

@@ -26,7 +26,7 @@ def secret_of(path: Path, variable: str, *, create: bool = True) -> bytes:
         if create and not path.exists():
             durable.make_folder(path.parent)
             durable.create(path, f"{secrets.token_urlsafe(32)}\n".encode(), mode=0o600)
-        return _checked(path.read_bytes().strip(), str(path))
+        return _checked(durable.read(path).strip(), str(path))
     except FileNotFoundError:
         raise Misconfigured(f"{path} is missing, and is not made anew: restore it, or set ${variable}") from None
     except OSError as error:

@@ -12,7 +12,6 @@ from typing import Final
 
 import structlog
 
-from gateway import loading
 from gateway.chain import START_LIMIT_S, error_text
 from gateway.config.schema import Loaded, load
 from gateway.errors import GatewayError
@@ -127,7 +126,6 @@ class ActiveConfig:
         self.loaded = Loaded(after_reload(self.loaded.config, self._candidate.config), self._candidate.document)
         self.generation += 1
         self._metrics.reloaded(taken_up=True)
-        loading.import_plugins(self.loaded)
 
     def _refuse(self, reason: str) -> None:
         log.error("reload_refused", reason=reason, generation=self.generation)

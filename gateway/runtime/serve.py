@@ -35,6 +35,7 @@ from gateway.runtime.store_check import refuse_database
 from gateway.runtime.store_keeper import StoreKeeper
 from gateway.runtime.supervisor import Ready, Supervisor, Work, open_listeners
 from gateway.runtime.trial import Trial
+from gateway.server.tls import certificate_of
 from gateway.services import Store
 from gateway.store.client.client import Client
 from gateway.store.client.durability import check_store
@@ -75,6 +76,7 @@ class ParentProcess:
         """Open the sockets and start the embedded store. Raises `Misconfigured`."""
         self._config = config = loaded.config
         self._folder = data_folder(config)
+        self._certificate = certificate_of(config.tls)
         self._listeners = systemd.inherited_listeners(workers) or open_listeners(config.listen, workers)
         names = ("parent", *(f"worker {number}" for number in range(1, workers + 1)))
         self._numbers = {name: SharedNumbers() for name in names}
@@ -130,7 +132,14 @@ class ParentProcess:
             offers = WorkerEnd(self._handover, index)
             offers.begin()
             worker.run(
-                active.loaded, self._store_url, self._listeners[index], ready, active.generation, numbers, offers
+                active.loaded,
+                self._store_url,
+                self._listeners[index],
+                ready,
+                active.generation,
+                numbers,
+                offers,
+                self._certificate,
             )
 
         return work
@@ -145,10 +154,12 @@ class ParentProcess:
             self._active.worker_died()
 
     def _tick(self) -> None:
-        """Do what is due while the children run: the watchdog, the embedded store, a reload."""
+        """Do what is due while the children run: the watchdog, the embedded store, the certificate, a reload."""
         self._service_manager.ping_watchdog()
         if self._embedded is not None:
             self._embedded.tick()
+        if self._certificate is not None:
+            self._certificate.renew(quiet=True)  # the workers log it
         if self._active.refresh():
             self._supervisor.signal("worker", signal.SIGHUP)
 

@@ -23,7 +23,7 @@ from gateway.runtime.process import run_until_terminated
 from gateway.runtime.reload import Reloader
 from gateway.runtime.sampler import Sampler
 from gateway.server.gateway import Gateway
-from gateway.server.tls import renewing
+from gateway.server.tls import Certificate, certificate_of, renewing
 from gateway.services import Store, services_of
 
 GC_THRESHOLDS: Final = (20_000, 20, 50)
@@ -67,13 +67,15 @@ async def serve(
     generation: int = 1,
     shared: SharedNumbers | None = None,
     offers: WorkerEnd | None = None,
+    certificate: Certificate | None = None,
 ) -> None:
     """Serve on `listener` until `stop` is set, and call `listening` once requests are accepted.
 
-    On SIGHUP it takes up what the parent offers, or without a parent the file.
+    On SIGHUP it takes up what the parent offers, or without a parent the file. `certificate`: the parent's, which has the last
+    good pair; without a parent the files are read.
     """
     async with (
-        renewing(loaded.config.tls) as tls,
+        renewing(certificate or certificate_of(loaded.config.tls)) as tls,
         opened(loaded, url, generation, shared) as gateway,
         Maintenance(gateway.services.store),
         Sampler(gateway),
@@ -97,6 +99,7 @@ def run(
     generation: int = 1,
     shared: SharedNumbers | None = None,
     offers: WorkerEnd | None = None,
+    certificate: Certificate | None = None,
 ) -> None:
     """Run `serve` until SIGTERM, on uvloop's event loop where uvloop is installed."""
     new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
@@ -105,5 +108,5 @@ def run(
 
         new_loop = uvloop.new_event_loop
     run_until_terminated(
-        lambda stop: serve(loaded, url, listener, listening, stop, generation, shared, offers), new_loop
+        lambda stop: serve(loaded, url, listener, listening, stop, generation, shared, offers, certificate), new_loop
     )

@@ -2,7 +2,7 @@
 
 Both files are checked every few seconds. A new pair serves new connections; open connections keep theirs. A certificate and key
 that do not match, as between the writing of the two files, change nothing: this is logged once, and tried again at the next
-change.
+change. The parent process follows the files, too: a worker that starts while they cannot be used begins with the last good pair.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Final
 
 import structlog
 
+from gateway import durable
 from gateway.config.schema import Tls
 from gateway.errors import Misconfigured
 
@@ -32,8 +33,8 @@ class Certificate:
         self._versions = self._stat()
         self.context = self._read()
 
-    def renew(self) -> bool:
-        """Load the files if they changed since the last check. Return whether a new pair was loaded."""
+    def renew(self, *, quiet: bool = False) -> bool:
+        """Load the files if they changed since the last check, and log the result. Return whether a new pair was loaded."""
         versions = self._stat()
         if versions == self._versions:
             return False
@@ -42,9 +43,11 @@ class Certificate:
             self._read()
             self._load(self.context)
         except Misconfigured as error:
-            log.error("certificate_refused", reason=str(error))
+            if not quiet:
+                log.error("certificate_refused", reason=str(error))
             return False
-        log.info("certificate_renewed", certificate=self._settings.certificate)
+        if not quiet:
+            log.info("certificate_renewed", certificate=self._settings.certificate)
         return True
 
     def _stat(self) -> tuple[tuple[int, int] | None, ...]:
@@ -60,6 +63,8 @@ class Certificate:
 
     def _load(self, context: ssl.SSLContext) -> None:
         try:
+            for name in (self._settings.certificate, self._settings.key):
+                durable.read(Path(name))  # OpenSSL would wait for ever for a named pipe
             context.load_cert_chain(self._settings.certificate, self._settings.key, password=_no_password)
         except OSError as error:  # ssl.SSLError is one
             reason = "they are not a certificate and its key" if isinstance(error, ssl.SSLError) else error.strerror
@@ -70,12 +75,11 @@ class Certificate:
 
 
 @asynccontextmanager
-async def renewing(settings: Tls | None) -> AsyncIterator[ssl.SSLContext | None]:
-    """Yield a context that follows the files, or None without TLS. Raises `Misconfigured`."""
-    if settings is None:
+async def renewing(certificate: Certificate | None) -> AsyncIterator[ssl.SSLContext | None]:
+    """Yield a context that follows the files, or None without TLS."""
+    if certificate is None:
         yield None
         return
-    certificate = Certificate(settings)
     task = asyncio.get_running_loop().create_task(_renew_forever(certificate))
     try:
         yield certificate.context
@@ -89,6 +93,11 @@ async def _renew_forever(certificate: Certificate) -> None:
     while True:
         await asyncio.sleep(CHECK_EVERY_S)
         certificate.renew()
+
+
+def certificate_of(settings: Tls | None) -> Certificate | None:
+    """Return the certificate of the public port, or None without TLS. Raises `Misconfigured`."""
+    return None if settings is None else Certificate(settings)
 
 
 def _version(path: Path) -> tuple[int, int] | None:

@@ -202,7 +202,7 @@ def _installation(folder: Path) -> str:
         if not path.exists():
             durable.make_folder(folder)
             durable.create(path, uuid4().hex.encode())
-        name = path.read_bytes().decode(errors="replace").strip()
+        name = durable.read(path).decode(errors="replace").strip()
     except OSError as error:
         raise cannot_use(f"data: cannot use {path}", error) from None
     if not _NAME.fullmatch(name):

@@ -137,6 +137,8 @@ WRONG = {
     "put it in quotes",
     "channels: {a: {base_url: http://h, ca_file: /nowhere}}": "1: channels.a: ca_file must be a readable file of "
     "certificates in PEM",
+    "channels: {a: {base_url: http://h, ca_file: /dev/zero}}": "1: channels.a: ca_file must be a readable file of "
+    "certificates in PEM",
     "channels: {a: {base_url: http://h, proxy: 'http://u:SECRETA/SECRETB@h:1'}}": PROXY,
     "channels: {a: {base_url: http://h, proxy: 'http://u:p@h:abc'}}": PROXY,
     "channels: {a: {base_url: http://h, proxy: socks5://h}}": PROXY,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from contextlib import suppress
@@ -23,7 +24,7 @@ from gateway.server.protocol import WRITE_BUFFER
 from gateway.server.tls import Certificate, renewing
 from gateway.store.client.client import Client
 from gateway.testing import Running
-from tests.cli.processes import demo_in, serving
+from tests.cli.processes import demo_in, gone, kill, serving, worker_of
 from tests.patience import PATIENCE_S
 from tests.whole.conftest import configuration
 from tests.whole.raw import chat, get, read_answer
@@ -88,13 +89,16 @@ async def test_a_mismatched_pair_is_not_used_and_logged_once(tmp_path: Path) -> 
     assert (await name_and_version(certificate.context, "second.test"))[0] == "second.test"
 
 
-@pytest.mark.parametrize("wrong", ["missing", "no_pem", "other_key", "locked_key"])
+@pytest.mark.parametrize("wrong", ["missing", "no_pem", "other_key", "locked_key", "pipe"])
 def test_files_that_cannot_be_used_stop_the_start_with_one_line(tmp_path: Path, wrong: str) -> None:
     settings = issue(tmp_path, key_of="other.test" if wrong == "other_key" else None)
     if wrong == "missing":
         Path(settings.key).unlink()
     elif wrong == "no_pem":
         Path(settings.certificate).write_text("certificate")
+    elif wrong == "pipe":
+        Path(settings.certificate).unlink()
+        os.mkfifo(settings.certificate)
     elif wrong == "locked_key":
         Path(settings.key).write_text(
             "-----BEGIN ENCRYPTED PRIVATE KEY-----\nMAo=\n-----END ENCRYPTED PRIVATE KEY-----\n"
@@ -151,7 +155,7 @@ def test_tls_1_2_is_accepted(tmp_path: Path) -> None:
 
 async def test_changed_files_are_loaded_automatically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls, "CHECK_EVERY_S", 0.01)
-    async with renewing(issue(tmp_path, "first.test")) as context:
+    async with renewing(Certificate(issue(tmp_path, "first.test"))) as context:
         assert context is not None
         with capture_logs() as lines:
             issue(tmp_path, "second.test")
@@ -180,6 +184,25 @@ async def test_a_stream_through_the_public_port_is_complete(tmp_path: Path) -> N
         with pytest.raises(aiohttp.ClientError):
             async with aiohttp.ClientSession() as plain:
                 await plain.get(served.base_url.replace("https", "http"))
+        assert await served.stop() == 0
+
+
+async def test_a_worker_that_starts_while_the_files_cannot_be_used_has_the_last_good_pair(tmp_path: Path) -> None:
+    settings = issue(tmp_path)
+    file = demo_in(tmp_path)
+    file.write_text(f"{file.read_text()}tls: {{certificate: {settings.certificate}, key: {settings.key}}}\n")
+    async with serving(file) as served:
+        for spoil in (Path(settings.certificate).unlink, lambda: Path(settings.certificate).write_text("garbage")):
+            spoil()
+            worker = worker_of(served.pid)
+            kill(worker)
+            await gone({worker})
+            connector = aiohttp.TCPConnector(ssl=client_context())
+            async with (
+                aiohttp.ClientSession(headers=served.headers, connector=connector) as client,
+                client.post(f"{served.base_url}/chat/completions", json=ASK) as answer,
+            ):
+                assert (await answer.text()).endswith("data: [DONE]\n\n")
         assert await served.stop() == 0
 
 
