@@ -17,6 +17,8 @@ import msgspec
 MAX_RETRY_AFTER_S: Final = 59
 """Above it, some client libraries sleep for the whole time and others retry at once."""
 
+DAY_S: Final = 86_400
+
 PASSING: Final = frozenset(
     (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
 )
@@ -216,7 +218,9 @@ def headers_of(error: Refused) -> dict[str, str]:
 
 
 def in_words(wait_s: float) -> str:
-    """Return a time in seconds, minutes or hours, rounded up: `61 seconds`, `10 minutes`, `3 hours`."""
+    """Return a time in seconds, minutes or hours, rounded up: `61 seconds`, `10 minutes`, `3 hours`, `more than a day`."""
+    if wait_s > DAY_S:
+        return "more than a day"
     for unit_s, name in ((3600, "hours"), (60, "minutes")):
         if wait_s > 2 * unit_s:
             return f"{ceil(wait_s / unit_s)} {name}"

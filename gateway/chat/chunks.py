@@ -81,6 +81,12 @@ def read(name: bytes, data: bytes) -> Chunk:
     )
 
 
+def indexes(data: bytes) -> frozenset[bytes]:
+    """Return the indexes of the choices of an event, as they are in JSON."""
+    choices = _decode(_choices, (_decode(_chunk, data) or _Chunk()).choices)
+    return frozenset(bytes(each.index) for each in choices or ())
+
+
 def _counts(chunk: _Chunk, choices: list[_Choice] | None) -> Counts | None:
     """Return the counts of the first usage object that has any: the chunk's, Groq's, or a choice's, as Moonshot sends it."""
     groq = _decode(_groq, chunk.x_groq) or _Groq()

@@ -1,7 +1,8 @@
 """What an error looks like in JSON, in the dialects of many upstreams. Sans-I/O.
 
-An error is an object with a `choices` list only where its field `error` is a non-empty object or string. Without `choices`,
-every other way to spell an error counts, too: a `message`, a `detail`, a list of `errors`, and a list around the object.
+An object with a `choices` list is an error only where its field `error` is true to Python, as the official client decides: an
+object, a string, a number or `true`, but not 0, `false`, `null` or what is empty. Without `choices`, every other way to spell an
+error counts, too: a `message`, a `detail`, a list of `errors`, and a list around the object.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def is_error(value: Any) -> bool:
         return False
     error = value.get("error")
     if isinstance(value.get("choices"), list):
-        return isinstance(error, str | dict) and bool(error)
+        return bool(error)
     named = "error" in (value.get("object"), value.get("type"))
     return bool(error) or named or bool(_message(value))
 

@@ -6,10 +6,9 @@
 - An error ends what is relayed. It is relayed itself if it has a shape that client libraries raise on; otherwise the gateway
   sends an error event of its own in its place.
 - Most events are never parsed. A search for the quoted names of the few fields that matter decides whether an event
-  is parsed as JSON. A quote inside a JSON string is escaped, so text written by a model cannot hide a field from the
-  search; it can only cause an event to be parsed that has none of these fields.
-- A carriage return at the end of the data may be the first half of a line end, so it ends an event only when
-  the next byte has arrived.
+  is parsed. Quotes in JSON strings are escaped, so text written by a model cannot hide a field from the search; it can
+  only cause an event to be parsed that has none of these fields.
+- A carriage return at the end of the data may be half of a line end: it ends an event only when the next byte has arrived.
 """
 
 from __future__ import annotations
@@ -37,9 +36,10 @@ MAX_PARSED: Final = 16
 
 
 class EventStream:
-    """The event stream of one response of `choices` choices. `drop_usage`: the caller did not ask for the usage-only chunk."""
+    """The event stream of a response of `choices` choices. `drop_usage`: the caller did not ask for the usage-only chunk."""
 
     __slots__ = (
+        "_appeared",
         "_choices",
         "_drop_usage",
         "_ended_at_boundary",
@@ -64,41 +64,43 @@ class EventStream:
 
     def __init__(self, *, drop_usage: bool, choices: int = 1, max_event_bytes: int = 1 << 20) -> None:
         self.started = False
-        """A first event with data was complete. Comments are not events."""
+        """A first event with data was complete."""
         self.events = 0
-        """The number of events with data that were relayed, including `[DONE]`."""
+        """The events with data that were relayed, including `[DONE]`."""
         self.error: bytes | None = None
-        """The data of the first error event: one named `error`, or with an error object as data."""
+        """The data of the first error event."""
         self.first_error = False
-        """The error was the first event with data."""
+        """It was the first event with data."""
         self.error_relayed = False
-        """The error was relayed, since client libraries raise on it."""
+        """Client libraries raise on it."""
         self.usage = ReportedUsage()
-        """What the upstream reported, in whichever field of an event."""
+        """What the upstream reported."""
         self.done = False
         """`[DONE]` was received."""
         self.concluded = False
-        """Nothing more is needed: there was `[DONE]`, an error, or every choice's finish reason and the final usage."""
+        """`[DONE]`, an error, or every choice's finish reason and the final usage was received."""
         self._choices = choices
+        self._appeared: frozenset[bytes] = frozenset()
+        """The choices that had an event, if there may be several."""
         self._finished_choices: frozenset[bytes] = frozenset()
         self._output_at_usage = -1
         self._drop_usage = drop_usage
         self._max_event_bytes = max_event_bytes
         self._pending = bytearray()
         self._head = b"\r"
-        """How the last event with only text began, up to its choices: nearly always the next one begins so. At first nothing."""
+        """How the last event with only text began, up to its choices: nearly always the next one begins so."""
         self._in_overlong = False
-        self._unusual = False
-        """An event is longer than the limit, or there was an error. One flag for both, since each read looks at it."""
+        self._unusual = choices > 1
+        """Each event is taken alone: for several choices, an overlong event, or an error. One flag, as each read looks at it."""
         self._ended_at_boundary = False
         self.backlog = False
         """Data was left for the next call of `feed`, which may be without new data."""
         self.output = OutputCounter()
-        """The output events: all that were relayed except errors, `[DONE]` and the usage-only chunk."""
+        """All relayed events except errors, `[DONE]` and the usage-only chunk."""
 
     @property
     def at_boundary(self) -> bool:
-        """Return whether the relayed data ends with a complete event, so that another event may be appended."""
+        """Return whether the relayed data ends with a complete event."""
         return not self._in_overlong
 
     @property
@@ -113,8 +115,8 @@ class EventStream:
 
     @property
     def complete(self) -> bool:
-        """Return whether the response is complete: it had `[DONE]`, or a finish reason and an end that cut no event."""
-        return self.done or (self.finished and self._ended_at_boundary)
+        """Return whether there was `[DONE]`, or every choice that appeared is finished and the end cut no event."""
+        return self.done or (self.finished and self._ended_at_boundary and self._appeared <= self._finished_choices)
 
     def feed(self, data: bytes) -> bytes:
         """Take data from the upstream and return the data to relay now, empty while no event is complete.
@@ -195,7 +197,7 @@ class EventStream:
         return end
 
     def _take_within_event(self, data: bytes) -> bytes:
-        """Take data that follows pending data. What was searched is not searched again: many small pieces stay cheap."""
+        """Take data that follows pending data, without a search of what was searched: many small pieces stay cheap."""
         searched = 0 if self.backlog else max(0, len(self._pending) - 3)
         self.backlog = False
         self._pending += data
@@ -222,7 +224,7 @@ class EventStream:
 
     def _end_overlong(self, piece: bytes) -> bytes:
         self._in_overlong = False
-        self._unusual = self.error is not None
+        self._unusual = self.error is not None or self._choices > 1
         return self._relay_overlong(piece)
 
     def _relay_overlong(self, piece: bytes) -> bytes:
@@ -232,7 +234,7 @@ class EventStream:
         return piece
 
     def _take_event(self, event: bytes) -> bytes:
-        """Parse one complete event if needed; return it, or nothing if it is dropped."""
+        """Take one complete event; return it, or nothing if it is dropped."""
         if len(event) > self._max_event_bytes:
             self._begin_overlong()
             return self._end_overlong(event)
@@ -242,6 +244,8 @@ class EventStream:
         is_first, self.started = not self.started, True
         is_done = data == b"[DONE]"
         chunk = chunks.TEXT if is_done else chunks.read(name, data)
+        if self._choices > 1:
+            self._appeared |= chunks.indexes(data)
         relayed = self.error is None and not (chunk.only_usage and self._drop_usage)
         if chunk.error and self.error is None:
             self.error, self.first_error, self._unusual = data, is_first, True

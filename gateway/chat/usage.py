@@ -117,4 +117,6 @@ def read_counts(raw: bytes | msgspec.Raw) -> Counts | None:
 
 def _count(reported: dict[str, Any], name: str) -> int:
     value = reported.get(name)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     return value if type(value) is int and 0 < value <= MAX_COUNT else 0

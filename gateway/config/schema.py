@@ -29,8 +29,9 @@ from gateway.errors import Misconfigured
 CLICKHOUSE_URL: Final = re.compile(
     r"https?://([^\s/@:]+(:[^\s/@]*)?@)?([\w.-]+|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?(/\w*)?"
 )
-MAX_NAME: Final = 128
-"""Characters of the name of a channel, model, group or plugin: names are parts of keys, labels and log lines."""
+NAME: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,128}")
+"""The name of a channel, model, group or plugin: names are parts of keys, labels, headers and log lines."""
+NAME_RULE: Final = "a name has 1 to 128 characters, and no control characters"
 ACCOUNT_ID: Final = re.compile(r"[a-z0-9]{3,32}")
 
 
@@ -220,8 +221,8 @@ def load(path: Path, environment: Mapping[str, str] | None = None, *, raw: bytes
         entries = data.get(section, {})
         if not isinstance(entries, dict):
             raise parsed.wrong((section,), "must be a mapping of names to settings")
-        if (long := next((name for name in entries if not 0 < len(name) <= MAX_NAME), None)) is not None:
-            raise parsed.wrong((section, long), f"a name has 1 to {MAX_NAME} characters")
+        if (wrong := next((name for name in entries if not NAME.fullmatch(name)), None)) is not None:
+            raise parsed.wrong((section, wrong), NAME_RULE)
         data[section] = {name: convert(parsed, (section, name), value, kind) for name, value in entries.items()}
     entries = data.get("plugins", [])
     if not isinstance(entries, list):
@@ -246,8 +247,8 @@ def _check_references(config: Config, parsed: Document) -> None:
             raise parsed.wrong(key_path, f"there is no channel `{used}`; known: {known}")
     labels: set[str] = set()
     for index, entry in enumerate(config.plugins):
-        if len(entry.label) > MAX_NAME:
-            raise parsed.wrong(("plugins", index), f"a name has 1 to {MAX_NAME} characters; give this one a `name:`")
+        if not NAME.fullmatch(entry.label):
+            raise parsed.wrong(("plugins", index), f"{NAME_RULE}; give this one a `name:`")
         if entry.label in labels:
             raise parsed.wrong(
                 ("plugins", index), f"the name `{entry.label}` is taken; give this one a `name:` of its own"

@@ -236,18 +236,21 @@ class UpstreamCall:
             return self._interrupted()
         if not complete:
             return failure.timed_out() if self._remaining_s() == 0 else failure.dropped()
-        response = Response.read(text)
+        try:
+            response = Response.read(text)
+        except ValueError:
+            return failure.invalid_response("valid JSON")
         if response is None:
-            return failure.invalid_response()
+            return failure.invalid_response("a chat completion")
         if response.error:
-            return failure.of_event(text, channel.scrubbed)
-        self.attempt.usage = usage_of(response.usage, response.estimate_output, self.body, self.candidate)
+            return failure.of_event(response.facts, channel.scrubbed)
         self._answered()
-        exchange.first_byte = time.monotonic()
-        exchange.bytes = len(text)
-        text = failure.scrubbed(text.decode("utf-8", "replace"), channel.scrubbed).encode()
+        text = failure.scrubbed(response.text.decode("utf-8", "replace"), channel.scrubbed).encode()
         headers = {"Content-Type": "application/json", **exchange.response_headers}
         self.caller.prepare(200, headers, text)  # written once it is charged
+        self.attempt.usage = usage_of(response.usage, response.estimate_output, self.body, self.candidate)
+        exchange.first_byte = time.monotonic()
+        exchange.bytes = len(text)
         exchange.status, exchange.outcome = 200, Outcome.COMPLETED
         return None
 

@@ -6,24 +6,22 @@
    when a connection fails.
 3. A caller that does not read cannot keep a socket: what is unsent `UNREAD_S` after the end of a response is dropped.
 4. A caller that disconnects is reported to `on_gone`; nothing is cancelled here.
+5. A head is rendered before anything is written. One that cannot be sent raises `InvalidHeader`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
-from email.utils import formatdate
-from http import HTTPStatus
 from typing import Final, Protocol
 
 from gateway.errors import Refused, headers_of, render
+from gateway.proxy.head import render_head
 
 CUT_AFTER_S: Final = 0.1
 UNREAD_S: Final = 30.0
 """How long the rest of a finished response may wait to be read."""
 
-_STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 _JSON: Final = "application/json; charset=utf-8"
 
 
@@ -92,28 +90,30 @@ class CallerConnection:
 
     def reply(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """Write a complete response."""
-        self.started = self.finished = True
         head = self._head(status, headers, f"Content-Length: {len(body)}\r\n")
+        self.started = self.finished = True
         self._write(head if status == 304 or self._bodyless else head + body)
         self._limit_wait_for_reader()
 
     def prepare(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """Set a complete response that `finish` will write."""
-        self.started = True
         self._last = self._head(status, headers, f"Content-Length: {len(body)}\r\n") + body
+        self.started = True
 
     def refuse(self, error: Refused, request_id: str, headers: Mapping[str, str]) -> None:
         """Write a complete error response, in the one error shape."""
         merged = {"Content-Type": _JSON, **headers, **headers_of(error)}
         self.reply(error.status, merged, render(error, request_id))
 
-    def begin(self, headers: Mapping[str, str], first: bytes) -> None:
+    def stream_head(self, headers: Mapping[str, str]) -> bytes:
+        """Return the head of a stream, for `begin`."""
+        self._keep_alive &= self.chunked
+        return self._head(200, headers, "Transfer-Encoding: chunked\r\n" if self.chunked else "")
+
+    def begin(self, head: bytes, first: bytes) -> None:
         """Write the head of a stream and its first events, in one call."""
         self.started = True
         self._last = b"0\r\n\r\n" if self.chunked else b""
-        if not self.chunked:
-            self._keep_alive = False
-        head = self._head(200, headers, "Transfer-Encoding: chunked\r\n" if self.chunked else "")
         # An empty chunk would end the response.
         self._write(head + (b"%x\r\n%b\r\n" % (len(first), first) if self.chunked and first else first))
 
@@ -173,27 +173,5 @@ class CallerConnection:
             self._transport.write(data)
 
     def _head(self, status: int, headers: Mapping[str, str], framing: str) -> bytes:
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         connection = "" if self._keep_alive else "Connection: close\r\n"
-        start = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
-        return f"{start}{_date.line()}{lines}{framing}{connection}\r\n".encode("latin-1")
-
-
-class _DateLine:
-    """The `Date` header line (RFC 9110, 6.6.1), formatted once a second."""
-
-    __slots__ = ("_line", "_second")
-
-    def __init__(self) -> None:
-        self._second = -1
-        self._line = ""
-
-    def line(self) -> str:
-        second = int(time.time())
-        if second != self._second:
-            self._second = second
-            self._line = f"Date: {formatdate(second, usegmt=True)}\r\n"
-        return self._line
-
-
-_date: Final = _DateLine()
+        return render_head(status, headers, framing + connection)

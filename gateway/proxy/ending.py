@@ -1,7 +1,7 @@
 """The end of a stream of which the caller has had the first byte: its outcome, its usage, and what the caller still gets.
 
-- complete (`[DONE]`; or a finish reason and a clean end; or the finish reasons of all choices, the final usage, and silence):
-  the end of the stream, which is written once it is charged;
+- complete (`[DONE]`; or a clean end with the finish reason of each choice that appeared; or the finish reasons of all choices,
+  the final usage, and silence): the end of the stream, which is written once it is charged;
 - an error event of the upstream: it is passed on if client libraries recognise it, else replaced; then the stream is cut off;
 - otherwise one error event from the gateway, at the end of an event; then the stream is cut off.
 """

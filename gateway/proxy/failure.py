@@ -113,10 +113,10 @@ def dropped() -> UpstreamFailure:
     return UpstreamFailure(error, maybe_billed=True)
 
 
-def invalid_response() -> UpstreamFailure:
-    """Return the failure of a response that is not HTTP/1.1 or not an event stream."""
+def invalid_response(expected: str = "an event stream") -> UpstreamFailure:
+    """Return the failure of a response that is not HTTP/1.1 or not what is expected."""
     return UpstreamFailure(
-        failed("The upstream's answer is not an event stream. Tell the operator, or choose another model.")
+        failed(f"The upstream's answer is not {expected}. Tell the operator, or choose another model.")
     )
 
 

@@ -25,6 +25,7 @@ from gateway.metrics.registry import Metrics
 from gateway.proxy.attempt import CallerGone
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.failover import Failover
+from gateway.proxy.head import InvalidHeader, valid_headers
 
 END_LIMIT_S: Final = 5.0
 """How long a stop waits for the ends of exchanges. A settlement that the store does not answer takes less."""
@@ -130,11 +131,11 @@ class ExchangeRunner:
 
 
 def _reply(exchange: Exchange, caller: CallerConnection, reply: Reply) -> None:
+    headers = {"Content-Type": reply.content_type, **exchange.response_headers, **reply.headers}
+    caller.reply(reply.status, headers, reply.body)
     exchange.status = reply.status
     exchange.outcome = Outcome.COMPLETED if reply.status < 400 else Outcome.REFUSED
     exchange.bytes = len(reply.body)
-    headers = {"Content-Type": reply.content_type, **exchange.response_headers, **reply.headers}
-    caller.reply(reply.status, headers, reply.body)
 
 
 async def _settle_refused(exchange: Exchange) -> None:
@@ -163,6 +164,8 @@ def _log(exchange: Exchange, error: BaseException) -> None:
 def _refuse(exchange: Exchange, caller: CallerConnection, error: BaseException) -> None:
     refusal = as_refused(error)
     _log(exchange, error)
+    if isinstance(error, InvalidHeader):
+        exchange.response_headers = valid_headers(exchange.response_headers)
     # Its frames hold the exchange and the body: with them, only the garbage collector would free both.
     refusal.__traceback__ = refusal.__context__ = refusal.__cause__ = None
     exchange.error = refusal
@@ -175,5 +178,8 @@ def _refuse(exchange: Exchange, caller: CallerConnection, error: BaseException) 
         exchange.outcome = Outcome.REFUSED
     if caller.started:
         caller.abort()
-    else:
+        return
+    try:
         caller.refuse(refusal, exchange.id, exchange.response_headers)
+    except InvalidHeader as invalid:
+        _refuse(exchange, caller, invalid)

@@ -80,7 +80,7 @@ class Relay:
         self._drain_timer: asyncio.TimerHandle | None = None
         self.state = RelayState.COLLECTING
         self.failure: Exception | None = None
-        """What `begin` raised."""
+        """What `begin` raised, or why its headers cannot be sent."""
         self.events = EventStream(drop_usage=channel.ask_usage and not body.asked_usage, choices=body.n)
         self.ended: asyncio.Future[EndReason] = self._loop.create_future()
         caller.on_gone = self._on_caller_gone
@@ -168,7 +168,7 @@ class Relay:
             self.end(EndReason.REFUSED)
             return
         try:
-            headers = self._begin()
+            head = self._caller.stream_head(self._begin())
         except BaseException as error:
             self.failure = (
                 error if isinstance(error, Exception) else RuntimeError(f"a plugin raised {type(error).__name__}")
@@ -180,7 +180,7 @@ class Relay:
         self._caller.on_flow = self._on_caller_flow
         self._set_deadline(min(self._last_read_at + self.channel.timers.idle, self._total_deadline))
         exchange.first_byte = time.monotonic()
-        self._caller.begin(headers, first)
+        self._caller.begin(head, first)
         exchange.bytes += len(first)
         exchange.events = events.events
         self._call_hooks(first)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import quote
 
 import msgspec
 
@@ -13,7 +14,10 @@ class ResponseStamp(Plugin):
     """Adds headers to every upstream response: which channel served it, as which model, after how many attempts."""
 
     headers: dict[str, str] = msgspec.field(default_factory=lambda: {"x-served-by": "{channel}"})
-    """Values by header names. `{channel}`, `{model}` and `{attempts}` are replaced; everything else is sent unchanged."""
+    """Values by header names. `{channel}`, `{model}` and `{attempts}` are replaced; everything else is sent unchanged.
+
+    Characters of names that are not printable ASCII are percent-encoded.
+    """
 
     def __post_init__(self) -> None:
         for name, value in self.headers.items():
@@ -30,4 +34,6 @@ class ResponseStamp(Plugin):
             "{attempts}": str(len(exchange.attempts)),
         }
         for name, value in self.headers.items():
-            exchange.response_headers[name] = re.sub(r"\{\w+\}", lambda match: values.get(match[0], match[0]), value)
+            stamp = re.sub(r"\{\w+\}", lambda match: values.get(match[0], match[0]), value)
+            # A header cannot have all characters of a name.
+            exchange.response_headers[name] = re.sub("[^ -~]+", lambda match: quote(match[0]), stamp)

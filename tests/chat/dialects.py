@@ -75,6 +75,7 @@ DIALECTS: Final[dict[str, tuple[str, bool]]] = {
 NOT_ERRORS: Final = {
     "an empty string": '{"id":"c","error":"","choices":[{"index":0,"delta":{"content":"a"}}]}',
     "an empty object": '{"id":"c","error":{},"choices":[{"index":0,"delta":{"content":"a"}}]}',
+    "zero": '{"id":"c","error":0,"choices":[{"index":0,"delta":{"content":"a"}}]}',
     "null": '{"id":"c","error":null,"choices":[{"index":0,"delta":{"content":"a"}}]}',
     "false": '{"id":"c","error":false,"choices":[{"index":0,"delta":{"content":"a"}}]}',
     "other fields beside content": (

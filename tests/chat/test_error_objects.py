@@ -25,6 +25,14 @@ def test_what_is_no_error(data: str) -> None:
     assert not error_objects.is_error(error_objects.decode(data.encode()))
 
 
+@pytest.mark.parametrize("error", ["500", "true", "0.5", "[1]", '"no"', '{"a":1}'])
+def test_whatever_the_official_client_raises_on_is_an_error_beside_choices(error: str) -> None:
+    data = f'{{"id":"c","error":{error},"choices":[{{"index":0,"delta":{{"content":"a"}}}}]}}'
+    stream, relayed = feed_cut(event(data))
+    assert stream.error == data.encode() and not (stream.error_relayed or any(relayed))
+    assert error_objects.details(error_objects.decode(stream.error)).get("message", "no") == "no"
+
+
 @pytest.mark.parametrize(
     "data", ["", "{", "5", '"x"', "null", "[" * 9999, '{"error":{"message":[[]]}}', '{"detail":[[5]]}']
 )

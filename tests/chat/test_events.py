@@ -419,6 +419,35 @@ def test_complete_is_done_or_finished_with_an_end_that_cuts_no_event(body: bytes
     assert feed_cut(body)[0].complete is complete
 
 
+def of_choice(index: int, finish: str | None = None, **fields: Any) -> bytes:
+    delta = {"content": "a", "tool_calls": [{"index": 7}]}
+    return event({"choices": [{"index": index, "delta": delta, "finish_reason": finish}], **fields})
+
+
+@pytest.mark.parametrize(
+    ("body", "complete"),
+    [
+        (of_choice(0) + of_choice(1) + of_choice(0, "stop"), False),
+        (of_choice(0) + of_choice(1) + of_choice(0, "stop") + of_choice(1, "length"), True),
+        (of_choice(0, "stop") + of_choice(1), False),
+        (of_choice(0, "stop") + of_choice(1, usage=COUNTED), False),
+        (of_choice(0) + of_choice(1) + of_choice(0, "stop") + DONE, True),
+        (of_choice(0) + of_choice(0, "stop"), True),
+        (of_choice(0, "stop") + USAGE_ONLY, True),
+        (of_choice(0) + of_choice(1), False),
+        (event({"choices": [{"delta": {"content": "a"}}]}) + event({"choices": [{"finish_reason": "stop"}]}), True),
+    ],
+)
+def test_an_answer_with_several_choices_is_complete_when_each_that_appeared_is_finished(
+    body: bytes, complete: bool
+) -> None:
+    for end in (body, body.replace(b"\n", b"\r\n"), body.replace(b'":', b'": ')):
+        for cut in range(len(end)):
+            stream = EventStream(drop_usage=False, choices=3)
+            relayed = stream.feed(end[:cut]) + stream.feed(end[cut:])
+            assert (relayed + stream.close(), stream.complete) == (end, complete)
+
+
 def test_a_finish_alone_is_not_complete_before_the_end() -> None:
     stream = EventStream(drop_usage=False)
     stream.feed(event(chunk(finish="stop")))

@@ -10,9 +10,25 @@ from gateway.chat.response import Response
 from gateway.chat.usage import ReportedUsage
 
 
-@pytest.mark.parametrize("body", ["", "{", "[]", "5", "{}", '{"choices":null}', '{"choices":{}}', "[" * 9999, "\ud7ff"])
+@pytest.mark.parametrize("body", ["[]", "5", "{}", '{"choices":null}', '{"choices":{}}'])
 def test_what_has_no_choices_is_no_response(body: str) -> None:
     assert Response.read(body.encode()) is None
+
+
+@pytest.mark.parametrize("body", ["", "{", "[" * 9999, "\ud7ff", '{"choices":[]'])
+def test_what_cannot_be_decoded_is_an_error(body: str) -> None:
+    with pytest.raises(ValueError):
+        Response.read(body.encode())
+
+
+@pytest.mark.parametrize("value", [b'"\\ud83d"', b"-Infinity", b"NaN", b"1e400", b'"\xff"', b'"\xed\xa0\x80"'])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_what_the_decoders_of_clients_read_is_passed_on_and_read(value: bytes, mark: bytes) -> None:
+    body = b'{"choices":[{"logprob":%b}],"usage":{"prompt_tokens":7,"completion_tokens":11}}' % value
+    response = Response.read(mark + body)
+    assert response is not None
+    assert response.text == body
+    assert response.usage == ReportedUsage(7, 11, 0, True, True)
 
 
 def test_an_error_is_one_whatever_the_status() -> None:

@@ -31,6 +31,8 @@ PROMPT, COMPLETION = 20, 6
         ({"prompt_tokens": 7, "completion_tokens": 11, "total_tokens": 3}, Counts(7, 11)),
         ({"prompt_tokens": 7, "completion_tokens": -1}, Counts(7, 0)),
         ({"prompt_tokens": 7, "completion_tokens": 1.5}, Counts(7, 0)),
+        ({"prompt_tokens": 7.0, "completion_tokens": 11.0, "total_tokens": 1.8e1}, Counts(7, 11)),
+        ({"prompt_tokens": 1e300, "completion_tokens": -1.0}, None),
         ({"prompt_tokens": 7, "completion_tokens": "11"}, Counts(7, 0)),
         ({"prompt_tokens": 7, "completion_tokens": True}, Counts(7, 0)),
         ({"prompt_tokens": 7, "completion_tokens": 1 << 60}, Counts(7, 0)),

@@ -166,7 +166,15 @@ WRONG = {
     "channels: {a: {api_key: x}}": "1: channels.a: `base_url` is missing; add it",
     'channels: {a: {base_url: http://h, api_key: "k\\r\\nHost: x"}}': f"1: channels.a: {API_KEY}",
     'channels: {a: {base_url: http://h, api_key: "sk-1 "}}': f"1: channels.a: {API_KEY}",
-    f"channels: {{{'a' * 129}: {{base_url: http://h}}}}": f"1: channels.{'a' * 129}: a name has 1 to 128 characters",
+    f"channels: {{{'a' * 129}: {{base_url: http://h}}}}": f"1: channels.{'a' * 129}: a name has 1 to 128 characters, "
+    "and no control characters",
+    'channels: {"a\\r\\nSet-Cookie: b": {base_url: http://h}}': "1: channels.a\\r\\nSet-Cookie: b: "
+    "a name has 1 to 128 characters, and no control characters",
+    'models: {"a\\tb": {free: true, channels: [a]}}': "1: models.a\\tb: "
+    "a name has 1 to 128 characters, and no control characters",
+    'groups: {"a\\u2028b": {}}': "1: groups.a\\u2028b: a name has 1 to 128 characters, and no control characters",
+    'plugins: [{use: auth, name: "a\\nb"}]': "1: plugins[0]: a name has 1 to 128 characters, and no control characters; "
+    "give this one a `name:`",
     # Choices
     "channels: {a: {base_url: http://h, on_caller_gone: stay}}": "1: channels.a.on_caller_gone: must be cancel or drain",
     "plugins: [{use: auth, on_error: fail}]": "1: plugins[0].on_error: must be refuse or ignore",

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 import gateway.server.pipeline as module
-from gateway.proxy.caller import _DateLine
+from gateway.proxy.head import _DateLine
 from gateway.server.pipeline import AIOHTTP_ATTRIBUTES, PipelinedHandler
 from gateway.server.protocol import ServerProtocol
 
@@ -43,7 +43,7 @@ def test_no_other_file_uses_attributes_of_the_request_handler() -> None:
 
 def test_the_date_is_in_http_format_and_formatted_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     dates, now = _DateLine(), [784_111_777.9]
-    monkeypatch.setattr("gateway.proxy.caller.time.time", lambda: now[0])
+    monkeypatch.setattr("gateway.proxy.head.time.time", lambda: now[0])
     first = dates.line()
     assert first == "Date: Sun, 06 Nov 1994 08:49:37 GMT\r\n"
     assert dates.line() is first

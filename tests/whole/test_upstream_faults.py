@@ -379,10 +379,14 @@ async def test_the_credential_is_redacted_in(place: str, store_url: str, client:
 
 
 @pytest.mark.parametrize(
-    "script", [[full_response("200 OK", b'{"usage": {"prompt_tokens": 3'), Fin], [full_response("200 OK", b"[]"), Fin]]
+    ("script", "message"),
+    [
+        ([full_response("200 OK", b'{"usage": {"prompt_tokens": 3'), Fin], "is not valid JSON."),
+        ([full_response("200 OK", b"[]"), Fin], "is not a chat completion."),
+    ],
 )
 async def test_an_invalid_json_response_is_an_error(
-    store_url: str, client: Client, tmp_path: Path, script: list[Step]
+    store_url: str, client: Client, tmp_path: Path, script: list[Step], message: str
 ) -> None:
     more = "port: {allow_non_streaming: true}"
     async with (
@@ -393,5 +397,6 @@ async def test_an_invalid_json_response_is_an_error(
         before = tasks()
         answer = await ask(gateway.port, chat(token, {"stream": False}))
         assert (answer.status, answer.error["code"]) == (502, "upstream_error")
+        assert answer.error["message"].startswith(f"The upstream's answer {message} ")
         await last_end_record(gateway)
         await assert_released(gateway, upstream, before, 0)
