@@ -28,7 +28,7 @@ from typing import Final
 from urllib.parse import quote
 
 from gateway.errors import GatewayError, Misconfigured, cannot_use
-from gateway.store.client import append_only
+from gateway.store.client import append_only, append_only_holes
 from gateway.store.client.answer import Answer, ask
 
 MAX_SOCKET_PATH_BYTES: Final = 103
@@ -130,6 +130,7 @@ class StoreStart:
         self._data = data = data.resolve()
         self._timeout_s, self._adopt = timeout_s, adopt
         self._process: subprocess.Popen[bytes] | None = None
+        self._repaired = False
         self.progress = ""
         """How far the server has loaded its data, while it does."""
         with _in(data):
@@ -139,7 +140,7 @@ class StoreStart:
         self._heard = time.monotonic()
 
     def poll(self) -> EmbeddedStore | None:
-        """Return the server, or None while it does not serve yet. Never waits longer than `answer.TIMEOUT_S`.
+        """Return the server, or None while it does not serve yet. Never waits longer than `answer.TIMEOUT_S`, but for a repair.
 
         Raises `Misconfigured` where only a person can make it start, and `GatewayError` where a later start may succeed.
         """
@@ -153,7 +154,11 @@ class StoreStart:
         if self._process is None and _try_lock(self._lock.fileno()):
             self._spawn()
         if self._process is not None and (code := self._process.poll()) is not None:
-            raise append_only.failure(self._data, code, self._logged())
+            failed = append_only.failure(self._data, code, self._logged())
+            if self._repaired or not self._remove_holes():
+                raise failed
+            self._repaired = True
+            self._spawn()
         now, answer = time.monotonic(), ask(self._path)
         self.progress = answer.progress if answer else ""
         if answer and not answer.loading and (self._process or self._adopt):
@@ -184,6 +189,11 @@ class StoreStart:
             os.close(log)
             self._process = _spawn(self._data, self._path, self._lock.fileno())
         self._heard = time.monotonic()
+
+    def _remove_holes(self) -> bool:
+        with contextlib.suppress(OSError):
+            return append_only_holes.remove(self._data / append_only.FOLDER)
+        return False
 
     def _started(self, answer: Answer) -> EmbeddedStore:
         if self._process and not self._lock.tell():

@@ -69,11 +69,13 @@ def main() -> None:
         (folder / "data").mkdir()
         disk = small_disk(folder / "data", arguments.seconds)
         planned = plan(seed, arguments.seconds, arguments.rate)
-        result = asyncio.run(Run(planned, folder, disk, say, external=arguments.external_store).run())
-        if arguments.keep:
-            shutil.copytree(folder, arguments.keep, dirs_exist_ok=True, ignore=NOT_KEPT)
-        if disk is not None:
-            disk.leave()
+        try:
+            result = asyncio.run(Run(planned, folder, disk, say, external=arguments.external_store).run())
+        finally:
+            if arguments.keep:
+                shutil.copytree(folder, arguments.keep, dirs_exist_ok=True, ignore=NOT_KEPT)
+            if disk is not None:
+                disk.leave()
     wrong = [each for each in result.violations if not each.tolerated]
     if arguments.json:
         print(as_json({"seed": seed, **result.summary}, result.violations))

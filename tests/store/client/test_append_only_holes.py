@@ -1,0 +1,58 @@
+"""A store whose append-only file has holes, as a full disk leaves them after a rewrite, starts with all of its data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import GatewayError
+from gateway.store.client.append_only import FOLDER
+from gateway.store.client.client import Client
+from gateway.store.client.embedded import EmbeddedStore
+
+VALUES = (b"plain", b"\0\0\0", b"*1\r\n$4\r\nPING\r\n", b"\0*", b"")
+
+
+async def written(data: Path) -> Path:
+    """Let a server write each of `VALUES` after a rewrite; return its append-only file, with the server stopped."""
+    store = EmbeddedStore.start(data)
+    client = Client.connect(store.url, timeout_s=10)
+    for number, value in enumerate(VALUES):
+        await client.call("SET", f"key {number}", value)
+    await client.close()
+    store.stop()
+    (path,) = (data / FOLDER).glob("*.incr.aof")
+    return path
+
+
+def with_holes(raw: bytes, size: int) -> bytes:
+    """Return a file with zero bytes before each SET and at its end."""
+    return raw.replace(b"*3\r\n$3\r\nSET", bytes(size) + b"*3\r\n$3\r\nSET") + bytes(size)
+
+
+@pytest.mark.parametrize("size", [1, 5000])
+async def test_a_store_with_holes_in_its_file_has_all_its_data(tmp_path: Path, size: int) -> None:
+    path = await written(tmp_path)
+    raw = path.read_bytes()
+    path.write_bytes(with_holes(raw, size))
+    store = EmbeddedStore.start(tmp_path)
+    try:
+        client = Client.connect(store.url, timeout_s=10)
+        assert [await client.call("GET", f"key {number}") for number in range(len(VALUES))] == list(VALUES)
+        await client.close()
+    finally:
+        store.stop()
+    (kept,) = path.parent.glob("*.damaged-*")
+    assert kept.read_bytes() == with_holes(raw, size)
+    assert path.read_bytes().startswith(raw)
+
+
+async def test_other_damage_is_reported_and_changes_nothing(tmp_path: Path) -> None:
+    path = await written(tmp_path)
+    damaged = path.read_bytes().replace(b"*3\r\n$3\r\nSET", b"\0garbage*3\r\n$3\r\nSET", 1)
+    path.write_bytes(damaged)
+    with pytest.raises(GatewayError, match="cannot load"):
+        EmbeddedStore.start(tmp_path)
+    assert path.read_bytes() == damaged
+    assert not list(path.parent.glob("*.damaged-*"))
