@@ -267,7 +267,7 @@ async def test_a_caller_that_does_not_read_the_end_of_a_response_is_disconnected
     def is_full() -> bool:
         return any(relay.unsent for relay in gateways[0].gateway.runner.failover.relays)
 
-    script: list[Step] = [CHUNKED, Forever(chunk(WORDS[1] * 100), 0.001, is_full), chunk(STREAM) + LAST]
+    script: list[Step] = [CHUNKED, Forever(chunk(WORDS[1] * 10), 0.002, is_full), chunk(STREAM) + LAST]
     async with between(script, store_url, tmp_path) as (gateway, _, caller):
         gateways.append(gateway)
         token = await gateway.token()
