@@ -13,7 +13,7 @@ test: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 4 --cov --cov-report=term
+	$(BIN)/python -m pytest -n 3 --cov --cov-report=term
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
