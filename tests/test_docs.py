@@ -138,7 +138,7 @@ def with_chain(tmp_path: Path, chain: str) -> schema.Loaded:
 def test_the_example_chain_is_accepted(tmp_path: Path) -> None:
     (chain,) = blocks("plugins/README.md", "yaml")
     built = loading.build(with_chain(tmp_path, chain))
-    hours = built.steps[2].plugin
+    hours = built.entries[2].plugin
     assert (hours.opens, hours.closes) == (9, 17)  # type: ignore[attr-defined]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway import loading
-from gateway.chain import Chain
+from gateway.chain.chain import Chain
 from gateway.config.schema import load
 from gateway.errors import Misconfigured
 from gateway.plugin import Plugin

@@ -15,7 +15,9 @@ from typing import Final
 
 import msgspec
 
-from gateway.chain import PLUGIN_ERRORS
+from gateway.chain.entry import Entry
+from gateway.chain.failures import PLUGIN_ERRORS
+from gateway.chain.request_hooks import RequestHooks
 from gateway.chat.usage import Usage
 from gateway.contract.cost import Cost
 from gateway.contract.endings import CHUNKS, Ending
@@ -25,6 +27,7 @@ from gateway.errors import GatewayError, Refused, as_refused
 from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply
 from gateway.plugin import Plugin
 from gateway.store.client.client import Client
+from gateway.store.client.step import run_steps
 from gateway.testing import exchange as new_exchange
 
 HOOK_TIMEOUT_S: Final = 5
@@ -73,6 +76,8 @@ class ScenarioRunner:
         self.plugin = plugin
         self.providers = providers
         self._client = client
+        self._entry = Entry("check", plugin)
+        self.request_hook = "request_step" if self._entry.defines("request_step") else "on_request"
         self._headers = headers
         self._with_store = store
         self.cost = Cost()
@@ -85,7 +90,7 @@ class ScenarioRunner:
         misdirected = exchange.request.operation is Operation.MISDIRECTED
         providers = [plugin for plugin in self.providers if plugin.sees_misdirected or not misdirected]
         for plugin in providers:
-            await plugin.on_request(exchange)
+            await self.request(plugin, exchange)
         result = ScenarioResult(ending, await self._snapshot(exchange))
         reply = await self._request(exchange, result)
         result.during = await self._snapshot(exchange)
@@ -94,19 +99,36 @@ class ScenarioRunner:
         exchange.ended = time.monotonic()
         try:
             async with asyncio.timeout(HOOK_TIMEOUT_S):
-                await self.plugin.on_end(exchange)
+                await self.end(self.plugin, exchange)
         except PLUGIN_ERRORS as error:
-            result.problems.append(_in_words("on_end", error, ending))
+            hook = "on_end" if self._entry.defines("on_end") else "end_step"
+            result.problems.append(_in_words(hook, error, ending))
         result.after = await self._snapshot(exchange)
         for plugin in reversed(providers):
-            await plugin.on_end(exchange)
+            await self.end(plugin, exchange)
         return result
+
+    async def request(self, plugin: Plugin, exchange: Exchange) -> Reply | None:
+        """Run the request hook of a plugin, and its step."""
+        return await RequestHooks(exchange, [Entry("check", plugin)], [], self._client).run()
+
+    async def end(self, plugin: Plugin, exchange: Exchange) -> None:
+        """Run the end hook of a plugin, and its step. Raises what they raise."""
+        await plugin.on_end(exchange)
+        step = await plugin.end_step(exchange)
+        if step is None:
+            return
+        (reply,) = await run_steps(self._client, [step])
+        if reply.error is not None and step.failed is not None:
+            await step.failed(reply.error)
+        elif reply.error is None and step.read is not None:
+            await step.read(reply.value)
 
     async def explain_problems(self) -> list[str]:
         """Return what is wrong with how the plugin explains a request that its `on_request` accepts."""
         exchange = new_exchange(headers=self._headers)
         for plugin in self.providers:
-            await plugin.on_request(exchange)
+            await self.request(plugin, exchange)
         before = await self._snapshot(exchange)
         try:
             async with asyncio.timeout(HOOK_TIMEOUT_S):
@@ -115,7 +137,7 @@ class ScenarioRunner:
             return [f"`explain` raised {type(error).__name__}: {error}, where `on_request` passes"]
         after = await self._snapshot(exchange)
         for plugin in reversed(self.providers):
-            await plugin.on_end(exchange)
+            await self.end(plugin, exchange)
         changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
         missing = [fact.__name__ for fact in type(self.plugin).provides if text is not None and fact not in exchange]
         return [f"`explain` changes {name}" for name in changed] + [
@@ -123,7 +145,7 @@ class ScenarioRunner:
         ]
 
     async def _request(self, exchange: Exchange, result: ScenarioResult) -> Reply | None:
-        hook = LostReplies(self.plugin.on_request(exchange), result.ending.lost_from)
+        hook = LostReplies(self.request(self.plugin, exchange), result.ending.lost_from)
         reply: Reply | None = None
         try:
             async with asyncio.timeout(HOOK_TIMEOUT_S):
@@ -133,7 +155,7 @@ class ScenarioRunner:
             result.refused = exchange.error = as_refused(error)
             exchange.status, exchange.outcome = exchange.error.status, Outcome.REFUSED
         except PLUGIN_ERRORS as error:
-            result.problems.append(_in_words("on_request", error, result.ending))
+            result.problems.append(_in_words(self.request_hook, error, result.ending))
             exchange.outcome = Outcome.INTERNAL_ERROR
         else:
             accepted = exchange.request.operation is Operation.CHAT and reply is None
@@ -176,6 +198,8 @@ class ScenarioRunner:
 
 
 def _in_words(hook: str, error: BaseException, ending: Ending) -> str:
+    if isinstance(error.__cause__, SystemExit):
+        error = error.__cause__
     lost = ending.lost_from
     when = f"({ending.name})" if lost is None else f"where replies were lost (from wait {lost + 1} on)"
     if isinstance(error, TimeoutError):
