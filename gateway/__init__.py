@@ -17,9 +17,10 @@ from gateway.store.accounts import AccountStatus
 from gateway.store.channel_health import ChannelHealth
 from gateway.store.client.client import Script
 from gateway.store.client.step import Step
+from gateway.store.known_tokens import Authenticated
 from gateway.store.limits import Limited, Taken
 from gateway.store.money.results import Hold, HoldReply, Settled
-from gateway.store.tokens import Authenticated, TokenRefused, invalid_token
+from gateway.store.tokens import TokenRefused, invalid_token
 from gateway.usage.record import AttemptRecord, Record
 
 Limits = AccountLimits

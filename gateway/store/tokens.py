@@ -11,9 +11,7 @@ import hmac
 import ipaddress
 import re
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -22,9 +20,10 @@ import msgspec
 
 from gateway.errors import GatewayError, Refused, StoreAway
 from gateway.store import pepper
-from gateway.store.accounts import Account, AccountStatus, account_key, account_of
+from gateway.store.accounts import AccountStatus, account_key, account_of
 from gateway.store.client.client import Client, Script
 from gateway.store.client.step import Step
+from gateway.store.known_tokens import Authenticated, KnownTokens, Token, TokenStatus
 from gateway.store.token_format import TokenCodec
 
 HOUR_S: Final = 3600
@@ -33,36 +32,9 @@ _ID: Final = re.compile(r"([a-z0-9]{3,32})-([a-z0-9]{8})")
 _SWAP: Final = Script.load(Path(__file__).with_name("token_swap.lua"))
 _GUARD: Final = Script.load(Path(__file__).with_name("token_guard.lua"))
 
-MOST_KNOWN: Final = 4096
-"""Tokens of which each process remembers what it has read."""
-
 
 class TokenError(GatewayError):
     """An operation on a token cannot be done; the message says why and what to do."""
-
-
-class TokenStatus(StrEnum):
-    """The status of a token. A disabled one is refused until it is enabled again."""
-
-    ACTIVE = "active"
-    DISABLED = "disabled"
-
-
-class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """A token without its secret.
-
-    `id` is `<account>-<short id>`. Times are seconds since 1970; `last_used` is rounded down to the hour. `models`
-    are names and `*` patterns, `addresses` networks such as `10.0.0.0/8`; empty means no restriction.
-    """
-
-    id: str
-    name: str = ""
-    status: TokenStatus = TokenStatus.ACTIVE
-    created_at: int
-    expires_at: int | None = None
-    last_used: int | None = None
-    models: tuple[str, ...] = ()
-    addresses: tuple[str, ...] = ()
 
 
 class Created(Token, frozen=True, kw_only=True):
@@ -72,22 +44,6 @@ class Created(Token, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"<Created {self.id}>"
-
-
-class Authenticated(msgspec.Struct, frozen=True):
-    """A valid token, its record in the store, and its account, which may have any status.
-
-    `text` is the token itself; `profile` is the account's status, group, models and limits as the store has them.
-    """
-
-    token: Token
-    account: Account
-    record: bytes
-    text: str
-    profile: tuple[bytes, ...]
-
-    def __repr__(self) -> str:
-        return f"<Authenticated {self.token.id}>"
 
 
 class TokenRefused(Refused):
@@ -114,7 +70,7 @@ class Tokens:
         """Call `pepper` when it is first needed: what concerns no secret works without it."""
         self._client = client
         self._pepper = pepper
-        self._known: OrderedDict[str, Authenticated] = OrderedDict()
+        self._known = KnownTokens()
 
     @cached_property
     def _codec(self) -> TokenCodec:
@@ -142,18 +98,11 @@ class Tokens:
         return self._judge(text, account_id, await pending, fields)
 
     def known(self, text: str) -> Authenticated | None:
-        """Return what `authenticate` last returned for this text in this process, or None.
+        """Return what the store last said of this text to this process, or None.
 
         It may have changed since: `guard_step` finds out. A token that has expired meanwhile is not known any more.
         """
-        known = self._known.get(text)
-        if known is not None and known.token.expires_at is not None and known.token.expires_at <= time.time():
-            return None
-        return known
-
-    def forget(self, text: str) -> None:
-        """Make `known` return None for this text."""
-        self._known.pop(text, None)
+        return self._known.get(text)
 
     def guard_step(self, known: Authenticated, then: Callable[[Authenticated | TokenRefused], Awaitable[bool]]) -> Step:
         """Return a step that ends the script where the token or its account is not what is known.
@@ -166,7 +115,7 @@ class Tokens:
             if reply == 1:
                 return False
             raw, flat = reply
-            self.forget(known.text)
+            self._known.forget(known.text)
             try:
                 now = self._judge(known.text, account_id, raw, dict(zip(flat[::2], flat[1::2], strict=True)))
             except TokenRefused as refused:
@@ -185,9 +134,10 @@ class Tokens:
         record = _encode(used)
 
         async def read(swapped: int) -> None:
-            if swapped and self._known.get(authenticated.text) is authenticated:
-                changed = msgspec.structs.replace(authenticated, token=used.token, record=record)
-                self._known[authenticated.text] = changed
+            if swapped:
+                self._known.replace(
+                    authenticated, msgspec.structs.replace(authenticated, token=used.token, record=record)
+                )
 
         return Step(_SWAP, (_key(account_id),), (short_id, authenticated.record, record), read, _not_touched)
 
@@ -205,10 +155,9 @@ class Tokens:
         if token.expires_at is not None and token.expires_at <= time.time():
             raise TokenRefused("token_expired", "The token has expired. Ask for a new one.", token)
         profile = tuple([fields[name] for name in (b"status", b"group", b"models", b"limits")])
-        known = self._known[text] = Authenticated(token, account, raw, text, profile)
-        if len(self._known) > MOST_KNOWN:
-            self._known.popitem(last=False)
-        return known
+        authenticated = Authenticated(token, account, raw, text, profile)
+        self._known.add(authenticated)
+        return authenticated
 
     async def create(
         self,

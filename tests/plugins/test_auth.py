@@ -16,9 +16,9 @@ from gateway.config.schema import Config, Group
 from gateway.errors import StoreAway
 from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
+from gateway.store.known_tokens import TokenStatus
 from gateway.store.pepper import pepper_of
 from gateway.store.token_format import TokenCodec
-from gateway.store.tokens import TokenStatus
 from gateway.testing import PATIENT, FixedClock, exchange, run_end, run_request, services, started
 from plugins.auth import Auth
 from plugins.paced_refusals import REFUSALS_PER_S

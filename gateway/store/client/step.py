@@ -44,6 +44,9 @@ class Step(msgspec.Struct, eq=False):
     may_have_run: bool = False
     """Whether the step has run, or may have: it was sent, and no reply says that it did not run."""
 
+    def __repr__(self) -> str:
+        return f"<Step {self.script.name} {', '.join(self.keys)}>"
+
 
 class StepReply(NamedTuple):
     """What became of a step that ran. `stopped`: those after it did not run. `error`: why it failed."""

@@ -10,10 +10,11 @@ for index = 1, #functions do
   local ran, reply, stop = pcall(functions[index], keys, arguments)
   if not ran then
     local text = type(reply) == 'table' and reply.err or tostring(reply)
-    if text:find('READONLY', 1, true) then -- the client must look for the new primary
-      error(reply)
+    text = text:gsub('^%-', ''):gsub('^@?user_script: ?%d+: ', '')
+    if text:find('^READONLY') then -- the client must look for the new primary
+      return redis.error_reply(text)
     end
-    replies[index] = { 2, (text:gsub('^%-', ''):gsub('^@?user_script: ?%d+: ', '')) }
+    replies[index] = { 2, text }
     return replies
   end
   if reply == nil then

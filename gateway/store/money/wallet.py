@@ -26,9 +26,10 @@ from gateway.store.client.client import Argument, Client
 from gateway.store.client.replay_buffer import ReplayBuffer
 from gateway.store.client.retry import retried
 from gateway.store.client.step import Step
-from gateway.store.money.archive import Archive, Archived
-from gateway.store.money.audit import Audit, Ledger, Snapshot, violations
+from gateway.store.money.archive import Archive
+from gateway.store.money.audit import Audit, violations
 from gateway.store.money.journal import Journal
+from gateway.store.money.ledger_reader import read_ledger
 from gateway.store.money.results import Credit, Credited, Hold, HoldReply, Settle, Settled, Settlement
 from gateway.store.money.scripts import KEEP_S, SKEW_S, keys_of, script
 
@@ -40,7 +41,7 @@ _decode: Final = msgspec.json.Decoder(tuple[str, str, int, Literal["settle", "re
 
 
 class Wallet:
-    """The balances of one store. Each call may raise `StoreAway`, and `StoreError` for an argument outside its range.
+    """The balances of one store. Calls may raise `StoreAway`, and `StoreError` for an argument out of range.
 
     Settlements use the client `settling`, so that a burst of new requests cannot delay a charge. `keep_s`: how long a
     request's id is accepted; `skew_s`: the maximum difference between two clocks. All gateways of a store need the same
@@ -115,7 +116,7 @@ class Wallet:
         *,
         then: Callable[[Settled], Awaitable[bool]],
     ) -> Step:
-        """Return the step that does what `settle` does, or `release` where the cost is 0. `then` is awaited with the result."""
+        """Return the step that settles, or releases where the cost is 0. `then` is awaited with the result."""
         settlement = Settlement(account, request_id, cost, "settle" if cost else "release")
         crash_points.point("settle.before")
 
@@ -195,27 +196,12 @@ class Wallet:
         while ended:
             expired += ended
             swept_ms, ended = await self._sweep(account)
-        snapshot, ledger = await self._read_ledger(account, archive)
+        read_snapshot = partial(self._call, "snapshot", self._settling, account, account)
+        snapshot, ledger = await read_ledger(self._settling, account, read_snapshot, archive)
         requests = {request_id.decode(): resolved for request_id, resolved in ledger.requests.items()}
         stale = await self.dead_letters(account)
         wrong = violations(snapshot, ledger, swept_ms)
         return Audit(wrong, requests, ledger.lines, expired, stale, snapshot.now_ms, ledger.unread)
-
-    async def _read_ledger(self, account: str, archive: Archive | None) -> tuple[Snapshot, Ledger]:
-        """Return a snapshot of the account and its ledger up to then. Starts again if lines were archived meanwhile."""
-        snapshot = Snapshot.of(await self._call("snapshot", self._settling, account, account))
-        ledger, start = Ledger(snapshot.archived), "-"
-        if archive is not None:
-            entries = archive.entries(account, snapshot.archived)
-            ledger = await asyncio.to_thread(Ledger.after, snapshot.archived, entries)
-        while lines := await self._settling.call(
-            "XRANGE", keys_of(account).ledger, start, snapshot.last_line, "COUNT", PAGE_SIZE
-        ):
-            for line, fields in lines:
-                ledger.add(line, fields)
-            start = "(" + lines[-1][0].decode()
-        archived = Archived.of(await self._settling.call("HGET", keys_of(account).account, "archived"))
-        return (snapshot, ledger) if archived == snapshot.archived else await self._read_ledger(account, archive)
 
     async def _resolve(self, settlement: Settlement) -> Settled:
         try:
