@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from gateway import Exchange, Plugin, Reply, Route, Script, Services, Step, StoreError
+from gateway import Exchange, Plugin, Reply, Route, Script, Services, Step
 from gateway.chain.chain import Chain
 from gateway.chain.entry import Entry
+from gateway.errors import GatewayError
 from gateway.testing import services
 
 APPEND = Script("append", "return redis.call('RPUSH', KEYS[1], ARGV[1])")
@@ -61,10 +62,12 @@ class Planner(Plugin):
         async def read(reply: Any) -> bool | None:
             return await self.ends(exchange, reply)
 
-        async def failed(error: StoreError) -> None:
+        async def failed(error: GatewayError) -> None:
             self.failures.append(f"{self.name}: {error}")
 
-        return self.end_script and Step(self.end_script, (KEY,), (f"end of {self.name}",), read, failed)
+        if self.end_script is None:
+            return None
+        return Step(self.end_script, (KEY,), (f"end of {self.name}",), read, failed)
 
 
 class Waiter(Plugin):
