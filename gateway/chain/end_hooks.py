@@ -7,8 +7,7 @@ have run. The failure of one affects no other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
 
 import structlog
 
@@ -17,11 +16,10 @@ from gateway.chain.failures import is_cancellation
 from gateway.errors import GatewayError, StoreAway
 from gateway.exchange import Exchange
 from gateway.store.client.client import Client
-from gateway.store.client.step import Step, StepReply, in_one_slot, read_replies, submit
+from gateway.store.client.step import Reply, Step, error_in, in_one_slot, ran, submit
 
 log = structlog.get_logger("gateway.chain")
 
-Result = TypeVar("Result")
 Planned = tuple[Entry, Step]
 
 
@@ -32,14 +30,19 @@ async def run_end_hooks(exchange: Exchange, entered: list[Entry], client: Client
     """
     hooks = EndHooks(exchange, client)
     while entered:
-        position = len(entered)
-        while position and not entered[position - 1].defines("on_end"):
-            position -= 1
-            await hooks.plan(entered[position])
+        place = len(entered)
+        while place and not entered[place - 1].waits_at_end:
+            place -= 1
+            if entered[place].plans_end:
+                await hooks.plan(entered[place])
         await hooks.send()
-        del entered[position:]
+        del entered[place:]
         if entered:
-            await hooks.contain(entered[-1], "on_end", entered[-1].plugin.on_end(exchange))
+            entry = entered[-1]
+            try:
+                await entry.plugin.on_end(exchange)
+            except BaseException as error:
+                hooks.contain(entry, "on_end", error)
             entered.pop()
 
 
@@ -54,9 +57,12 @@ class EndHooks:
         self._planned: list[Planned] = []
 
     async def plan(self, entry: Entry) -> None:
-        """Ask one plugin for its step, if it has any."""
-        if entry.defines("end_step"):
-            step = await self.contain(entry, "end_step", entry.plugin.end_step(self._exchange))
+        """Ask one plugin for its step."""
+        try:
+            step = await entry.plugin.end_step(self._exchange)
+        except BaseException as error:
+            self.contain(entry, "end_step", error)
+        else:
             if step is not None:
                 self._planned.append((entry, step))
 
@@ -64,54 +70,60 @@ class EndHooks:
         """Send the planned steps, and give each plugin its reply or its error. In a cluster, one script for each hash slot."""
         while self._planned:
             planned, self._planned = self._planned, []
-            scripts = [(batch, submit(self._client, [step for _, step in batch])) for batch in self._batches(planned)]
-            for batch, reply in scripts:
-                await self._finish(batch, reply)
+            scripts = [(batch, steps, submit(self._client, steps)) for batch, steps in self._batches(planned)]
+            for batch, steps, reply in scripts:
+                try:
+                    replies = ran(steps, await reply)
+                except BaseException as error:
+                    await self._all_failed(batch, error)
+                else:
+                    await self._read(batch, replies)
 
-    def _batches(self, planned: Sequence[Planned]) -> Iterator[Sequence[Planned]]:
-        while planned:
-            count = in_one_slot(self._client, [step for _, step in planned])
-            yield planned[:count]
-            planned = planned[count:]
+    def _batches(self, planned: Sequence[Planned]) -> Iterator[tuple[Sequence[Planned], Sequence[Step]]]:
+        steps = [step for _, step in planned]
+        while steps:
+            count = in_one_slot(self._client, steps)
+            yield planned[:count], steps[:count]
+            planned, steps = planned[count:], steps[count:]
 
-    async def _finish(self, batch: Sequence[Planned], reply: asyncio.Future[Any]) -> None:
-        """Read what one script returns. Steps that it did not run are sent once more, or planned again."""
-        try:
-            ran = read_replies([step for _, step in batch], await reply)
-        except BaseException as error:
-            failure = error if isinstance(error, GatewayError) else StoreAway("the reply was not waited for")
-            if failure is not error:
-                self._contained(batch[0][0], "end_step", error)
-            ran = [StepReply(None, False, failure)] * len(batch)
+    async def _read(self, batch: Sequence[Planned], replies: Sequence[Reply]) -> None:
+        """Read what one script returned. Steps that it did not run are sent once more, or planned again."""
         again = False
-        for (entry, step), result in zip(batch, ran, strict=False):
-            again = await self._read(entry, step, result)
-        for entry, step in batch[len(ran) :]:
+        for (entry, step), (status, value) in zip(batch, replies, strict=False):
+            again = False
+            if (failure := error_in(status, value)) is not None:
+                await self._fail(entry, step, failure)
+            elif step.read is not None:
+                try:
+                    again = bool(await step.read(value))
+                except BaseException as error:
+                    self.contain(entry, "end_step", error)
+        for entry, step in batch[len(replies) :]:
             if again:
                 await self.plan(entry)
             else:
                 self._planned.append((entry, step))
 
-    async def _read(self, entry: Entry, step: Step, reply: StepReply) -> bool:
-        """Return whether the plugins above must plan again."""
-        if reply.error is None:
-            return step.read is not None and bool(await self.contain(entry, "end_step", step.read(reply.value)))
-        if step.failed is not None:
-            await self.contain(entry, "end_step", step.failed(reply.error))
+    async def _all_failed(self, batch: Sequence[Planned], error: BaseException) -> None:
+        if isinstance(error, GatewayError):
+            failure = error
         else:
-            log.error("step_failed", plugin=entry.name, request_id=self._exchange.id, reason=str(reply.error))
-        return False
+            self.contain(batch[0][0], "end_step", error)
+            failure = StoreAway("the store's reply was not waited for")
+        for entry, step in batch:
+            await self._fail(entry, step, failure)
 
-    async def contain(self, entry: Entry, hook: str, work: Awaitable[Result]) -> Result | None:
-        """Return what a hook returns; None where it fails or is given up, which is logged."""
+    async def _fail(self, entry: Entry, step: Step, failure: GatewayError) -> None:
+        if step.failed is None:
+            log.error("step_failed", plugin=entry.name, request_id=self._exchange.id, reason=str(failure))
+            return
         try:
-            return await work
+            await step.failed(failure)
         except BaseException as error:
-            self._contained(entry, hook, error)
-            return None
+            self.contain(entry, "end_step", error)
 
-    def _contained(self, entry: Entry, hook: str, error: BaseException) -> None:
-        """Log an error. Raises one that closes this coroutine."""
+    def contain(self, entry: Entry, hook: str, error: BaseException) -> None:
+        """Log what a hook raised, or that it was given up. Raises an error that closes this coroutine."""
         if isinstance(error, GeneratorExit) and is_cancellation(error):
             raise error
         if is_cancellation(error) and (task := asyncio.current_task()) is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import Any
 
 import structlog
 
@@ -16,15 +16,11 @@ from gateway.chain.entry import Entry
 from gateway.chain.failures import is_cancellation
 from gateway.errors import GatewayError, Refused
 from gateway.exchange import Exchange, Reply
-from gateway.plugin import Plugin
 from gateway.store.client.client import Client
 from gateway.store.client.retry import retried
-from gateway.store.client.step import Step, StepReply, in_one_slot, run_steps
+from gateway.store.client.step import RAN, Step, error_in, in_one_slot, run_steps
 
 log = structlog.get_logger("gateway.chain")
-
-Planned = tuple[int, Step]
-"""The place of an entry in the list, and its step."""
 
 
 class PlanAgain(Exception):
@@ -34,14 +30,16 @@ class PlanAgain(Exception):
 class RequestHooks:
     """One run through the request hooks of `entries`. Each entry is appended to `entered` before its hook is called."""
 
-    __slots__ = ("_again", "_client", "_entered", "_entries", "_exchange", "_planned", "_refusal")
+    __slots__ = ("_again", "_client", "_entered", "_entries", "_exchange", "_places", "_refusal", "_steps")
 
     def __init__(self, exchange: Exchange, entries: Sequence[Entry], entered: list[Entry], client: Client) -> None:
         self._exchange = exchange
-        self._entries: Final = entries
+        self._entries = entries
         self._entered = entered
         self._client = client
-        self._planned: list[Planned] = []
+        self._steps: list[Step] = []
+        self._places: list[int] = []
+        """The place of each planned step's entry in the list."""
         self._again: int | None = None
         self._refusal: BaseException | None = None
 
@@ -50,52 +48,45 @@ class RequestHooks:
 
         Raises what the first plugin raises that does not let the request pass.
         """
-        self._exchange.before_body = self._before_body
+        entries, entered, exchange, place = self._entries, self._entered, self._exchange, 0
+        exchange.before_body = self._before_body
         try:
-            return await self._run()
-        finally:
-            self._exchange.before_body = None
-
-    async def _run(self) -> Reply | None:
-        entries, exchange, position = self._entries, self._exchange, 0
-        while True:
-            entry = entries[position] if position < len(entries) else None
-            plans = entry is not None and _plans(entry)
-            if self._planned and not plans:
-                await self._send()
-                if self._again is not None:
-                    position, self._again = self._again, None
+            while True:
+                entry = entries[place] if place < len(entries) else None
+                if self._steps and (entry is None or not entry.plans_request):
+                    await self._send()
+                    if self._again is not None:
+                        place, self._again = self._again, None
+                        continue
+                if entry is None:
+                    return None
+                if place >= len(entered):
+                    entered.append(entry)
+                if entry.plans_request:
+                    place = await self._plan(entry, place)
                     continue
-            if entry is None:
-                return None
-            if position >= len(self._entered):
-                self._entered.append(entry)
-            if plans:
-                position = await self._plan(entry, position)
-                continue
-            reply = await self._call(entry)
-            if reply is not None:
-                exchange.refused_by = entry.name if reply.status >= 400 else ""
-                return reply
-            position += 1
+                try:
+                    reply = await entry.plugin.on_request(exchange)
+                except BaseException as error:
+                    self._failed(entry, "on_request", error)
+                else:
+                    if reply is not None:
+                        exchange.refused_by = entry.name if reply.status >= 400 else ""
+                        return reply
+                place += 1
+        finally:
+            exchange.before_body = None
 
-    async def _call(self, entry: Entry) -> Reply | None:
-        try:
-            return await entry.plugin.on_request(self._exchange)
-        except BaseException as error:
-            self._failed(entry, "on_request", error)
-            return None
-
-    async def _plan(self, entry: Entry, position: int) -> int:
+    async def _plan(self, entry: Entry, place: int) -> int:
         """Ask one plugin for its step. Return the place in the list at which to go on."""
-        step, error = None, None
+        error: BaseException | None = None
         try:
             step = await entry.plugin.request_step(self._exchange)
         except BaseException as raised:
             if is_cancellation(raised):
                 raise
-            error = raised
-            if self._planned and self._refusal is None and self._again is None:
+            step, error = None, raised
+            if self._steps and self._refusal is None and self._again is None:
                 await self._send()
         if self._refusal is not None:  # found before the body was read: the plugin may have caught it
             raise self._refusal
@@ -105,11 +96,12 @@ class RequestHooks:
         if error is not None:
             self._failed(entry, "request_step", error)
         elif step is not None:
-            self._planned.append((position, step))
-        return position + 1
+            self._steps.append(step)
+            self._places.append(place)
+        return place + 1
 
     async def _before_body(self) -> None:
-        if self._planned:
+        if self._steps:
             try:
                 await self._send()
             except BaseException as error:
@@ -123,41 +115,40 @@ class RequestHooks:
 
         Sets `_again` to the place in the list from which the plugins must plan again.
         """
-        planned, self._planned = self._planned, []
-        while planned:
-            count = in_one_slot(self._client, [step for _, step in planned])
-            ran = await self._replies(planned[:count])
-            if ran is None:
-                planned = planned[count:]
-                continue
-            for (position, step), reply in zip(planned, ran, strict=False):
-                if await self._read(self._entries[position], step, reply):
-                    self._again = position + 1
+        steps, self._steps = self._steps, []
+        places, self._places = self._places, []
+        while steps:
+            count = in_one_slot(self._client, steps)
+            replies = await self._replies(steps[:count], places)
+            for step, place, (status, value) in zip(steps, places, replies, strict=False):
+                if await self._read(self._entries[place], step, status, value):
+                    self._again = place + 1
                     return
-            planned = planned[len(ran) :]
+            count = len(replies) or count
+            steps, places = steps[count:], places[count:]
 
-    async def _replies(self, planned: Sequence[Planned]) -> list[StepReply] | None:
-        """Return the replies of the steps that ran; None after an error that all these entries ignore."""
-        steps = [step for _, step in planned]
+    async def _replies(self, steps: list[Step], places: list[int]) -> list[Any]:
+        """Return the replies of the steps that ran; none after an error that all these entries ignore."""
         try:
             return await retried(partial(run_steps, self._client, steps), self._client.timeout_s)
         except GatewayError as error:
-            for position, _ in planned:
-                self._failed(self._entries[position], "request_step", error)
-            return None
+            for place in places[: len(steps)]:
+                self._failed(self._entries[place], "request_step", error)
+            return []
 
-    async def _read(self, entry: Entry, step: Step, reply: StepReply) -> bool:
+    async def _read(self, entry: Entry, step: Step, status: int, value: Any) -> bool:
         """Return whether the plugins below must plan again."""
         try:
-            if reply.error is not None:
-                raise reply.error
-            again = step.read is not None and await step.read(reply.value)
-            if again and not reply.stopped:
+            if (error := error_in(status, value)) is not None:
+                raise error
+            if step.read is None or not await step.read(value):
+                return False
+            if status == RAN:
                 raise RuntimeError("`read` wants plugins to plan again whose steps have run")
-            return bool(again)
         except BaseException as error:
             self._failed(entry, "request_step", error)
             return False
+        return True
 
     def _failed(self, entry: Entry, hook: str, error: BaseException) -> None:
         """Log an error that the entry ignores. Raises any other."""
@@ -170,7 +161,3 @@ class RequestHooks:
         if not isinstance(error, Exception):
             raise RuntimeError(f"'{entry.name}' raised {type(error).__name__}") from error
         raise error
-
-
-def _plans(entry: Entry) -> bool:
-    return type(entry.plugin).request_step is not Plugin.request_step

@@ -27,7 +27,7 @@ from gateway.errors import GatewayError, Refused, as_refused
 from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply
 from gateway.plugin import Plugin
 from gateway.store.client.client import Client
-from gateway.store.client.step import run_steps
+from gateway.store.client.step import error_in, run_steps
 from gateway.testing import exchange as new_exchange
 
 HOOK_TIMEOUT_S: Final = 5
@@ -118,11 +118,12 @@ class ScenarioRunner:
         step = await plugin.end_step(exchange)
         if step is None:
             return
-        (reply,) = await run_steps(self._client, [step])
-        if reply.error is not None and step.failed is not None:
-            await step.failed(reply.error)
-        elif reply.error is None and step.read is not None:
-            await step.read(reply.value)
+        ((status, value),) = await run_steps(self._client, [step])
+        error = error_in(status, value)
+        if error is not None and step.failed is not None:
+            await step.failed(error)
+        elif error is None and step.read is not None:
+            await step.read(value)
 
     async def explain_problems(self) -> list[str]:
         """Return what is wrong with how the plugin explains a request that its `on_request` accepts."""

@@ -12,7 +12,7 @@ import pytest
 from gateway.facts import AccountLimits
 from gateway.store.accounts import Accounts, AccountStatus
 from gateway.store.client.client import Client
-from gateway.store.client.step import run_steps
+from gateway.store.client.step import STOPPED, run_steps
 from gateway.store.known_tokens import Authenticated, TokenStatus
 from gateway.store.money.wallet import Wallet
 from gateway.store.token_format import TokenCodec
@@ -130,9 +130,9 @@ async def test_a_deleted_token_is_an_unknown_one(tokens: Tokens) -> None:
 async def touch(tokens: Tokens, client: Client, known: Authenticated) -> None:
     step = tokens.touch_step(known)
     if step is not None:
-        (reply,) = await run_steps(client, [step])
+        ((_, swapped),) = await run_steps(client, [step])
         assert step.read is not None
-        await step.read(reply.value)
+        await step.read(swapped)
 
 
 async def test_a_change_that_races_with_a_deletion_never_brings_a_token_back(tokens: Tokens, client: Client) -> None:
@@ -183,9 +183,9 @@ async def guard(tokens: Tokens, client: Client, text: str) -> Authenticated | To
         return True
 
     step = tokens.guard_step(known, then)
-    (reply,) = await run_steps(client, [step])
+    ((status, value),) = await run_steps(client, [step])
     assert step.read is not None
-    assert await step.read(reply.value) is reply.stopped is bool(found)
+    assert await step.read(value) is (status == STOPPED) is bool(found)
     return found[0] if found else None
 
 

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -22,8 +22,13 @@ from gateway.store.client.connection import error_of
 
 _RUN: Final = Path(__file__).with_name("steps.lua").read_text(encoding="utf-8")
 
-Read = Callable[[Any], Awaitable[bool | None]]
-Failed = Callable[[GatewayError], Awaitable[None]]
+RAN: Final = 0
+STOPPED: Final = 1
+FAILED: Final = 2
+"""What became of a step: it ran; it ran, and those after it did not; it failed, and those after it did not run."""
+
+Reply = Sequence[Any]
+"""Of a step: what became of it, and its reply, or the text of the error where it failed."""
 
 
 class Step(msgspec.Struct, eq=False):
@@ -36,10 +41,10 @@ class Step(msgspec.Struct, eq=False):
     script: Script
     keys: Sequence[str]
     arguments: Sequence[Argument] = ()
-    read: Read | None = None
-    """Awaited with the reply, as redis-py returns it. It may raise `Refused`, in a request. It returns True where the step did not
-    let those after it run, and their plugins must plan again, since what they planned with has changed."""
-    failed: Failed | None = None
+    read: Callable[[Any], Awaitable[bool | None]] | None = None
+    """Awaited with the reply, which has bytes for strings. In a request it may raise `Refused`. It returns True where the step did
+    not let those after it run, and their plugins must plan again, since what they planned with has changed."""
+    failed: Callable[[GatewayError], Awaitable[None]] | None = None
     """For a step of an end: awaited with the error where the step failed, or may have."""
     may_have_run: bool = False
     """Whether the step has run, or may have: it was sent, and no reply says that it did not run."""
@@ -48,43 +53,45 @@ class Step(msgspec.Struct, eq=False):
         return f"<Step {self.script.name} {', '.join(self.keys)}>"
 
 
-class StepReply(NamedTuple):
-    """What became of a step that ran. `stopped`: those after it did not run. `error`: why it failed."""
-
-    value: Any
-    stopped: bool
-    error: GatewayError | None
-
-
-async def run_steps(client: Client, steps: Sequence[Step]) -> list[StepReply]:
-    """Run steps whose keys are in one hash slot as one script; return the replies of those that ran.
+async def run_steps(client: Client, steps: Sequence[Step]) -> list[Reply]:
+    """Run steps whose keys are in one hash slot as one script; return the replies of those that ran, one at least.
 
     Raises `StoreAway` or `StoreError`: then each of them may have run.
     """
-    replies = await submit(client, steps)
-    return read_replies(steps, replies)
+    return ran(steps, await submit(client, steps))
 
 
-def submit(client: Client, steps: Sequence[Step]) -> asyncio.Future[Any]:
-    """Send steps as one script, with the other commands of this tick. `read_replies` understands its reply."""
+def submit(client: Client, steps: Sequence[Step]) -> asyncio.Future[list[Reply]]:
+    """Send steps as one script, with the other commands of this tick. Give what it returns to `ran`."""
     keys: list[str] = []
     counts: list[Argument] = []
     arguments: list[Argument] = []
+    scripts: list[Script] = []
     for step in steps:
         step.may_have_run = True
+        scripts.append(step.script)
         keys += step.keys
         counts += (len(step.keys), len(step.arguments))
         arguments += step.arguments
-    return client.run(_together(tuple([step.script for step in steps])), keys, counts + arguments)
+    return client.run(_together(*scripts), keys, counts + arguments)
 
 
-def read_replies(steps: Sequence[Step], replies: Sequence[Any]) -> list[StepReply]:
-    """Return the reply of each step that ran, one at least, and mark the others. Raises `StoreError` for other replies."""
+def ran(steps: Sequence[Step], replies: list[Reply]) -> list[Reply]:
+    """Return the replies of the steps that ran, and mark the others. Raises `StoreError` where the script ran no step."""
     if not replies:
         raise StoreError("the store's reply is not understood")
     for step in steps[len(replies) :]:
         step.may_have_run = False
-    return [_reply(*reply) for reply in replies]
+    return replies
+
+
+def error_in(status: int, value: Any) -> GatewayError | None:
+    """Return the error in a reply, if it is one. A script may also return an error of `redis.pcall`."""
+    if status == FAILED:
+        value = error_of(value.decode(errors="replace"))
+    elif not isinstance(value, Exception):
+        return None
+    return value if isinstance(value, GatewayError) else StoreError(str(value))
 
 
 def in_one_slot(client: Client, steps: Sequence[Step]) -> int:
@@ -98,24 +105,12 @@ def in_one_slot(client: Client, steps: Sequence[Step]) -> int:
 def _tag(step: Step) -> str:
     """Return the part of a key that decides its hash slot."""
     key = step.keys[0]
-    inner = key.partition("{")[2].partition("}")
-    return inner[0] if inner[1] and inner[0] else key
-
-
-def _reply(status: int, value: Any) -> StepReply:
-    if status == 2:
-        return StepReply(None, True, _as_error(error_of(value.decode(errors="replace"))))
-    if isinstance(value, Exception):  # a script may return an error of `redis.pcall` as its reply
-        return StepReply(None, status == 1, _as_error(value))
-    return StepReply(value, status == 1, None)
-
-
-def _as_error(error: Exception) -> GatewayError:
-    return error if isinstance(error, GatewayError) else StoreError(str(error))
+    inside, closed, _ = key.partition("{")[2].partition("}")
+    return inside if closed and inside else key
 
 
 @lru_cache(256)
-def _together(scripts: tuple[Script, ...]) -> Script:
+def _together(*scripts: Script) -> Script:
     """Return the script that runs `scripts`, each as a function with `KEYS` and `ARGV` of its own."""
     functions = ",\n".join(f"function(KEYS, ARGV)\n{script.text}\nend" for script in scripts)
     return Script("steps", f"local functions = {{\n{functions}\n}}\n{_RUN}")

@@ -10,7 +10,7 @@ import pytest
 from gateway.errors import StoreAway, StoreError
 from gateway.store.client.client import Client, Script
 from gateway.store.client.connection import Demoted
-from gateway.store.client.step import Step, StepReply, in_one_slot, run_steps
+from gateway.store.client.step import FAILED, RAN, STOPPED, Step, error_in, in_one_slot, run_steps
 from tests.store.cluster import cluster
 
 COUNT = Script("count", "return redis.call('INCRBY', KEYS[1], ARGV[1])")
@@ -28,7 +28,7 @@ def count(key: str, by: int = 1) -> Step:
 
 async def test_steps_run_in_order_and_each_reply_is_its_own(client: Client) -> None:
     steps = [count("gw:{a}:one", 2), count("gw:{a}:two", 3), count("gw:{a}:one", 5)]
-    assert await run_steps(client, steps) == [StepReply(value, False, None) for value in (2, 3, 7)]
+    assert await run_steps(client, steps) == [[RAN, value] for value in (2, 3, 7)]
     assert all(step.may_have_run for step in steps)
 
 
@@ -38,14 +38,14 @@ async def test_a_step_sees_its_own_keys_and_arguments(client: Client) -> None:
         Step(SEEN, ("gw:{a}:z",)),
         Step(SEEN, ("gw:{a}:w",), ("r",)),
     ]
-    replies = [reply.value for reply in await run_steps(client, steps)]
+    replies = [value for _, value in await run_steps(client, steps)]
     assert replies == [[2, 3, b"gw:{a}:y", b"7"], [1, 0, b"gw:{a}:z"], [1, 1, b"gw:{a}:w", b"r"]]
 
 
 async def test_what_is_after_a_step_that_stops_does_not_run(client: Client) -> None:
     steps = [count("gw:{a}:one"), Step(STOP, ("gw:{a}:one",), ("why",)), count("gw:{a}:two")]
     replies = await run_steps(client, steps)
-    assert replies == [StepReply(1, False, None), StepReply([b"no", b"why"], True, None)]
+    assert replies == [[RAN, 1], [STOPPED, [b"no", b"why"]]]
     assert [step.may_have_run for step in steps] == [True, True, False]
     assert await client.call("GET", "gw:{a}:two") is None
 
@@ -62,8 +62,8 @@ async def test_a_step_that_fails_ends_the_script_and_undoes_nothing(
     client: Client, error: str, kind: type[Exception]
 ) -> None:
     steps = [count("gw:{a}:one"), Step(FAIL, ("gw:{a}:here",), (error,)), count("gw:{a}:two")]
-    first, failed = await run_steps(client, steps)
-    assert (first.value, type(failed.error), failed.stopped) == (1, kind, True)
+    first, (status, text) = await run_steps(client, steps)
+    assert (first, status, type(error_in(status, text))) == ([RAN, 1], FAILED, kind)
     assert [step.may_have_run for step in steps] == [True, True, False]
     assert await client.call("MGET", "gw:{a}:one", "gw:{a}:here", "gw:{a}:two") == [b"1", b"before", None]
 
@@ -71,10 +71,10 @@ async def test_a_step_that_fails_ends_the_script_and_undoes_nothing(
 async def test_errors_of_lua_and_of_commands_are_errors_of_the_step(client: Client) -> None:
     await client.call("SET", "gw:{a}:text", "no number")
     (nothing,) = await run_steps(client, [Step(NOTHING, ("gw:{a}:text",))])
-    assert nothing == StepReply(None, False, None)
+    assert nothing == [RAN, None]
     for step in (Step(WRONG, ("gw:{a}:text",)), Step(CRASH, ("gw:{a}:text",)), count("gw:{a}:text")):
-        (reply,) = await run_steps(client, [step])
-        assert isinstance(reply.error, StoreError)
+        ((status, value),) = await run_steps(client, [step])
+        assert isinstance(error_in(status, value), StoreError)
 
 
 async def test_a_replica_ends_the_whole_script_so_that_the_primary_is_looked_for(client: Client) -> None:
@@ -106,7 +106,7 @@ async def test_a_cluster_runs_the_steps_of_one_slot_together(cluster_url: str) -
     while rest:
         size = in_one_slot(client, rest)
         sizes.append(size)
-        assert [reply.value for reply in await run_steps(client, rest[:size])] != []
+        assert [value for _, value in await run_steps(client, rest[:size])] != []
         rest = rest[size:]
     assert sizes == [2, 1, 1, 1]
     assert await client.call("GET", "gw:{b}:one") == b"2"
@@ -116,4 +116,4 @@ async def test_a_cluster_runs_the_steps_of_one_slot_together(cluster_url: str) -
 async def test_any_other_store_runs_all_together(client: Client) -> None:
     steps: Sequence[Step] = [count("gw:{a}:one"), count("gw:{b}:one"), count("untagged")]
     assert in_one_slot(client, steps) == 3
-    assert [reply.value for reply in await run_steps(client, steps)] == [1, 1, 1]
+    assert [value for _, value in await run_steps(client, steps)] == [1, 1, 1]
