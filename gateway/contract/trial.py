@@ -21,6 +21,7 @@ from gateway.contract.leaks import CapturedLog, leaked
 from gateway.contract.providers import providers_for
 from gateway.contract.scenarios import ScenarioResult, ScenarioRunner
 from gateway.contract.snapshot import memory_snapshot
+from gateway.contract.steps import step_problems
 from gateway.errors import GatewayError
 from gateway.plugin import Plugin
 from gateway.services import Services
@@ -99,6 +100,9 @@ class Trial:
         return [
             Finding.of("ends", problems, _summary(results)),
             Finding.of("gives back", not_given_back, ", ".join(sorted(taken)) or "takes nothing"),
+            Finding.of("steps", await step_problems(runner), "may be planned and sent twice")
+            if runner.entry.plans_request or runner.entry.plans_end
+            else Finding("steps", True, "no steps"),
             Finding.of("explains", await runner.explain_problems(), "takes nothing")
             if "explain" in defined_hooks(self.kind)
             else Finding("explains", True, "no `explain`: `gateway explain` cannot say what the plugin would do"),

@@ -98,13 +98,12 @@ def in_one_slot(client: Client, steps: Sequence[Step]) -> int:
     """Return how many of the first steps can be sent as one script: all, but in a cluster only those of one hash slot."""
     if not client.sharded:
         return len(steps)
-    tag = _tag(steps[0])
-    return next((index for index, step in enumerate(steps) if _tag(step) != tag), len(steps))
+    tag = slot_tag(steps[0].keys[0])
+    return next((index for index, step in enumerate(steps) if slot_tag(step.keys[0]) != tag), len(steps))
 
 
-def _tag(step: Step) -> str:
-    """Return the part of a key that decides its hash slot."""
-    key = step.keys[0]
+def slot_tag(key: str) -> str:
+    """Return the part of a key that decides its hash slot in a cluster."""
     inside, closed, _ = key.partition("{")[2].partition("}")
     return inside if closed and inside else key
 
