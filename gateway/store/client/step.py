@@ -3,7 +3,7 @@
 1. **The steps of one script run in their order, atomically.** One that refuses or fails ends the script: those after it do not
    run. What ran before it stays, as if each had been sent by itself.
 2. **A step sees its own keys and arguments only**, and its plugin only its own reply.
-3. **A step may be sent again** after a lost reply, so it must have the same effect when it is repeated: use the request's id.
+3. **The step of a request may be sent again** after a lost reply, so it must have the same effect then: use the request's id.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class Wallet:
         return Settled(Settle(outcome.decode()), charged)
 
     async def repeat(self) -> int:
-        """Send the latest settlements again, to a store that may have lost them; return how many. Raises `StoreAway`."""
+        """Send the latest settlements again, to a store that may have lost them; return how many."""
         delivered = (Settlement(*_decode(line)) for line in self._recent)
         recent = list({settlement.request_id: settlement for settlement in delivered}.values())
         for start in range(0, len(recent), PAGE_SIZE):
