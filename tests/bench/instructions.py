@@ -92,15 +92,17 @@ class Worker:
                 text=True,
                 env=os.environ | {"PYTHONHASHSEED": "0"},
             )
-        try:
-            if process.stdout is None or process.stdout.readline() != "ready\n":
-                raise RuntimeError((self._folder / "log").read_text()[-2000:])
-            self._process = process
-            with socket.create_connection(("127.0.0.1", self._port), PATIENCE_S) as self._caller:
-                yield
-        finally:
-            process.terminate()
-            process.wait(PATIENCE_S)
+        with process, self._listening:
+            try:
+                if process.stdout is None or process.stdout.readline() != "ready\n":
+                    raise RuntimeError((self._folder / "log").read_text()[-2000:])
+                self._process = process
+                with socket.create_connection(("127.0.0.1", self._port), PATIENCE_S) as self._caller:
+                    yield
+            finally:
+                process.terminate()
+                if self._upstream is not None:
+                    self._upstream.close()
 
     def ask(self, events: int = 1) -> None:
         """Send a request and receive its answer, of so many events before the last."""
