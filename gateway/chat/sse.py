@@ -64,6 +64,8 @@ def parse_event(event: bytes) -> tuple[bytes, bytes]:
 
     Old servers of llama.cpp send an error as a field `error`. It is returned as the data of an event with that name.
     """
+    if event.startswith(b"data:") and CARRIAGE_RETURN not in event and event.find(b"\n") == len(event.rstrip(b"\n")):
+        return b"", event[5:].strip()  # nearly always
     name, data = b"", []
     for line in event.removeprefix(BOM_UTF8).splitlines():
         field, _, value = line.partition(b":")
