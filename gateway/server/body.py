@@ -28,18 +28,21 @@ from gateway.server.large_bodies import SMALL
 class BodyReader:
     """Reads the body of one request, and keeps its share of the budget until `release`."""
 
-    __slots__ = ("_budget", "_port", "_share", "exchange")
+    __slots__ = ("_budget", "_port", "_share", "exchange", "owner")
 
     def __init__(self, port: Port, budget: BodyBudget) -> None:
         self._port = port
         self._budget = budget
         self._share = BodyShare(budget, "")
+        self.owner = ""
+        """The account or the address whose share of the budget the body takes. Set by `read`."""
         self.exchange: Exchange | None = None
         """Whose body it is. Forgotten in `release`, since the exchange refers to its reader."""
 
     async def read(self, request: web.BaseRequest, caller: CallerConnection) -> bytes | bytearray:
         """Return the whole body. Raises `Refused`, and `ConnectionError` if the caller left."""
-        self._share = BodyShare(self._budget, _owner(self.exchange))
+        self.owner = _owner(self.exchange)
+        self._share = BodyShare(self._budget, self.owner)
         try:
             _check_head(request, self._port.max_body)
             self._share.check(request.content_length or 0)
