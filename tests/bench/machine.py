@@ -12,10 +12,10 @@ from pathlib import Path
 from tests.bench.process import ROOT
 
 
-def commit() -> str:
+def commit(checkout: Path = ROOT) -> str:
     """Return the commit that is checked out, with a plus if files differ from it."""
     words = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
-    return subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False).stdout.strip()
+    return subprocess.run(words, capture_output=True, text=True, cwd=checkout, check=False).stdout.strip()
 
 
 def machine() -> str:
