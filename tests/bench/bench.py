@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from tests.bench.gateways import OURS, Gateway, Ours, Upstream, python_of
-from tests.bench.process import ROOT, free_port, listens, pinned, running
+from tests.bench.process import PATIENCE_S, ROOT, free_port, listens, pinned, running
 
 Row = dict[str, float]
 Rows = dict[str, Row]
@@ -136,6 +136,9 @@ class Bench:
         return running(command, "1", self.log, lambda: listens(self.port))
 
     def run_load(self, settings: dict[str, Any]) -> str:
-        """Run the load on its core and return what it prints."""
+        """Run the load on its core and return what it prints. Raise `subprocess.TimeoutExpired` if it hangs."""
         command = [*pinned("1"), sys.executable, "-m", "tests.bench.load", json.dumps(settings)]
-        return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, timeout=600).stdout
+        longest_s = 3 * settings["seconds"] + 2 * PATIENCE_S
+        return subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT, timeout=longest_s
+        ).stdout

@@ -30,6 +30,12 @@ def versions() -> str:
     return f"Python {platform.python_version()}, {packages}"
 
 
+def python_version(program: str) -> str:
+    """Return the version of a Python and how it was built."""
+    asked = "import platform; print(platform.python_version(), *platform.python_build(), platform.python_compiler())"
+    return subprocess.run([program, "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
+
+
 def now_utc() -> str:
     return f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
 

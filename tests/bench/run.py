@@ -26,7 +26,7 @@ import msgspec
 from tests.bench.bench import Bench, Rows
 from tests.bench.estimate import Estimate
 from tests.bench.gateways import python_of
-from tests.bench.machine import busy, commit, machine, now_utc, versions
+from tests.bench.machine import busy, commit, machine, now_utc, python_version, versions
 from tests.bench.parts import PARTS, TABLE
 from tests.bench.process import raise_descriptors
 from tests.bench.report import write
@@ -57,6 +57,10 @@ def options() -> argparse.Namespace:
         given.before = given.before.resolve()
         if not Path(python_of(given.before)).exists():
             parser.error(f"{given.before} has no .venv: run `make .venv/.serve` there")
+        if (other := python_version(python_of(given.before))) != python_version(sys.executable):
+            parser.error(
+                f"{given.before} runs Python {other}, not the one that runs this: the commits would not be compared"
+            )
     return given
 
 
