@@ -94,7 +94,8 @@ def main() -> None:
     trial = given.quick and not given.results
     with tempfile.TemporaryDirectory(prefix="bench") if trial else nullcontext(given.results or FOLDER) as place:
         folder = Path(place)
-        measure(given, folder)
+        if given.parts:
+            measure(given, folder)
         measured: dict[str, Rows] = {part: result.rows for part, result in load_results(folder).items()}
         found = targets(measured)
         if given.json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
@@ -68,6 +69,10 @@ def table(found: list[Target]) -> str:
     return "| what | unit | before | now | must | aim | |\n|---|---|---|---|---|---|---|\n" + "".join(lines)
 
 
+def _ratio(of: Mapping[str, float], to: Mapping[str, float], key: str) -> float:
+    return of[key] / to[key] if to[key] else math.inf
+
+
 def _has(rows: Rows, name: str) -> bool:
     return any(label.endswith(name) for label in rows)
 
@@ -75,20 +80,20 @@ def _has(rows: Rows, name: str) -> bool:
 def _short(rows: Rows, name: str) -> Targets:
     row = rows[name]
     if "nginx" in rows:
-        ratio = row["cpu_us_per_request"] / rows["nginx"]["cpu_us_per_request"]
+        ratio = _ratio(row, rows["nginx"], "cpu_us_per_request")
         yield Target("CPU of a short request, nginx's = 1", ratio, 3, 2.5, "x")
     if BEFORE in rows:
-        ratio = row["requests_per_s"] / rows[BEFORE]["requests_per_s"]
+        ratio = _ratio(row, rows[BEFORE], "requests_per_s")
         yield Target("requests/s with the store, before = 1", ratio, 2, 3, "x", least=True)
     for peer, must, aim in (("Portkey", 7, 10), ("LiteLLM", 60, 90)):
         if peer in rows:
-            ratio = row["requests_per_s"] / rows[peer]["requests_per_s"]
+            ratio = _ratio(row, rows[peer], "requests_per_s")
             yield Target(f"requests/s with the store, {peer}'s = 1", ratio, must, aim, "x", least=True)
 
 
 def _paced(rows: Rows, name: str) -> Targets:
     if "nginx" in rows:
-        ratio = rows[name]["cpu_us_per_event"] / rows["nginx"]["cpu_us_per_event"]
+        ratio = _ratio(rows[name], rows["nginx"], "cpu_us_per_event")
         yield Target("CPU of a paced event, nginx's = 1", ratio, 1.5, 1.25, "x")
 
 
@@ -105,10 +110,10 @@ def _variants(rows: Rows, name: str) -> Targets:
     for label in rows:
         variant, _, version = label.rpartition(", ")
         if version == name and (before := rows.get(f"{variant}, {BEFORE}")):
-            ratio = rows[label]["requests_per_s"] / before["requests_per_s"]
+            ratio = _ratio(rows[label], before, "requests_per_s")
             yield Target(f"requests/s, {variant}, before = 1", ratio, unit="x", least=True)
             if "cpu_us_per_event" in before:
-                ratio = rows[label]["cpu_us_per_event"] / before["cpu_us_per_event"]
+                ratio = _ratio(rows[label], before, "cpu_us_per_event")
                 yield Target(f"CPU of a paced event, {variant}, before = 1", ratio, unit="x")
 
 
