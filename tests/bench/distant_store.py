@@ -16,7 +16,7 @@ DELAY_US: Final = 500
 
 
 @contextmanager
-def distant_store(folder: Path, cores: str) -> Iterator[str]:
+def distant_store(folder: Path, cores: str, delay_us: int = DELAY_US) -> Iterator[str]:
     """Run a store on these cores and the proxy on the core of the load, and yield the URL at which the store is reached.
 
     Needs a C compiler. A folder with data from an earlier run is used again.
@@ -26,7 +26,7 @@ def distant_store(folder: Path, cores: str) -> Iterator[str]:
     source = Path(__file__).with_name("distance.c")
     subprocess.run(["cc", "-O2", "-o", str(proxy), str(source)], check=True)
     server = [find_server(), *SETTINGS, "--dir", str(data), "--unixsocket", str(path)]
-    delaying = [str(proxy), str(port), str(path), str(DELAY_US)]
+    delaying = [str(proxy), str(port), str(path), str(delay_us)]
     with (
         running(server, cores, folder / "store.log", path.exists),
         running(delaying, "1", folder / "distance.log", lambda: listens(port)),
