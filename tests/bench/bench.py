@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -87,10 +86,8 @@ class Bench:
 
     def time_start(self, gateway: Gateway) -> Row:
         """Return how long the gateway takes from its start to its first answer."""
-        with self.upstream(gateway):
-            began = time.perf_counter()
-            with gateway.serving():
-                row = {"answers_s": round(time.perf_counter() - began, 3)}
+        with self.upstream(gateway), gateway.serving():
+            row = {"answers_s": gateway.answered_s}
         self.tell(gateway.name, row)
         return row
 

@@ -6,6 +6,7 @@ import shutil
 import ssl
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -48,6 +49,8 @@ class Gateway:
     starts_s: ClassVar[float] = 0.5
     """About how long it takes to start and to stop, from which the length of a benchmark is estimated."""
 
+    answered_s = 0.0
+    """How long the last start took until the first answer."""
     checkout = ROOT
     tls = False
     token = "none"
@@ -70,8 +73,9 @@ class Gateway:
     @contextmanager
     def serving(self, cores: str = "0") -> Iterator[list[int]]:
         """Run the gateway and yield the ids of its processes, without the store's."""
-        log = self.folder / "log"
+        log, began = self.folder / "log", time.perf_counter()
         with running(self.command, cores, log, self.answers, self.environment, self.checkout) as pid:
+            self.answered_s = round(time.perf_counter() - began, 3)
             yield family(pid)
 
     def answers(self) -> bool:
