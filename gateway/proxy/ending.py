@@ -53,7 +53,7 @@ async def conclude(
         caller.abort()
     else:
         incomplete = INCOMPLETE[reason]
-        error = incomplete.error()
+        error = exchange.stopped or incomplete.error()
         exchange.outcome, exchange.error = incomplete.outcome, error
         if reason in (EndReason.UPSTREAM, EndReason.BROKEN, EndReason.IDLE):
             on_failed(error.code)

@@ -126,7 +126,7 @@ class Tokens:
         if ids is None:
             raise invalid_token()
         account_id, short_id = ids
-        pending = self._client.submit("HGET", _key(account_id), short_id)
+        pending = self._client.submit("HGET", tokens_key(account_id), short_id)
         fields = await self._client.submit("HGETALL", account_key(account_id))
         raw = await pending
         digest = codec.digest(text)
@@ -184,7 +184,7 @@ class Tokens:
 
     async def all_of(self, account: str) -> list[Token]:
         """Return the account's tokens, the oldest first."""
-        tokens = [_decode(record).token for record in await self._client.call("HVALS", _key(account))]
+        tokens = [_decode(record).token for record in await self._client.call("HVALS", tokens_key(account))]
         return sorted(tokens, key=lambda token: (token.created_at, token.id))
 
     async def set_status(self, token_id: str, status: TokenStatus) -> Token:
@@ -210,7 +210,7 @@ class Tokens:
         ids = _ID.fullmatch(token_id)
         if ids is None:  # it may be the text of a token: never repeat it
             raise TokenError("a token's id is like ACCOUNT-1a2b3c4d: `gateway token list ACCOUNT` shows them")
-        raw: bytes | None = await self._client.call("HGET", _key(ids[1]), ids[2])
+        raw: bytes | None = await self._client.call("HGET", tokens_key(ids[1]), ids[2])
         if raw is None:
             raise TokenError(f"there is no token `{token_id}`: `gateway token list {ids[1]}` shows the account's")
         return raw
@@ -219,7 +219,9 @@ class Tokens:
         """Replace the record, or delete it, if it still is `expected`; return whether it was."""
         account, _, short_id = token_id.rpartition("-")
         raw = b"" if record is None else _encode(record)
-        return bool(await self._client.run(_SWAP, [_key(account)], [short_id, expected, raw]))
+        revoked = record is None or record.token.status is TokenStatus.DISABLED
+        arguments: list[str | bytes] = [short_id, expected, raw, account if revoked else ""]
+        return bool(await self._client.run(_SWAP, [tokens_key(account)], arguments))
 
 
 def invalid_token() -> TokenRefused:
@@ -229,8 +231,14 @@ def invalid_token() -> TokenRefused:
     )
 
 
-def _key(account: str) -> str:
+def tokens_key(account: str) -> str:
+    """Return the Redis key of an account's tokens."""
     return f"gw:{{{account}}}:tokens"
+
+
+def token_of(record: bytes) -> Token:
+    """Return the token of a record."""
+    return _decode(record).token
 
 
 def _replace(record: _Record, **changes: object) -> _Record:
