@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,8 @@ import pytest
 from gateway import Outcome
 from gateway.chat.events import EventStream
 from gateway.fake_upstream import FakeUpstream
-from gateway.store.tokens import Created
+from gateway.store.accounts import AccountStatus
+from gateway.store.tokens import Created, TokenRefused
 from gateway.usage import queries
 from gateway.usage.record import Record
 from tests.cli.processes import free_port, gateway, kept_waiting_s
@@ -29,6 +30,7 @@ from tests.whole.raw import Answer, ask, chat, read_answer
 
 LIMIT_S = 2.0
 CREDIT = 1_000_000_000
+DELETE = ("token", "delete", "TOKEN", "--yes")
 
 
 class Stream:
@@ -98,11 +100,21 @@ class Gateways:
         await asyncio.gather(*(stream.began.wait() for stream in streams))
         return streams
 
-    async def command(self, *arguments: str) -> float:
-        """Run a command of the operator, and return when it had ended."""
-        code, _, errors = await gateway(*arguments, "--config", str(self.books.file), cwd=self.books.folder)
+    async def revoke(self, token: Created, *command: str) -> float:
+        """Run a command of the operator, and return when the store had done it."""
+        done = asyncio.create_task(self._refused_at(token))
+        words = (token.id if word == "TOKEN" else word for word in command)
+        code, _, errors = await gateway(*words, "--config", str(self.books.file), cwd=self.books.folder)
         assert code == 0, errors
-        return time.monotonic()
+        return await asyncio.wait_for(done, PATIENCE_S)
+
+    async def _refused_at(self, token: Created) -> float:
+        """Wait until the token would be refused, and return when that was."""
+        async with self.books.store() as store:
+            with suppress(TokenRefused):
+                while (await store.tokens.authenticate(token.token)).account.status is AccountStatus.ACTIVE:
+                    await asyncio.sleep(0.005)
+            return time.monotonic()
 
     def late_s(self) -> float:
         """Return for how long the gateways have waited for a CPU."""
@@ -114,7 +126,7 @@ class Gateways:
         answers = await asyncio.wait_for(asyncio.gather(*(stream.task for stream in streams)), PATIENCE_S)
         last = max(stream.ended_at for stream in streams) - since
         first = min(stream.ended_at for stream in streams) - since
-        print(f"{code}: {len(streams)} streams ended {first:+.3f} to {last:+.3f} s after the command or the time")
+        print(f"{code}: {len(streams)} streams ended {first:+.3f} to {last:+.3f} s after the revocation")
         assert last < limit_s + self.late_s() - late_s
         for answer in answers:
             assert (answer.status, answer.whole) == (200, False)
@@ -184,7 +196,7 @@ async def revoked(gateways: Gateways, count: int, name: str, code: str, *command
     """Open streams with a new account's token, run the command that revokes it, and return the answers, ended in time."""
     token = await gateways.account(name)
     streams = await gateways.streams(token, count)
-    since = await gateways.command(*(token.id if word == "TOKEN" else word for word in command))
+    since = await gateways.revoke(token, *command)
     answers = await gateways.ended(streams, since, code)
     refused = await ask(gateways.ports[0], chat(token.token))
     assert (refused.status, refused.error["code"]) == (403 if code == "account_inactive" else 401, code)
@@ -192,7 +204,7 @@ async def revoked(gateways: Gateways, count: int, name: str, code: str, *command
 
 
 REVOKED = {
-    "deleted": (50, "token_invalid", "token", "delete", "TOKEN", "--yes"),
+    "deleted": (50, "token_invalid", *DELETE),
     "disabled": (10, "token_disabled", "token", "disable", "TOKEN"),
     "suspended": (10, "account_inactive", "account", "suspend", "suspended"),
     "closed": (10, "account_inactive", "account", "close", "closed", "--yes"),
@@ -208,7 +220,7 @@ async def test_what_is_revoked_ends_within_two_seconds_charged_exactly(gateways:
         others += await gateways.streams(await gateways.sibling("deleted"), 4)
         deleted = await gateways.sibling("deleted")
         streams = await gateways.streams(deleted, 4)
-        since = await gateways.command("token", "delete", deleted.id, "--yes")
+        since = await gateways.revoke(deleted, *DELETE)
         ended["deleted", "token_invalid"] += await gateways.ended(streams, since, "token_invalid")
         assert not any(stream.task.done() for stream in others)
         await stop(others)
@@ -242,10 +254,10 @@ async def test_a_store_that_is_away_ends_nothing_and_revocations_are_found_when_
         await asyncio.sleep(4)
         os.kill(books.embedded.pid, signal.SIGCONT)
         assert not any(stream.task.done() for stream in streams + late + others)
-        since = await gateways.command("token", "delete", first.id, "--yes")
+        since = await gateways.revoke(first, *DELETE)
         answers = await gateways.ended(streams, since, "token_invalid")
         await asyncio.to_thread(books.kill_store)
-        since = await gateways.command("token", "delete", second.id, "--yes")
+        since = await gateways.revoke(second, *DELETE)
         after = await gateways.ended(late, since, "token_invalid")
         assert not any(stream.task.done() for stream in others)
         await stop(others)
@@ -281,7 +293,7 @@ async def test_without_a_subscription_what_is_open_is_checked_every_second(gatew
     async with gateways.serving(), gateways.books.store() as store:
         others = await gateways.streams(await gateways.account("other"), 4)
         await store.client.call("ACL", "SETUSER", "default", "resetchannels")
-        answers = await revoked(gateways, 10, "unheard", "token_invalid", "token", "delete", "TOKEN", "--yes")
+        answers = await revoked(gateways, 10, "unheard", "token_invalid", *DELETE)
         await wait_until(lambda: all("revocations_not_heard" in log for log in gateways.logs()))
         await store.client.call("ACL", "SETUSER", "default", "allchannels")
         await wait_until(lambda: all("revocations_heard" in log for log in gateways.logs()))

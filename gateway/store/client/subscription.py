@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 
 from gateway.errors import StoreAway
 from gateway.store.client.client import Client
@@ -34,7 +34,7 @@ class Subscription:
         try:
             async with asyncio.timeout(self._client.timeout_s):
                 link = await self._client.new_link()
-        except (RedisError, OSError) as error:
+        except (RedisError, RedisClusterException, OSError) as error:
             raise translated(error) from None
         try:
             async with asyncio.timeout(self._client.timeout_s):
