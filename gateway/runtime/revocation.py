@@ -36,6 +36,8 @@ WARNED_AFTER: Final = 3
 """Tests of the subscription that fail in a row before that is logged."""
 BATCH: Final = 100
 """Accounts that are read at once."""
+SLICE: Final = 256
+"""Open requests that are looked at in one go."""
 PAUSE_S: Final = 0.02
 """The pause between two batches, which leaves the loop and the store to the requests."""
 
@@ -55,20 +57,18 @@ class RevocationWatch(BackgroundTask):
         self._turn = 0
         self._unheard = 0
 
-    def end_expired(self) -> None:
-        """End the requests whose tokens have expired."""
-        self._end({token.token.id: EXPIRED for _, token in self._open() if has_expired(token.token.expires_at)})
-
     async def look(self) -> None:
         """Do what is due once in an interval. Raises `StoreAway`."""
-        self.end_expired()
         self._turn = (self._turn + 1) % ROUND
-        heard = await self._news.test()
-        self._note(heard)
         now = asyncio.get_running_loop().time()
         while self._again and self._again[0][0] <= now:
             self._due[self._again.popleft()[1]] = None
-        self._plan(self._turn if heard else None)
+        heard = True
+        try:
+            heard = await self._news.test()
+            self._note(heard)
+        finally:
+            await self._look_through(self._turn if heard else None)
 
     async def check_due(self) -> None:
         """Read what is due, and end what is revoked. Raises `StoreAway` and `StoreError`; what was not read stays due."""
@@ -76,13 +76,29 @@ class RevocationWatch(BackgroundTask):
         while self._due:
             tokens = self._open_tokens(self._due)
             self._due = dict.fromkeys(account for account in self._due if account in tokens)
-            batch = {account: tokens[account] for account in islice(self._due, BATCH)}
-            self._end(await self._revocations.find(batch))
-            for account in batch:
-                del self._due[account]
-            if self._due:
-                await asyncio.sleep(PAUSE_S)
-                self._take_news()
+            while self._due and not self._news.happened.is_set():
+                batch = list(islice(self._due, BATCH))
+                self._end(await self._revocations.find({account: tokens[account] for account in batch}))
+                for account in batch:
+                    del self._due[account]
+                if self._due:
+                    await asyncio.sleep(PAUSE_S)
+            self._take_news()
+
+    async def _look_through(self, turn: int | None) -> None:
+        """End the requests whose tokens have expired, and make the accounts of a turn due, or all. Leaves the loop to others."""
+        exchanges = list(self._runner.exchanges)
+        for start in range(0, len(exchanges), SLICE):
+            expired: dict[str, Revocation] = {}
+            for exchange in exchanges[start : start + SLICE]:
+                if (token := exchange.get(Authenticated)) is None or exchange.stopped is not None:
+                    continue
+                if has_expired(token.token.expires_at):
+                    expired[token.token.id] = EXPIRED
+                elif turn is None or hash(token.account.id) % ROUND == turn:
+                    self._due[token.account.id] = None
+            self._end(expired)
+            await asyncio.sleep(0)
 
     def _open(self) -> Iterator[tuple[Exchange, Authenticated]]:
         """Yield the open requests with a token of this store."""
@@ -99,12 +115,6 @@ class RevocationWatch(BackgroundTask):
                 found.setdefault(token.account.id, set()).add(token.token.id)
         return found
 
-    def _plan(self, turn: int | None) -> None:
-        """Make the open accounts of one turn due, or all of them."""
-        for _, token in self._open():
-            if turn is None or hash(token.account.id) % ROUND == turn:
-                self._due[token.account.id] = None
-
     def _take_news(self) -> None:
         """Make due first what was announced, and all that is open where an announcement may have been lost."""
         accounts, missed = self._news.take()
@@ -112,7 +122,7 @@ class RevocationWatch(BackgroundTask):
         self._again.extend((again_at, account) for account in accounts)
         self._due = dict.fromkeys(accounts) | self._due
         if missed:
-            self._plan(None)
+            self._due |= dict.fromkeys(token.account.id for _, token in self._open())
 
     def _end(self, revoked: Mapping[str, Revocation]) -> None:
         """End the open requests with these tokens."""

@@ -118,11 +118,16 @@ async def test_a_message_ends_nothing_that_the_store_does_not_confirm(worker: Wo
 async def test_what_expires_is_ended_also_while_the_store_is_away(idle: Worker) -> None:
     token = await idle.tokens.create("alice", expires_at=int(time.time()) + 2)
     opened, other = await idle.open(token), await idle.open(await idle.tokens.create("alice"))
-    idle.watch.end_expired()
+    away = Client.connect("unix:///nowhere/store.sock")
+    idle.news._client = away
+    with pytest.raises(StoreAway):
+        await idle.watch.look()
     assert opened.stopped is None
     await wait_until(lambda: token.expires_at is not None and time.time() >= token.expires_at)
-    idle.watch.end_expired()
+    with pytest.raises(StoreAway):
+        await idle.watch.look()
     assert (code(opened), code(other)) == ("token_expired", None)
+    await away.close()
 
 
 async def test_a_request_whose_token_was_read_before_and_is_known_after_is_ended(worker: Worker) -> None:

@@ -26,7 +26,7 @@ from tests.cli.processes import free_port, gateway, kept_waiting_s
 from tests.patience import PATIENCE_S, wait_until
 from tests.whole.books import Books
 from tests.whole.load import serving
-from tests.whole.raw import Answer, ask, chat, read_answer
+from tests.whole.raw import Answer, ask, chat, get, read_answer
 
 LIMIT_S = 2.0
 CREDIT = 1_000_000_000
@@ -204,10 +204,10 @@ async def revoked(gateways: Gateways, count: int, name: str, code: str, *command
 
 
 REVOKED = {
-    "deleted": (50, "token_invalid", *DELETE),
-    "disabled": (10, "token_disabled", "token", "disable", "TOKEN"),
-    "suspended": (10, "account_inactive", "account", "suspend", "suspended"),
-    "closed": (10, "account_inactive", "account", "close", "closed", "--yes"),
+    "deleted": (50, "token_invalid", DELETE),
+    "disabled": (10, "token_disabled", ("token", "disable", "TOKEN")),
+    "suspended": (10, "account_inactive", ("account", "suspend", "suspended")),
+    "closed": (10, "account_inactive", ("account", "close", "closed", "--yes")),
 }
 
 
@@ -215,7 +215,7 @@ async def test_what_is_revoked_ends_within_two_seconds_charged_exactly(gateways:
     ended = {}
     async with gateways.serving():
         others = await gateways.streams(await gateways.account("other"), 4)
-        for name, (count, code, *command) in REVOKED.items():
+        for name, (count, code, command) in REVOKED.items():
             ended[name, code] = await revoked(gateways, count, name, code, *command)
         others += await gateways.streams(await gateways.sibling("deleted"), 4)
         deleted = await gateways.sibling("deleted")
@@ -300,3 +300,19 @@ async def test_without_a_subscription_what_is_open_is_checked_every_second(gatew
         assert not any(stream.task.done() for stream in others)
         await stop(others)
     await assert_charged(gateways, answers, "unheard", "token_invalid")
+
+
+async def test_what_is_revoked_ends_while_the_gateways_drain(gateways: Gateways) -> None:
+    async with gateways.serving():
+        token = await gateways.account("draining")
+        streams = await gateways.streams(token, 10)
+        for pid in gateways.pids:
+            os.kill(pid, signal.SIGTERM)
+        for port in gateways.ports:
+            async with asyncio.timeout(PATIENCE_S):
+                while (await ask(port, get("/readyz"))).status != 503:
+                    await asyncio.sleep(0.01)
+        assert not any(stream.task.done() for stream in streams)
+        since = await gateways.revoke(token, *DELETE)
+        answers = await gateways.ended(streams, since, "token_invalid")
+    await assert_charged(gateways, answers, "draining", "token_invalid")

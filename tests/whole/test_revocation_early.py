@@ -16,7 +16,7 @@ from gateway.usage.record import Record
 from tests.patience import PATIENCE_S, wait_until
 from tests.whole.aftermath import CREDIT, assert_released, last_end_record, tasks
 from tests.whole.conftest import CHAIN, configuration
-from tests.whole.raw import Answer, chat, get, read_answer
+from tests.whole.raw import CHAT, Answer, chat, get, read_answer
 from tests.whole.scripted import CHUNKED, HEAD, Forever, Hold, Scripted, chunk
 
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"one two three"}}]}\n\n'
@@ -37,9 +37,9 @@ WITH_WAITING = CHAIN.replace("  - use: rate-limit", f"  - use: {__name__}:Waitin
 
 @asynccontextmanager
 async def gateway_for(
-    base_url: str, folder: Path, url: str, chain: str = CHAIN, more: str = ""
+    base_url: str, folder: Path, url: str, *, chain: str = CHAIN, channel: str = "", more: str = ""
 ) -> AsyncIterator[Running]:
-    async with running(configuration(base_url, chain=chain, more=more), folder, url) as gateway:
+    async with running(configuration(base_url, chain=chain, channel=channel, more=more), folder, url) as gateway:
         yield gateway
 
 
@@ -134,7 +134,8 @@ async def test_a_request_whose_upstream_does_not_finish_the_handshake(store_url:
     arrived = asyncio.Event()
     async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
         url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        async with gateway_for(url, tmp_path, store_url) as gateway:
+        timers = ", timers: {connect: 200, first_byte: 200}"
+        async with gateway_for(url, tmp_path, store_url, channel=timers) as gateway:
             token = await token_of(gateway)
             async with sent(gateway, chat(token.token)) as answer:
                 await arrived.wait()
@@ -156,7 +157,8 @@ async def test_a_request_whose_body_still_arrives(store_url: str, tmp_path: Path
         assert not upstream.requests
 
 
-async def test_a_request_that_a_plugin_holds_up_calls_no_upstream(store_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", [CHAT, "/v1/models"])
+async def test_a_request_that_a_plugin_holds_up_is_not_served(store_url: str, tmp_path: Path, path: str) -> None:
     GATES.append(asyncio.Event())
     async with (
         Scripted([Hold]) as upstream,
@@ -164,7 +166,8 @@ async def test_a_request_that_a_plugin_holds_up_calls_no_upstream(store_url: str
     ):
         token = await token_of(gateway)
         STEPS.clear()
-        async with sent(gateway, chat(token.token)) as answer:
+        request = chat(token.token) if path == CHAT else get(path, token.token)
+        async with sent(gateway, request) as answer:
             await wait_until(lambda: STEPS == ["waits"])
             await gateway.store.tokens.delete(token.id)
             await wait_until(lambda: all(each.stopped for each in gateway.gateway.runner.exchanges))

@@ -14,7 +14,7 @@ from gateway.store.client.client import Client, Script
 from gateway.store.client.subscription import Subscription
 from tests.patience import PATIENCE_S, wait_until
 from tests.store.cluster import cluster
-from tests.store.sentinel import watched
+from tests.store.sentinel import How, watched
 
 PUBLISH = Script("publish", "redis.call('SET', KEYS[1], '1') redis.pcall('PUBLISH', 'news', KEYS[1]) return 1")
 
@@ -96,7 +96,7 @@ async def test_every_node_of_a_cluster_is_heard(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["killed", "ordered"])
-async def test_the_primary_that_sentinel_names_is_heard(tmp_path: Path, how: str) -> None:
+async def test_the_primary_that_sentinel_names_is_heard(tmp_path: Path, how: How) -> None:
     with watched(tmp_path) as servers:
         client = Client.connect(servers.url, timeout_s=PATIENCE_S)
         async with listening(client) as heard:
