@@ -75,6 +75,7 @@ async def idle(tmp_path: Path, store_url: str) -> AsyncIterator[Worker]:
 async def worker(idle: Worker, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Worker]:
     """Yield a worker whose watch runs, and checks nothing unless something is announced."""
     monkeypatch.setattr(revocation, "ROUND", 1 << 62)
+    monkeypatch.setattr(revocation, "AGAIN_S", PATIENCE_S * 2)
     async with idle.news, idle.watch:
         await idle.listening()
         yield idle
@@ -130,8 +131,11 @@ async def test_what_expires_is_ended_also_while_the_store_is_away(idle: Worker) 
     await away.close()
 
 
-async def test_a_request_whose_token_was_read_before_and_is_known_after_is_ended(worker: Worker) -> None:
+async def test_a_request_whose_token_was_read_before_and_is_known_after_is_ended(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its token was read; the deletion was announced, and looked at, before the request was known to use it."""
+    monkeypatch.setattr(revocation, "AGAIN_S", 0.5)
     token = await worker.tokens.create("alice")
     authenticated = await worker.tokens.authenticate(token.token)
     slow = exchange()

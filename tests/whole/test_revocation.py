@@ -17,14 +17,15 @@ import pytest
 
 from gateway import Outcome
 from gateway.chat.events import EventStream
+from gateway.config.schema import load
 from gateway.fake_upstream import FakeUpstream
+from gateway.services import Store
 from gateway.store.accounts import AccountStatus
 from gateway.store.tokens import Created, TokenRefused
-from gateway.usage import queries
 from gateway.usage.record import Record
 from tests.cli.processes import free_port, gateway, kept_waiting_s
 from tests.patience import PATIENCE_S, wait_until
-from tests.whole.books import Books
+from tests.whole.books import Books, records_of
 from tests.whole.load import serving
 from tests.whole.raw import Answer, ask, chat, get, read_answer
 
@@ -75,8 +76,8 @@ class Gateways:
 
     async def records(self) -> dict[str, Record]:
         """Return the records of both, which have ended."""
-        others = {record.id: record for record in queries.select(self.books.folder / "second-data/usage")}
-        return await self.books.records() | others
+        async with Store.open(load(self._second).config, self.books.url) as store:
+            return await self.books.records() | await records_of(store)
 
     async def account(self, name: str, expires_s: int | None = None) -> Created:
         """Create an account with credit, and return a token of it."""
