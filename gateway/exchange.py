@@ -113,6 +113,7 @@ class Exchange:
         "account",
         "arrived_at",
         "attempts",
+        "before_body",
         "bytes",
         "channel",
         "charge_micros",
@@ -178,6 +179,8 @@ class Exchange:
         """Why the gateway ends this exchange, from `stop` on."""
         self.on_stop: Callable[[], None] | None = None
         """Called by `stop`: what waits sets it to end its wait."""
+        self.before_body: Callable[[], Awaitable[None]] | None = None
+        """What the gateway awaits before it reads a body that has not arrived or is large: the steps that are planned so far."""
         self._read_body = read_body
         self._on_body_dropped = on_body_dropped
         self._body: Body | None = None
@@ -189,6 +192,9 @@ class Exchange:
 
     def __setitem__(self, fact: type[Fact], value: Fact) -> None:
         self._facts[fact] = value
+
+    def __delitem__(self, fact: type) -> None:
+        self._facts.pop(fact, None)
 
     def __contains__(self, fact: type) -> bool:
         return fact in self._facts

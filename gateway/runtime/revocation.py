@@ -23,8 +23,8 @@ from gateway.proxy.lifecycle import ExchangeRunner
 from gateway.runtime.background import BackgroundTask
 from gateway.runtime.revocation_news import RevocationNews
 from gateway.store.client.client import Client
+from gateway.store.known_tokens import Authenticated
 from gateway.store.revocations import EXPIRED, Revocation, Revocations, has_expired
-from gateway.store.tokens import Authenticated
 
 INTERVAL_S: Final = 1.0
 """How often what is open is looked at."""

@@ -15,7 +15,8 @@ import msgspec
 from gateway.errors import Refused
 from gateway.store.accounts import AccountStatus, account_key
 from gateway.store.client.client import Client
-from gateway.store.tokens import TokenStatus, token_of, tokens_key
+from gateway.store.known_tokens import TokenStatus
+from gateway.store.tokens import token_of, tokens_key
 
 CHANNEL: Final = "gw:revoked"
 """Where the ids of accounts are published."""

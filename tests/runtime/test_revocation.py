@@ -22,8 +22,9 @@ from gateway.runtime.revocation_news import RevocationNews
 from gateway.services import Services
 from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
+from gateway.store.known_tokens import Authenticated, TokenStatus
 from gateway.store.revocations import CHANNEL
-from gateway.store.tokens import Authenticated, Created, TokenStatus
+from gateway.store.tokens import Created
 from gateway.testing import exchange, services
 from tests.patience import PATIENCE_S, wait_until
 

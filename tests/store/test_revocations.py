@@ -12,9 +12,11 @@ import pytest
 from gateway.facts import AccountLimits
 from gateway.store.accounts import Accounts, AccountStatus
 from gateway.store.client.client import Client
+from gateway.store.client.step import run_steps
 from gateway.store.client.subscription import Subscription
+from gateway.store.known_tokens import TokenStatus
 from gateway.store.revocations import CHANNEL, DELETED, DISABLED, EXPIRED, INACTIVE, Revocations
-from gateway.store.tokens import Tokens, TokenStatus
+from gateway.store.tokens import Tokens
 from tests.patience import PATIENCE_S, wait_until
 
 PEPPER = b"a pepper of some length"
@@ -59,7 +61,9 @@ async def test_what_revokes_a_token_is_announced(
     client: Client, accounts: Accounts, tokens: Tokens, announced: list[str]
 ) -> None:
     token = await tokens.create("alice")
-    await tokens.touch(await tokens.authenticate(token.token))
+    touch = tokens.touch_step(await tokens.authenticate(token.token))
+    assert touch is not None
+    await run_steps(client, [touch])
     assert (await tokens.get(token.id)).last_used is not None
     await accounts.change("alice", group="trial", limits=AccountLimits(concurrent=3))
     await until_announced(client, announced)
