@@ -40,6 +40,8 @@ class Failover:
         while untried and len(exchange.attempts) < MAX_ATTEMPTS:
             if caller.gone:
                 raise CallerGone
+            if exchange.stopped is not None:
+                raise exchange.stopped
             try:
                 candidate = await route.breaker.admit(untried, exchange.id)
             except Refused:

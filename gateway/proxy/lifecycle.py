@@ -49,15 +49,19 @@ class ExchangeRunner:
         self._ending: dict[asyncio.Task[None], tuple[Exchange, list[Entry]]] = {}
         self.open = 0
         """Exchanges in progress."""
+        self.exchanges: set[Exchange] = set()
+        """Those that have not ended. An exchange whose end hooks run is not among them."""
         self._idle = asyncio.Event()
 
     async def run(self, exchange: Exchange, chain: Chain, caller: CallerConnection, local: LocalHandler) -> None:
         """Run one exchange. It raises only when cancelled. When it returns, `on_end` of its plugins has run."""
         entered: list[Entry] = []
         self.open += 1
+        self.exchanges.add(exchange)
         try:
             await self._serve(exchange, chain, caller, local, entered)
         finally:
+            self.exchanges.discard(exchange)
             exchange.ended = time.monotonic()
             loop = asyncio.get_running_loop()
             ended: asyncio.Future[None] = loop.create_future()
@@ -115,6 +119,8 @@ class ExchangeRunner:
         try:
             reply = await chain.request(exchange, entered)
             await exchange.settle_pending()
+            if exchange.stopped is not None:
+                raise exchange.stopped
             if reply is None and exchange.request.operation is Operation.CHAT:
                 await self.failover.run(exchange, chain, caller)
                 return
@@ -171,11 +177,13 @@ def _refuse(exchange: Exchange, caller: CallerConnection, error: BaseException) 
     # Its frames hold the exchange and the body: with them, only the garbage collector would free both.
     refusal.__traceback__ = refusal.__context__ = refusal.__cause__ = None
     exchange.error = refusal
+    if error is exchange.stopped:
+        exchange.refused_by = ""  # a plugin that waited for the body raised it
     exchange.status = refusal.status
     if refusal.status == 500:
         exchange.outcome = Outcome.INTERNAL_ERROR
     elif exchange.attempts:
-        exchange.outcome = Outcome.UPSTREAM_FAILED
+        exchange.outcome = Outcome.STOPPED if error is exchange.stopped else Outcome.UPSTREAM_FAILED
     else:
         exchange.outcome = Outcome.REFUSED
     if caller.started:

@@ -53,6 +53,8 @@ class BodyReader:
                 raw = await request.content.readany()
                 self._check_size(len(raw))
                 return raw
+            if self.exchange is not None:
+                return await self._collect_unless_stopped(request.content, self.exchange)
             return await self._collect(request.content)
         except TimeoutError:
             raise Refused(408, "body_timeout", "The body took too long to arrive. Send it again.") from None
@@ -70,6 +72,20 @@ class BodyReader:
         """Give the reserved bytes back to the budget. May be called again."""
         self._share.release()
         self.exchange = None
+
+    async def _collect_unless_stopped(self, content: StreamReader, exchange: Exchange) -> bytearray:
+        """Return the body. Raises what the exchange is stopped with."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(None) as timeout:
+                exchange.on_stop = lambda: None if timeout.expired() else timeout.reschedule(loop.time())
+                if exchange.stopped is not None:
+                    raise exchange.stopped
+                return await self._collect(content)
+        except TimeoutError:
+            raise exchange.stopped or TimeoutError from None
+        finally:
+            exchange.on_stop = None
 
     async def _collect(self, content: StreamReader) -> bytearray:
         """Read into one growing buffer: joining pieces at the end would hold the body in memory twice."""

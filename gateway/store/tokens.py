@@ -93,7 +93,7 @@ class Tokens:
         if ids is None:
             raise invalid_token()
         account_id, short_id = ids
-        pending = self._client.submit("HGET", _key(account_id), short_id)
+        pending = self._client.submit("HGET", tokens_key(account_id), short_id)
         fields = await self._client.submit("HGETALL", account_key(account_id))
         return self._judge(text, account_id, await pending, fields)
 
@@ -122,7 +122,9 @@ class Tokens:
                 return await then(refused)
             return await then(now)
 
-        return Step(_GUARD, (_key(account_id), account_key(account_id)), (short_id, known.record, *known.profile), read)
+        return Step(
+            _GUARD, (tokens_key(account_id), account_key(account_id)), (short_id, known.record, *known.profile), read
+        )
 
     def touch_step(self, authenticated: Authenticated) -> Step | None:
         """Return a step which records that the token was used, at most once an hour; None where that is recorded."""
@@ -139,7 +141,7 @@ class Tokens:
                     authenticated, msgspec.structs.replace(authenticated, token=used.token, record=record)
                 )
 
-        return Step(_SWAP, (_key(account_id),), (short_id, authenticated.record, record), read, _not_touched)
+        return Step(_SWAP, (tokens_key(account_id),), (short_id, authenticated.record, record), read, _not_touched)
 
     def _judge(self, text: str, account_id: str, raw: bytes | None, fields: Mapping[bytes, bytes]) -> Authenticated:
         """Return the token with this text, given its record and its account's fields, and remember it."""
@@ -193,7 +195,7 @@ class Tokens:
 
     async def all_of(self, account: str) -> list[Token]:
         """Return the account's tokens, the oldest first."""
-        tokens = [_decode(record).token for record in await self._client.call("HVALS", _key(account))]
+        tokens = [_decode(record).token for record in await self._client.call("HVALS", tokens_key(account))]
         return sorted(tokens, key=lambda token: (token.created_at, token.id))
 
     async def set_status(self, token_id: str, status: TokenStatus) -> Token:
@@ -219,7 +221,7 @@ class Tokens:
         ids = _ID.fullmatch(token_id)
         if ids is None:  # it may be the text of a token: never repeat it
             raise TokenError("a token's id is like ACCOUNT-1a2b3c4d: `gateway token list ACCOUNT` shows them")
-        raw: bytes | None = await self._client.call("HGET", _key(ids[1]), ids[2])
+        raw: bytes | None = await self._client.call("HGET", tokens_key(ids[1]), ids[2])
         if raw is None:
             raise TokenError(f"there is no token `{token_id}`: `gateway token list {ids[1]}` shows the account's")
         return raw
@@ -228,7 +230,9 @@ class Tokens:
         """Replace the record, or delete it, if it still is `expected`; return whether it was."""
         account, _, short_id = token_id.rpartition("-")
         raw = b"" if record is None else _encode(record)
-        return bool(await self._client.run(_SWAP, [_key(account)], [short_id, expected, raw]))
+        revoked = record is None or record.token.status is TokenStatus.DISABLED
+        arguments = (short_id, expected, raw, account) if revoked else (short_id, expected, raw)
+        return bool(await self._client.run(_SWAP, [tokens_key(account)], arguments))
 
 
 def invalid_token() -> TokenRefused:
@@ -242,8 +246,14 @@ async def _not_touched(_: GatewayError) -> None:
     """Leave the time of the last use as it was."""
 
 
-def _key(account: str) -> str:
+def tokens_key(account: str) -> str:
+    """Return the Redis key of an account's tokens."""
     return f"gw:{{{account}}}:tokens"
+
+
+def token_of(record: bytes) -> Token:
+    """Return the token of a record."""
+    return _decode(record).token
 
 
 def _replace(record: _Record, **changes: object) -> _Record:

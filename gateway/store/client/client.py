@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from redis.asyncio import RedisCluster
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
 from gateway.errors import StoreAway
@@ -98,6 +99,10 @@ class Client:
             cursor, page = await self.call("SCAN", cursor or 0, "MATCH", pattern, "COUNT", _PAGE)
             for key in page:
                 yield key.decode()
+
+    async def new_link(self) -> AbstractConnection:
+        """Return a connection of redis-py, not open yet, for a subscription: to the primary, or to a node of a cluster."""
+        return await self._topology.new_link()
 
     async def follow(self) -> None:
         """Switch to the new primary if Sentinel has replaced it; the old one may still respond for seconds."""
