@@ -26,7 +26,9 @@ class Loop(uvloop.Loop):
 
     slowed = 1
 
-    def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> Any:
         return super().call_later(delay * Loop.slowed, callback, *args, context=context)
 
 
