@@ -136,7 +136,7 @@ class StoreStart:
         with _in(data):
             data.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._path = _socket_path(data)
-            self._lock = (data / "store.lock").open("ab")
+            self._lock = open(data / "store.lock", "ab", opener=_at_once)  # noqa: SIM115 - held until the server ends
         self._heard = time.monotonic()
 
     def poll(self) -> EmbeddedStore | None:
@@ -266,6 +266,11 @@ def _end_with(parent: int) -> Callable[[], None] | None:
             os._exit(1)
 
     return set_death_signal
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open a file without waiting, as a named pipe would until another process reads it."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 @contextlib.contextmanager
