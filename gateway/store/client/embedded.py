@@ -182,9 +182,8 @@ class StoreStart:
         with _in(self._data):
             append_only.check(self._data, expected=self._lock.tell() > 0)
             self._path.unlink(missing_ok=True)
-            log = os.open(
-                self._data / "store.log", os.O_WRONLY | os.O_CREAT, 0o600
-            )  # the server prints nothing if it cannot
+            # The server prints nothing if it cannot write it.
+            log = os.open(self._data / "store.log", os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o600)
             self._log_start = os.lseek(log, 0, os.SEEK_END)
             os.close(log)
             self._process = _spawn(self._data, self._path, self._lock.fileno())
