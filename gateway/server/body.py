@@ -21,6 +21,7 @@ from gateway.exchange import Exchange
 from gateway.facts import Caller
 from gateway.proxy.caller import CallerConnection
 from gateway.server.body_budget import BodyBudget, BodyShare
+from gateway.server.received import ReceivedRequest
 
 
 class BodyReader:
@@ -35,7 +36,7 @@ class BodyReader:
         self.exchange: Exchange | None = None
         """Whose body it is. Forgotten in `release`, since the exchange refers to its reader."""
 
-    async def read(self, request: web.BaseRequest, caller: CallerConnection) -> bytes | bytearray:
+    async def read(self, request: ReceivedRequest, caller: CallerConnection) -> bytes | bytearray:
         """Return the whole body. Raises `Refused`, and `ConnectionError` if the caller left."""
         self._share = BodyShare(self._budget, _owner(self.exchange))
         try:
@@ -43,11 +44,14 @@ class BodyReader:
             self._share.check(request.content_length or 0)
             if expects_continue(request):
                 caller.send_continue()
-            if request.content.is_eof():  # the whole body is here: nothing to wait for
-                raw = await request.content.readany()
+            content = request.content
+            if content is None:  # it was read and released
+                raise ConnectionResetError
+            if content.is_eof():  # the whole body is here: nothing to wait for
+                raw = await content.readany()
                 self._check_size(len(raw))
                 return raw
-            return await self._collect(request.content)
+            return await self._collect(content)
         except TimeoutError:
             raise Refused(408, "body_timeout", "The body took too long to arrive. Send it again.") from None
         except (ClientPayloadError, web.RequestPayloadError, HttpProcessingError):
@@ -78,7 +82,7 @@ class BodyReader:
         self._share.grow(size)
 
 
-def expects_continue(request: web.BaseRequest) -> bool:
+def expects_continue(request: ReceivedRequest) -> bool:
     """Return whether the caller waits for `100 Continue` before it sends the body."""
     return request.headers.get("Expect", "").lower() == "100-continue"
 
@@ -91,7 +95,7 @@ def _owner(exchange: Exchange | None) -> str:
     return f"address {network_of(exchange.request.peer)}" if caller is None else f"account {caller.account}"
 
 
-def _check_head(request: web.BaseRequest, max_body: int) -> None:
+def _check_head(request: ReceivedRequest, max_body: int) -> None:
     if any(value.lower() != "identity" for value in request.headers.getall("Content-Encoding", ())):
         raise Refused(415, "unsupported_media_type", "Send the body without Content-Encoding.")
     if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
