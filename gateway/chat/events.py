@@ -34,6 +34,9 @@ from gateway.chat.usage import ReportedUsage
 MAX_PARSED: Final = 16
 """Events that one call of `feed` takes one by one: some 200 microseconds."""
 
+_NO_CHOICES: Final[frozenset[bytes]] = frozenset()
+"""Python makes another empty set of 200 bytes for each call of `frozenset`."""
+
 
 class EventStream:
     """The event stream of a response of `choices` choices. `drop_usage`: the caller did not ask for the usage-only chunk."""
@@ -80,9 +83,9 @@ class EventStream:
         self.concluded = False
         """`[DONE]`, an error, or every choice's finish reason and the final usage was received."""
         self._choices = choices
-        self._appeared: frozenset[bytes] = frozenset()
+        self._appeared = _NO_CHOICES
         """The choices that had an event, if there may be several."""
-        self._finished_choices: frozenset[bytes] = frozenset()
+        self._finished_choices = _NO_CHOICES
         self._output_at_usage = -1
         self._drop_usage = drop_usage
         self._max_event_bytes = max_event_bytes

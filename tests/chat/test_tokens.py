@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 from typing import Any
@@ -172,3 +173,13 @@ def test_an_event_of_another_form_has_no_text(odd: str) -> None:
     stream = EventStream(drop_usage=False)
     stream.feed(event(odd))
     assert stream.output.tokens() == 0
+
+
+def test_what_all_events_have_in_common_is_kept_once() -> None:
+    name = "m" * 700
+    events = [event({"model": name} | chunk({"content": word})) for word in WORDS[1:] * 10]
+    counter = OutputCounter()
+    for each in events:
+        counter.add(each, 1)
+    kept = sum(len(each) for each in gc.get_referents(counter) + counter._samples if isinstance(each, bytes))
+    assert kept < MAX_SAMPLES * 100 + len(name) + 100

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from aiohttp import StreamReader, web
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.http import HttpRequestParser, RawRequestMessage
 
+from gateway.proxy.relay import Relay
+from gateway.proxy.upstream import UpstreamConnection
 from gateway.server.gateway import IncomingBody
+from gateway.server.protocol import ServerProtocol
 from gateway.server.received import ReceivedRequest
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
@@ -25,6 +29,11 @@ from tests.whole.scripted import CHUNKED, LAST, Forever, Scripted, chunk
 STREAMS = 8
 EVENT = b'data: {"id":"1","choices":[{"index":0,"delta":{"content":"word"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
+ANSWER = (
+    CHUNKED[:-2]
+    + b"".join(b"x-of-the-provider-%d: %d\r\n" % (number, number) for number in range(20))
+    + b"x-request-id: 4711\r\n\r\n"
+)
 LARGE = {"user": "x" * 100_000}
 
 
@@ -75,7 +84,7 @@ async def streams(gateway: Running, *requests: bytes, count: int = STREAMS) -> A
 async def upstream(ended: asyncio.Event) -> AsyncIterator[Scripted]:
     """Yield an upstream whose answers begin with an event and then pause until `ended` is set."""
     pausing = Forever(chunk(b": pause\n\n"), 0.05, ended.is_set)
-    async with Scripted([CHUNKED, chunk(EVENT), pausing, chunk(EVENT + DONE) + LAST]) as scripted:
+    async with Scripted([ANSWER, chunk(EVENT), pausing, chunk(EVENT + DONE) + LAST]) as scripted:
         yield scripted
 
 
@@ -92,6 +101,23 @@ async def test_a_stream_keeps_nothing_of_what_received_its_request(body: dict[st
         one = opened.added(ReceivedRequest, IncomingBody)
     assert kept == dict.fromkeys(kept, 0)
     assert one == dict.fromkeys(one, STREAMS)
+
+
+async def test_a_stream_keeps_of_the_upstreams_headers_only_the_id(gateway: Running) -> None:
+    async with streams(gateway, chat(await gateway.token())):
+        kept = [each.headers for each in gc.get_objects() if isinstance(each, UpstreamConnection)]
+        assert [list(each.items()) for each in kept] == [[("x-request-id", "4711")]] * STREAMS
+
+
+async def test_connections_share_what_they_do_not_use(gateway: Running) -> None:
+    async with streams(gateway, chat(await gateway.token())):
+        protocols = [each for each in gc.get_objects() if isinstance(each, ResponseHandler)]
+        waiting = [each for each in gc.get_objects() if isinstance(each, ServerProtocol)]
+        assert len(protocols) == len(waiting) == STREAMS
+        assert len({id(each._buffer) for each in protocols}) == 1
+        assert not any(isinstance(held, deque) for each in waiting for held in gc.get_referents(each))
+        relays = [each.events for each in gc.get_objects() if isinstance(each, Relay)]
+        assert len({id(held) for each in relays for held in gc.get_referents(each) if held == frozenset()}) == 1
 
 
 async def test_after_a_stream_its_connection_serves_what_was_sent_meanwhile_and_later(
