@@ -120,11 +120,11 @@ class Gateway:
             return SentResponse(caller)
         body = IncomingBody(self, request, caller)
         exchange = self._exchange(request, operation, argument, body.read, body.release)
-        body.reader.exchange = exchange
+        body.belongs_to(exchange)
         try:
             await self.runner.run(exchange, self.chain, caller, _refuse_with(refusal) if refusal else self.routes)
         finally:
-            body.reader.release()
+            body.end()
         protocol.slot.known |= Caller in exchange
         return SentResponse(caller)
 
@@ -193,27 +193,40 @@ class Gateway:
 class IncomingBody:
     """The body of one request, until the answer begins: then `release` frees what was needed to receive the request."""
 
-    __slots__ = ("_caller", "_gateway", "_request", "reader")
+    __slots__ = ("_caller", "_gateway", "_reader", "_request")
 
     def __init__(self, gateway: Gateway, request: ReceivedRequest, caller: CallerConnection) -> None:
         self._gateway = gateway
         self._request = request
         self._caller = caller
-        self.reader = BodyReader(gateway.port, gateway.budget)
+        self._reader: BodyReader | None = BodyReader(gateway.port, gateway.budget)
+
+    def belongs_to(self, exchange: Exchange) -> None:
+        """Set whose body it is."""
+        if self._reader is not None:
+            self._reader.exchange = exchange
 
     async def read(self) -> Body:
         """Read the whole body within the limits and check it. Raises `Refused`, and `ConnectionError` if the caller left."""
+        if self._reader is None:
+            raise ConnectionResetError
         try:
-            raw = await self.reader.read(self._request, self._caller)
+            raw = await self._reader.read(self._request, self._caller)
         except Refused:
             self._caller.close_after()
             cast("ServerProtocol", self._request.protocol).unclear = True
             raise
         return await self._gateway.check(raw)
 
+    def end(self) -> None:
+        """Give back what the body holds of the budget. May be called again."""
+        if self._reader is not None:
+            self._reader.release()
+            self._reader = None
+
     def release(self) -> None:
         """Free what was needed to receive the request."""
-        self.reader.release()
+        self.end()
         self._request.release()
         cast("ServerProtocol", self._request.protocol).release()
 

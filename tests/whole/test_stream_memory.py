@@ -16,6 +16,8 @@ from aiohttp.http import HttpRequestParser, RawRequestMessage
 
 from gateway.proxy.relay import Relay
 from gateway.proxy.upstream import UpstreamConnection
+from gateway.server.body import BodyReader
+from gateway.server.body_budget import BodyShare
 from gateway.server.gateway import IncomingBody
 from gateway.server.protocol import ServerProtocol
 from gateway.server.received import ReceivedRequest
@@ -97,7 +99,7 @@ async def gateway(upstream: Scripted, store_url: str, client: Client, tmp_path: 
 @pytest.mark.parametrize("body", [{}, LARGE])
 async def test_a_stream_keeps_nothing_of_what_received_its_request(body: dict[str, str], gateway: Running) -> None:
     async with streams(gateway, chat(await gateway.token(), body)) as opened:
-        kept = opened.added(HttpRequestParser, RawRequestMessage, StreamReader, web.BaseRequest)
+        kept = opened.added(HttpRequestParser, RawRequestMessage, StreamReader, web.BaseRequest, BodyReader, BodyShare)
         one = opened.added(ReceivedRequest, IncomingBody)
     assert kept == dict.fromkeys(kept, 0)
     assert one == dict.fromkeys(one, STREAMS)
