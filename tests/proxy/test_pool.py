@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from aiohttp.client_proto import ResponseHandler
 
-from gateway.chain import Chain
+from gateway.chain.chain import Chain
 from gateway.config.channel import Channel
 from gateway.proxy.pool import AIOHTTP_ATTRIBUTES, Target, UpstreamPool
 from gateway.runtime.reload import Reloader
