@@ -34,8 +34,7 @@ from gateway.chat.usage import ReportedUsage
 MAX_PARSED: Final = 16
 """Events that one call of `feed` takes one by one: some 200 microseconds."""
 
-_NO_CHOICES: Final[frozenset[bytes]] = frozenset()
-"""Python makes another empty set of 200 bytes for each call of `frozenset`."""
+_NONE: Final[frozenset[bytes]] = frozenset()
 
 
 class EventStream:
@@ -83,9 +82,9 @@ class EventStream:
         self.concluded = False
         """`[DONE]`, an error, or every choice's finish reason and the final usage was received."""
         self._choices = choices
-        self._appeared = _NO_CHOICES
+        self._appeared = _NONE
         """The choices that had an event, if there may be several."""
-        self._finished_choices = _NO_CHOICES
+        self._finished_choices = _NONE
         self._output_at_usage = -1
         self._drop_usage = drop_usage
         self._max_event_bytes = max_event_bytes
