@@ -28,11 +28,12 @@ class PassBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         """Build the module, and include it in the wheel."""
         source = Path(self.root, SOURCE)
         target = source.with_name(f"_pass{sysconfig.get_config_var('EXT_SUFFIX')}")
-        target.unlink(missing_ok=True)
         if os.environ.get("GATEWAY_PURE", "0") not in ("", "0"):
+            target.unlink(missing_ok=True)
             print("sluicegate: pure Python, as GATEWAY_PURE is set", file=sys.stderr)
             return
         try:
+            target.unlink(missing_ok=True)
             build(source, target)
         except (ImportError, OSError, subprocess.CalledProcessError) as error:
             print(f"sluicegate: pure Python, as the compiled path of events was not built: {error}", file=sys.stderr)

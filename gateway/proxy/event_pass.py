@@ -55,9 +55,9 @@ def load() -> tuple[ModuleType | None, str]:
     try:
         compiled = import_module("gateway.proxy._pass")
     except ImportError:
-        return None, "the compiled path of events is not built"
+        return None, "the compiled path is not built, for which an installation needs Cython and a C compiler"
     if SOURCE.exists() and digest(SOURCE.read_bytes()) != compiled.SOURCE:
-        return None, "the compiled path of events was built from another version"
+        return None, "the compiled path was built from another version, install again"
     compiled.use(BUFFER, LARGE_READ)
     return compiled, ""
 

@@ -180,6 +180,7 @@ class Comparison:
             "http_1_1": random.random() < 0.97,
             "hooked": random.random() < 0.03,
             "credential": random.choice((KEY,) * 5 + ("",)),
+            "drain": random.random() < 0.5,
         }
         twins = [Twin(connection, **settings) for connection in (self.compiled, self.pure)]
         disturbed, closely = random.random() < 0.3, random.random() < 0.1

@@ -28,7 +28,7 @@ NOT_COMPARED: Final = {"_head", "template"}
 
 def connections(compiled: bool) -> Any:
     """Return the class of connections, with or without the compiled path."""
-    module = ModuleType("gateway.proxy.upstream")
+    module: Any = ModuleType("gateway.proxy.upstream")
     source = upstream.__spec__
     assert source is not None
     chosen, event_pass.EventPass = event_pass.EventPass, _base(compiled)
@@ -38,7 +38,9 @@ def connections(compiled: bool) -> Any:
     finally:
         event_pass.EventPass = chosen
 
-    class Counted(module.UpstreamConnection):  # type: ignore[misc]
+    base = module.UpstreamConnection
+
+    class Counted(base):  # type: ignore[misc, valid-type]
         """A connection that counts the reads that Python receives."""
 
         __slots__ = ("received",)
@@ -155,10 +157,16 @@ class Twin:
         http_1_1: bool = True,
         hooked: bool = False,
         credential: str = KEY,
+        drain: bool = False,
     ) -> None:
         read_body: Callable[[], Awaitable[Body]] = _no_body
         body = Body("m", True, None, choices, asked_usage, 100, 1, 10, {}, {})
-        channel = Channel(base_url="http://upstream/v1", api_key=credential, max_response_bytes=max_bytes)
+        channel = Channel(
+            base_url="http://upstream/v1",
+            api_key=credential,
+            max_response_bytes=max_bytes,
+            on_caller_gone="drain" if drain else "cancel",
+        )
         self.exchange = Exchange(REQUEST, read_body, id="one")
         self.exchange.started = 1000.0
         self.to_caller = Transport()
@@ -178,7 +186,7 @@ class Twin:
     @property
     def reading(self) -> bool:
         """Whether the transport would read now."""
-        return self.upstream._reading
+        return bool(self.upstream._reading)
 
     def seen(self) -> list[object]:
         """Return everything that the rest of the gateway could see, and what decides about the next read."""
