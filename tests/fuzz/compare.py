@@ -111,6 +111,16 @@ def chunk(random: Random, data: bytes) -> bytes:
     return form % len(data) + b"\r\n" + data + b"\r\n"
 
 
+def nested(random: Random, event: bytes) -> list[bytes]:
+    """Return the writes of one chunk, of which the middle one looks like a whole chunk."""
+    inner = b"%x\r\n" % len(event) + event + b"\r\n"
+    if random.random() < 0.5 or not 16 <= len(event) < 256:
+        whole = chunk(random, b"data: " + inner + b"\n\n")
+        cut = whole.index(inner)
+        return [whole[:cut], inner, whole[cut + len(inner) :]]
+    return [b"1", inner, b"x" * 252 + b"\n\n\r\n"]  # 256 bytes more, of which two are a line end within the chunk
+
+
 class Pool:
     """Events to choose from, which are made once."""
 
@@ -137,9 +147,11 @@ def body(random: Random, pool: Pool) -> list[bytes]:
             data = b"".join(events)
             cut = random.randrange(len(data))
             writes.append(b"".join([chunk(random, part) for part in (data[:cut], data[cut:]) if part]))
+        if not regular and random.random() < 0.1:
+            writes += nested(random, events[0])
         if not regular and random.random() < 0.05:
             broken = bytearray(writes[-1])
-            broken[random.randrange(len(broken))] = random.choice(b'\0\r\n;0a"Z\xff')
+            broken[random.choice((random.randrange(len(broken)), -1, -2))] = random.choice(b'\0\r\n;0a"Z\xff')
             writes[-1] = bytes(broken)
     if random.random() < 0.5:
         writes.append(b"0\r\n\r\n")

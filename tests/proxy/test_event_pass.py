@@ -73,6 +73,8 @@ def test_it_takes_every_plain_event_after_the_first(clock: Clock) -> None:
         chunk(b"id: 1\n" + PLAIN),
         chunk(PLAIN[:-1]),
         chunk(PLAIN)[:-1],
+        chunk(PLAIN)[:-2] + b"\n\n",
+        chunk(PLAIN)[:-1] + b"\r",
         chunk(PLAIN).replace(b"\r\n", b";extension\r\n", 1),
         chunk(PLAIN) + chunk(PLAIN[:20]),
         (LARGE_READ // len(PLAIN) + 1) * chunk(PLAIN),
