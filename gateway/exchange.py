@@ -112,6 +112,7 @@ class Exchange:
         "account",
         "arrived_at",
         "attempts",
+        "before_body",
         "bytes",
         "channel",
         "charge_micros",
@@ -171,6 +172,8 @@ class Exchange:
         self.longest_gap_s = 0.0
         self.events = 0
         self.bytes = 0
+        self.before_body: Callable[[], Awaitable[None]] | None = None
+        """What the gateway awaits before it reads a body that has not arrived or is large: the steps that are planned so far."""
         self._read_body = read_body
         self._on_body_dropped = on_body_dropped
         self._body: Body | None = None
@@ -182,6 +185,9 @@ class Exchange:
 
     def __setitem__(self, fact: type[Fact], value: Fact) -> None:
         self._facts[fact] = value
+
+    def __delitem__(self, fact: type) -> None:
+        self._facts.pop(fact, None)
 
     def __contains__(self, fact: type) -> bool:
         return fact in self._facts

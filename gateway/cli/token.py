@@ -20,7 +20,7 @@ from gateway.cli.common import (
     print_table,
     run_with_store,
 )
-from gateway.store.tokens import Token, TokenStatus
+from gateway.store.known_tokens import Token, TokenStatus
 
 token = typer.Typer(no_args_is_help=True, help="Manage tokens: create, list, disable, enable, delete.")
 

@@ -17,7 +17,7 @@ import structlog
 from aiohttp import ClientError
 
 from gateway import crash_points
-from gateway.chain import Chain
+from gateway.chain.chain import Chain
 from gateway.chat.request import Body, BodyPart
 from gateway.chat.response import Response
 from gateway.chat.usage import Usage

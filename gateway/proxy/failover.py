@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gateway.catalogue import MAX_ATTEMPTS
-from gateway.chain import Chain
+from gateway.chain.chain import Chain
 from gateway.chat.usage import Usage
 from gateway.config.channel import Channel
 from gateway.errors import Refused

@@ -18,7 +18,9 @@ from typing import Final
 import structlog
 
 from gateway import crash_points
-from gateway.chain import Chain, Step, is_cancellation
+from gateway.chain.chain import Chain
+from gateway.chain.entry import Entry
+from gateway.chain.failures import is_cancellation
 from gateway.errors import GatewayError, Refused, StoreAway, StoreError, as_refused
 from gateway.exchange import Exchange, Operation, Outcome, Reply
 from gateway.metrics.registry import Metrics
@@ -44,14 +46,14 @@ class ExchangeRunner:
     def __init__(self, failover: Failover, metrics: Metrics) -> None:
         self.failover = failover
         self.metrics = metrics
-        self._ending: dict[asyncio.Task[None], tuple[Exchange, list[Step]]] = {}
+        self._ending: dict[asyncio.Task[None], tuple[Exchange, list[Entry]]] = {}
         self.open = 0
         """Exchanges in progress."""
         self._idle = asyncio.Event()
 
     async def run(self, exchange: Exchange, chain: Chain, caller: CallerConnection, local: LocalHandler) -> None:
         """Run one exchange. It raises only when cancelled. When it returns, `on_end` of its plugins has run."""
-        entered: list[Step] = []
+        entered: list[Entry] = []
         self.open += 1
         try:
             await self._serve(exchange, chain, caller, local, entered)
@@ -92,7 +94,7 @@ class ExchangeRunner:
         old = takewhile(lambda ending: (ending[0].ended or before) < before, self._ending.values())
         return [(exchange.id, entered[-1].name) for exchange, entered in old if entered]
 
-    async def _end(self, exchange: Exchange, chain: Chain, entered: list[Step]) -> None:
+    async def _end(self, exchange: Exchange, chain: Chain, entered: list[Entry]) -> None:
         await chain.end(exchange, entered)
         try:
             self.metrics.ended(exchange)
@@ -108,7 +110,7 @@ class ExchangeRunner:
             self._idle.set()
 
     async def _serve(
-        self, exchange: Exchange, chain: Chain, caller: CallerConnection, local: LocalHandler, entered: list[Step]
+        self, exchange: Exchange, chain: Chain, caller: CallerConnection, local: LocalHandler, entered: list[Entry]
     ) -> None:
         try:
             reply = await chain.request(exchange, entered)

@@ -4,7 +4,8 @@
 2. A body that arrives too slowly is refused as soon as it is below `min_body_rate`, long before a large body's full timeout.
 3. All bodies that a worker holds at once stay within `body_budget`, which `gateway.server.body_budget` shares among accounts. A
    large body is refused where its declared length has no room, and where the room ends while it arrives.
-4. A body is held until the first byte of the answer: after that no upstream is called.
+4. Before a large body is read, the plugins that have planned a step decide: one that is over its limits sends nothing large.
+5. A body is held until the first byte of the answer: after that no upstream is called.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from gateway.exchange import Exchange
 from gateway.facts import Caller
 from gateway.proxy.caller import CallerConnection
 from gateway.server.body_budget import BodyBudget, BodyShare
+from gateway.server.large_bodies import SMALL
 
 
 class BodyReader:
@@ -41,6 +43,7 @@ class BodyReader:
         try:
             _check_head(request, self._port.max_body)
             self._share.check(request.content_length or 0)
+            await self._decide_first(request)
             if expects_continue(request):
                 caller.send_continue()
             if request.content.is_eof():  # the whole body is here: nothing to wait for
@@ -52,6 +55,13 @@ class BodyReader:
             raise Refused(408, "body_timeout", "The body took too long to arrive. Send it again.") from None
         except (ClientPayloadError, web.RequestPayloadError, HttpProcessingError):
             raise Refused(400, "invalid_request", "The body's framing is broken.") from None
+
+    async def _decide_first(self, request: web.BaseRequest) -> None:
+        """Let the plugins above decide before a body is read that is large, or may be."""
+        length = request.content_length
+        small = request.content.is_eof() if length is None else length <= SMALL
+        if not small and self.exchange is not None and self.exchange.before_body is not None:
+            await self.exchange.before_body()
 
     def release(self) -> None:
         """Give the reserved bytes back to the budget. May be called again."""

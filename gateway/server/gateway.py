@@ -15,7 +15,7 @@ from typing import Final, cast
 
 from aiohttp import HttpVersion10, HttpVersion11, web
 
-from gateway.chain import Chain
+from gateway.chain.chain import Chain
 from gateway.chat.request import Body, BodyRules, check
 from gateway.config.schema import Port
 from gateway.errors import Refused, unavailable

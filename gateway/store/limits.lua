@@ -6,6 +6,7 @@
 -- ARGV  'take', request_id, tokens, lease in ms, requests per minute, tokens per minute, concurrent (0: no limit)
 --       'look', then the same arguments: returns what 'take' would return, and takes nothing
 --       'give_back', request_id, tokens
+-- The second value that is returned is true where a limit refuses: as a step, it ends the script.
 -- 'take' returns the limit that refuses ('' for none), for how many ms, and the levels of the buckets.
 local MINUTE = 60000000
 local LARGEST = 9007199254740991
@@ -63,16 +64,16 @@ end
 local requests_wait = wait(requests_level, 1, requests_limit)
 local tokens_wait = wait(tokens_level, tokens, tokens_limit)
 if requests_wait > 0 and requests_wait >= tokens_wait then
-  return { 'requests', requests_wait, requests_level, tokens_level }
+  return { 'requests', requests_wait, requests_level, tokens_level }, true
 end
 if tokens_wait > 0 then
-  return { 'tokens', tokens_wait, requests_level, tokens_level }
+  return { 'tokens', tokens_wait, requests_level, tokens_level }, true
 end
 local now_ms = math.floor(now / 1000)
 local slots = concurrent > 0 and redis.call('ZCARD', KEYS[3])
 local crowded = slots and slots >= concurrent -- counting those whose lease has expired
 if crowded and redis.call('ZCOUNT', KEYS[3], '(' .. now_ms, '+inf') >= concurrent then
-  return { 'concurrent', 1000, requests_level, tokens_level } -- when a slot becomes free is not known
+  return { 'concurrent', 1000, requests_level, tokens_level }, true -- when a slot becomes free is not known
 end
 if ARGV[1] == 'look' then return { '', 0, requests_level, tokens_level } end
 if slots then

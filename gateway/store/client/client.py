@@ -57,6 +57,8 @@ class Client:
         self._topology = topology
         self.redis = topology.redis
         """redis-py's client of the same store, for commands to every master of a cluster."""
+        self.sharded = isinstance(topology.redis, RedisCluster)
+        """Whether keys are spread over several servers, so that a script may use keys of one hash slot only."""
         self.timeout_s = timeout_s
         self._converters: dict[Any, Convert] = dict(topology.redis.response_callbacks)
 
@@ -84,7 +86,7 @@ class Client:
 
     async def keys(self, pattern: str) -> AsyncIterator[str]:
         """Yield every key that matches, in no order, possibly more than once. Raises `StoreAway` or `StoreError`."""
-        if isinstance(self.redis, RedisCluster):  # it scans all masters
+        if self.sharded:  # redis-py scans all masters
             try:
                 async for key in self.redis.scan_iter(match=pattern, count=_PAGE):
                     yield key.decode()

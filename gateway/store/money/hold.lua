@@ -1,4 +1,5 @@
 -- hold(request_id, amount, floor, lease, fingerprint, max holds, keep, skew)
+-- The second value that is returned is true where nothing is held: as a step, it ends the script.
 local request_id, fingerprint = ARGV[1], ARGV[5]
 local arrived = arrival_ms(request_id)
 local amount = integer(ARGV[2], 0, MOST, "the amount")
@@ -13,13 +14,13 @@ end
 
 local account = wallet()
 if not account then
-  return { request_id, "NO_ACCOUNT", 0, 0, 0 }
+  return { request_id, "NO_ACCOUNT", 0, 0, 0 }, true
 end
 local now = clock()
 local over = expire(account, now, 16)
 
 local function reply(word)
-  return { request_id, word, account.balance, account.held, account.credit_line, unpack(over) }
+  return { request_id, word, account.balance, account.held, account.credit_line, unpack(over) }, word ~= "HELD"
 end
 
 local hold = hold_of(request_id)

@@ -1,4 +1,5 @@
 -- settle(request_id, kind: settle | release, cost, keep, skew)
+-- The second value that is returned is true where another amount than the cost was charged: as a step, it ends the script.
 local request_id, kind = ARGV[1], ARGV[2]
 local arrived = arrival_ms(request_id)
 local cost = integer(ARGV[3], 0, kind == "settle" and MOST or 0, "the cost")
@@ -10,7 +11,7 @@ end
 
 local account = wallet()
 if not account then
-  return { request_id, "NO_ACCOUNT", 0 }
+  return { request_id, "NO_ACCOUNT", 0 }, cost ~= 0
 end
 if account.balance - cost < -MOST then
   refuse("the new balance is beyond its range")
@@ -28,7 +29,7 @@ if hold then
 end
 local past = end_of(request_id)
 if past and past.kind ~= "expire" then
-  return { request_id, "DONE", past.charged }
+  return { request_id, "DONE", past.charged }, past.charged ~= cost
 end
 if past then -- the total charge becomes the cost: expiry charged the floor, or nothing
   redis.call("HSET", ended, request_id, "1 late " .. digits(cost))
@@ -38,7 +39,7 @@ if past then -- the total charge becomes the cost: expiry charged the floor, or 
 end
 if arrived < now - keep or arrived > now + skew then
   redis.call("HSETNX", stale, request_id, digits(cost))
-  return { request_id, "STALE", 0 }
+  return { request_id, "STALE", 0 }, cost ~= 0
 end
 finish(account, request_id, nil, "orphan", cost, now)
 save(account)
