@@ -75,6 +75,10 @@ class Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[object] = []
+        self.protocol = asyncio.BaseProtocol()
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self.protocol
 
     def write(self, data: object) -> None:
         self.calls.append(data)
