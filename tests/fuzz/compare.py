@@ -115,7 +115,7 @@ def nested(random: Random, event: bytes) -> list[bytes]:
     """Return the writes of one chunk, of which the middle one looks like a whole chunk."""
     inner = b"%x\r\n" % len(event) + event + b"\r\n"
     if random.random() < 0.5 or not 16 <= len(event) < 256:
-        whole = chunk(random, b"data:\n" + inner + b"\n\n")
+        whole = chunk(random, TEXT % b"a" + inner + b"\n\n")
         cut = whole.index(inner)
         return [whole[:cut], inner, whole[cut + len(inner) :]]
     return [b"1", inner, b"x" * 252 + b"\n\n\r\n"]  # 256 bytes more, of which two are a line end within the chunk
