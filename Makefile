@@ -4,7 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK := deploy/requirements.lock
 
-.PHONY: serve test check format clean
+# Tests of streams, which run a second time without the compiled path of events.
+STREAMS := tests/chat tests/proxy $(addprefix tests/whole/test_,stream.py stream_end.py tiny_pieces.py turns.py \
+  upstream_errors.py upstream_tls.py usage_table.py)
+
+.PHONY: serve test test-pure format clean
 
 serve: $(VENV)/.serve
 	$(BIN)/gateway serve --config config/demo.yaml
@@ -14,16 +18,23 @@ test: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 3 --cov --cov-report=term
+	if $(BIN)/gateway --version | grep -q compiled; then GATEWAY_PURE=1 $(BIN)/python -m pytest -n 3 $(STREAMS); fi
+
+# All tests without the compiled path of events.
+test-pure: $(VENV)/.dev
+	GATEWAY_PURE=1 $(BIN)/python -m pytest -n 3
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Everything that runs comes from the lock file, exact and checked by hash; the project itself is installed in place.
-$(VENV)/.serve: $(LOCK) pyproject.toml
+# Everything that runs comes from the lock file, exact and checked by hash; the project itself is installed in place. With a C
+# compiler, its compiled path of events is built, too.
+$(VENV)/.serve: $(LOCK) pyproject.toml hatch_build.py gateway/proxy/_pass.pyx
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --require-hashes -r $(LOCK)
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/gateway --version
 	touch $@
 
 $(VENV)/.dev: deploy/requirements-dev.lock $(VENV)/.serve
@@ -31,4 +42,4 @@ $(VENV)/.dev: deploy/requirements-dev.lock $(VENV)/.serve
 	touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) gateway/proxy/_pass.*.so

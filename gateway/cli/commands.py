@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from importlib.metadata import version
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -24,6 +25,7 @@ from gateway.cli import (
     verify,
 )
 from gateway.errors import GatewayError, Misconfigured
+from gateway.proxy import event_pass
 
 
 class Program(TyperGroup):
@@ -37,6 +39,26 @@ class Program(TyperGroup):
             raise typer.Exit(2 if isinstance(error, Misconfigured) else 1) from None
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"sluicegate {version('sluicegate')}, {event_pass.description()}")
+        raise typer.Exit
+
+
+def _options(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            help="Print the version, and whether events take the compiled path.",
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
 def program() -> typer.Typer:
     """Return the command line, its commands in the order in which `--help` lists them."""
     app = typer.Typer(
@@ -48,6 +70,7 @@ def program() -> typer.Typer:
         rich_markup_mode="markdown",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+    app.callback()(_options)
     for command in (
         serve,
         check,

@@ -181,6 +181,7 @@ class Relay:
         exchange.events = events.events
         self._call_hooks(first)
         crash_points.point("stream.begun")
+        self._upstream.begin_pass(self)
         if events.concluded:
             self._conclude()
 

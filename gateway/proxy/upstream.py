@@ -18,6 +18,7 @@ import httptools
 from multidict import CIMultiDict
 
 from gateway.chat.request import BodyPart
+from gateway.proxy.event_pass import BUFFER, LARGE_READ, EventPass
 from gateway.proxy.idle import IdleConnection, take
 from gateway.proxy.turns import Turns
 from gateway.proxy.upstream_state import InvalidResponse, UpstreamState
@@ -34,21 +35,13 @@ MAX_HEAD: Final = 64 * 1024
 
 OnData = Callable[[bytes], bool | None]
 
-_BUFFER: Final = memoryview(bytearray(16 * 1024))
-"""Every read of every upstream goes into this buffer. The parser has copied the data when the read returns, so that one is
-enough. Its size bounds what a stream holds, and the time of a read.
-"""
-LARGE_READ: Final = 4 * 1024
-"""What a longer read brought is passed on when it is the connection's turn, and reading stops until then."""
-
-
 # The name of a module is looked up faster than a member of an enum, and these are needed at each read.
 _WAITING: Final = UpstreamState.WAITING
 _HEAD: Final = UpstreamState.HEAD
 _BODY: Final = UpstreamState.BODY
 
 
-class UpstreamConnection(asyncio.BufferedProtocol):
+class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
     """The response to one request.
 
     `on_head` is called once: when status and headers are complete, or when there is a `failure`. From `flow_to` on, `on_data`
@@ -133,6 +126,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     def flow_to(self, on_data: OnData, on_end: Callable[[bool], None]) -> None:
         """Pass the body on, first what has arrived already."""
+        self.end_pass()
         self._on_data = on_data
         self._on_end = on_end
         self._paused = False
@@ -154,6 +148,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     def release(self) -> None:
         """Give the connection back to the pool if it may carry another request; close it otherwise."""
+        self.end_pass()
         self._on_data = self._on_end = self.on_head = None
         del self._parser  # breaks a reference cycle
         if self._state is UpstreamState.REUSABLE and not self._transport.is_closing():
@@ -172,10 +167,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     # Called by the transport.
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return _BUFFER
-
-    def buffer_updated(self, nbytes: int) -> None:
+    def receive(self, nbytes: int) -> None:
+        """Take what a read has put into `BUFFER`."""
         state = self._state
         if state is not _BODY:
             if state is _WAITING:
@@ -184,7 +177,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
                 self._refuse_surplus()
                 return
         try:
-            self._parser.feed_data(_BUFFER[:nbytes])
+            self._parser.feed_data(BUFFER[:nbytes])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade, InvalidResponse):
             self._fail(InvalidResponse("the answer is not HTTP/1.1"))
         if self._state is _HEAD:

@@ -26,6 +26,7 @@ from gateway.errors import StoreAway
 from gateway.metrics.exporter import Exporter
 from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
+from gateway.proxy import event_pass
 from gateway.runtime import demo, logs, systemd, worker
 from gateway.runtime.active import ActiveConfig
 from gateway.runtime.data_folder import data_folder, remove_leftovers
@@ -98,6 +99,7 @@ class ParentProcess:
             token = asyncio.run(_prepare(self._active.loaded, self._store_url))
             self._start_children()
             self._supervisor.handle_signals()
+            log.info("event_path", compiled=not event_pass.WHY_PURE, reason=event_pass.WHY_PURE)
             address = _base_url(self._config, self._listeners[0])
             typer.echo(f"{address} is served after {time.monotonic() - began:.2f} s, through {', '.join(plugins)}")
             if self._config.demo is not None and token is not None:

@@ -1,0 +1,80 @@
+"""What the transport of an upstream's connection calls first: a compiled path for plain events, or none.
+
+The compiled path (`_pass.pyx`) takes a read that is whole HTTP chunks, each of one event with nothing but text, and passes it
+on as `UpstreamConnection` and `Relay` would, with the same bytes written and the same values in the same attributes. It leaves
+every other read to them: a first or a last event, usage, errors, anything cut or long, and all reads of a relay whose plugins
+have `on_chunk`.
+
+It is optional. It is built where Cython and a C compiler are, see `hatch_build.py`, and not used with `GATEWAY_PURE=1`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+BUFFER: Final = memoryview(bytearray(16 * 1024))
+"""Every read of every upstream goes into this buffer. The parser has copied the data when the read returns, so that one is
+enough. Its size bounds what a stream holds, and the time of a read.
+"""
+LARGE_READ: Final = 4 * 1024
+"""What a longer read brought is passed on when it is the connection's turn, and reading stops until then."""
+SOURCE: Final = Path(__file__).with_name("_pass.pyx")
+
+
+class PurePass:
+    """The same calls without a compiled path: every read is received in Python."""
+
+    __slots__ = ()
+
+    def receive(self, nbytes: int) -> None:
+        """Take what a read has put into `BUFFER`."""
+        raise NotImplementedError
+
+    def begin_pass(self, relay: Any) -> None:
+        """Pass the plain events of a relay on from now on, if nothing else must see them."""
+
+    def end_pass(self) -> None:
+        """Pass nothing on any more."""
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return BUFFER
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.receive(nbytes)
+
+
+def load() -> tuple[ModuleType | None, str]:
+    """Return the compiled module, or None and why it is not used."""
+    if os.environ.get("GATEWAY_PURE", "0") not in ("", "0"):
+        return None, "GATEWAY_PURE is set"
+    try:
+        compiled = import_module("gateway.proxy._pass")
+    except ImportError:
+        return None, "the compiled path is not built, for which an installation needs Cython and a C compiler"
+    if SOURCE.exists() and digest(SOURCE.read_bytes()) != compiled.SOURCE:
+        return None, "the compiled path was built from another version, install again"
+    compiled.use(BUFFER, LARGE_READ)
+    return compiled, ""
+
+
+def digest(source: bytes) -> str:
+    """Return the digest that a build has of its source."""
+    return hashlib.sha256(source).hexdigest()[:16]
+
+
+_compiled, WHY_PURE = load()
+
+if TYPE_CHECKING:
+    EventPass = PurePass
+else:
+    EventPass = _compiled.EventPass if _compiled else PurePass
+
+
+def description() -> str:
+    """Return whether events take the compiled path, for people."""
+    return f"events in pure Python: {WHY_PURE}" if WHY_PURE else "events by the compiled path"

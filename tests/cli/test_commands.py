@@ -1,0 +1,16 @@
+"""The options of the command itself."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from typer.testing import CliRunner
+
+from gateway.cli.commands import program
+from gateway.proxy import event_pass
+
+
+def test_the_version_says_which_path_events_take() -> None:
+    result = CliRunner().invoke(program(), ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"sluicegate {version('sluicegate')}, {event_pass.description()}\n")
+    assert ("pure" in result.stdout) == bool(event_pass.WHY_PURE)

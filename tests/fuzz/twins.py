@@ -1,0 +1,231 @@
+"""Two relays of the same answer, one with the compiled path of events and one in pure Python, and all that can be seen of them.
+
+Everything is the gateway's own except the two transports, the clock and the queue of turns, which the caller moves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from types import ModuleType
+from typing import Any, Final
+
+from multidict import CIMultiDict
+
+from gateway.chat.request import Body
+from gateway.config.channel import Channel
+from gateway.exchange import Exchange, Operation, Request
+from gateway.proxy import event_pass, upstream
+from gateway.proxy.caller import CallerConnection
+from gateway.proxy.relay import Relay
+
+KEY: Final = "sk-a-credential-of-the-channel"
+DATE: Final = re.compile(rb"Date: [^\r]+")
+NOT_COMPARED: Final = {"_head", "template"}
+"""Of an event stream: what it remembers of earlier events only to be faster."""
+
+
+def connections(compiled: bool) -> Any:
+    """Return the class of connections, with or without the compiled path."""
+    module: Any = ModuleType("gateway.proxy.upstream")
+    source = upstream.__spec__
+    assert source is not None
+    chosen, event_pass.EventPass = event_pass.EventPass, _base(compiled)
+    try:
+        assert source.loader is not None
+        source.loader.exec_module(module)
+    finally:
+        event_pass.EventPass = chosen
+
+    base = module.UpstreamConnection
+
+    class Counted(base):  # type: ignore[misc, valid-type]
+        """A connection that counts the reads that Python receives."""
+
+        __slots__ = ("received",)
+
+        def __init__(self, *given: Any) -> None:
+            self.received = 0
+            super().__init__(*given)
+
+        def receive(self, nbytes: int) -> None:
+            self.received += 1
+            super().receive(nbytes)
+
+    return Counted
+
+
+def _base(compiled: bool) -> Any:
+    return event_pass.EventPass if compiled else event_pass.PurePass
+
+
+class Clock(asyncio.SelectorEventLoop):
+    """An event loop whose time is moved by the caller."""
+
+    now = 1000.0
+
+    def time(self) -> float:
+        return self.now
+
+
+class Transport(asyncio.Transport):
+    """Both transports: what was written, and what else was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[object] = []
+        self.protocol = asyncio.BaseProtocol()
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self.protocol
+
+    def write(self, data: object) -> None:
+        self.calls.append(data)
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        self.calls.append("pause")
+
+    def resume_reading(self) -> None:
+        self.calls.append("resume")
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = protocol
+
+    def abort(self) -> None:
+        self.calls.append("abort")
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+class Pooled:
+    """The connection of the pool, and the protocol that it has there."""
+
+    def __init__(self) -> None:
+        self.transport = Transport()
+        self.protocol = self
+        self.calls: list[str] = []
+
+    def release(self) -> None:
+        self.calls.append("release")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        pass
+
+
+class Queue:
+    """What waits for a turn."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def wait(self, serve: Callable[[], None]) -> None:
+        self.waiting.append(serve)
+
+    def run(self) -> None:
+        while self.waiting:
+            self.waiting.pop(0)()
+
+
+class Owner:
+    """The protocol of the caller's connection."""
+
+    caller: CallerConnection | None = None
+    cut_off = False
+
+
+async def _no_body() -> Body:
+    raise AssertionError
+
+
+REQUEST: Final = Request("POST", "/v1/chat/completions", CIMultiDict(), "127.0.0.1", Operation.CHAT)
+
+
+class Twin:
+    """One relay with all around it."""
+
+    def __init__(
+        self,
+        connection: Any,
+        *,
+        max_bytes: int,
+        choices: int = 1,
+        asked_usage: bool = False,
+        http_1_1: bool = True,
+        hooked: bool = False,
+        credential: str = KEY,
+        drain: bool = False,
+    ) -> None:
+        read_body: Callable[[], Awaitable[Body]] = _no_body
+        body = Body("m", True, None, choices, asked_usage, 100, 1, 10, {}, {})
+        channel = Channel(
+            base_url="http://upstream/v1",
+            api_key=credential,
+            max_response_bytes=max_bytes,
+            on_caller_gone="drain" if drain else "cancel",
+        )
+        self.exchange = Exchange(REQUEST, read_body, id="one")
+        self.exchange.started = 1000.0
+        self.to_caller = Transport()
+        self.caller = CallerConnection(Owner(), self.to_caller, http_1_1=http_1_1, keep_alive=True)
+        self.pooled, self.turns = Pooled(), Queue()
+        self.upstream = connection(self.pooled, self.turns)
+        self.hooked: list[bytes] = []
+        hooks = (lambda _, data: self.hooked.append(data),) if hooked else ()
+        self.relay = Relay(self.exchange, body, channel, self.caller, self.upstream, dict, hooks)
+
+    def read(self, data: bytes) -> None:
+        """Let the upstream's transport read."""
+        buffer = self.upstream.get_buffer(-1)
+        buffer[: len(data)] = data
+        self.upstream.buffer_updated(len(data))
+
+    @property
+    def reading(self) -> bool:
+        """Whether the transport would read now."""
+        return bool(self.upstream._reading)
+
+    def seen(self) -> list[object]:
+        """Return everything that the rest of the gateway could see, and what decides about the next read."""
+        relay, connection, exchange, events = self.relay, self.upstream, self.exchange, self.relay.events
+        return [
+            *(DATE.sub(b"", call) if isinstance(call, bytes) else call for call in self.to_caller.calls),
+            *self.pooled.transport.calls,
+            self.hooked,
+            (exchange.bytes, exchange.events, exchange.longest_gap_s, exchange.first_byte is None),
+            (
+                relay.state,
+                relay.failure,
+                relay._received,
+                relay._last_read_at,
+                relay._deadline,
+                b"".join(relay._collected),
+            ),
+            (relay.ended.done(), relay.ended.done() and not relay.ended.cancelled() and relay.ended.result()),
+            (connection._state, connection._pieces, connection._paused, connection._backlog, connection.queued),
+            (connection._reading, connection.status, str(connection.failure)),
+            _slots(events),
+            _slots(events.output),
+        ]
+
+    def close(self) -> None:
+        """End the relay, as an attempt does."""
+        if not self.relay.ended.done():
+            self.relay.ended.cancel()
+        for timer in (self.relay._deadline_timer, self.relay._stall_timer, self.relay._drain_timer):
+            if timer is not None:
+                timer.cancel()
+        self.caller.on_gone = self.caller.on_flow = None
+        self.upstream.release()
+
+
+def _slots(value: Any) -> list[object]:
+    names = [name for name in type(value).__slots__ if name not in NOT_COMPARED and name != "output"]
+    return [(name, getattr(value, name)) for name in names]
