@@ -114,6 +114,7 @@ class Exchange:
 
     __slots__ = (
         "_body",
+        "_body_refusal",
         "_facts",
         "_on_body_dropped",
         "_pending",
@@ -192,6 +193,7 @@ class Exchange:
         self._read_body = read_body
         self._on_body_dropped = on_body_dropped
         self._body: Body | None = None
+        self._body_refusal: Refused | None = None
         self._facts: dict[type, object] = {}
         self._pending: list[Awaitable[object]] = []
 
@@ -217,7 +219,13 @@ class Exchange:
         From the first byte of the answer on its `top` is empty.
         """
         if self._body is None:
-            self._body = await self._read_body()
+            if self._body_refusal is not None:  # it can be read only once
+                raise self._body_refusal
+            try:
+                self._body = await self._read_body()
+            except Refused as refusal:
+                self._body_refusal = refusal
+                raise
             self.model = self._body.model
         return self._body
 

@@ -149,7 +149,10 @@ class Quota(Plugin):
         The plugins above see the cost as the charge. They plan again if the wallet has charged another amount.
         """
         hold = exchange.get(PlacedHold)
-        if hold is None or hold.refused or not hold.step.may_have_run:
+        if hold is None:
+            return None
+        hold.step.read = None  # it refers to the exchange, which refers to the hold
+        if hold.refused or not hold.step.may_have_run:
             return None
         cost = hold.price.of(exchange.usage)
         exchange.price = hold.price.record()

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway.exchange import Reply
+from gateway.chat.request import Body
+from gateway.errors import Refused
+from gateway.exchange import Exchange, Operation, Reply, Request
 
 
 @pytest.mark.parametrize(
@@ -29,3 +31,17 @@ def test_a_reply_that_cannot_be_sent_is_an_error_where_it_is_made(wrong: dict[st
 @pytest.mark.parametrize("status", [204, 205, 304])
 def test_a_status_without_a_body_is_allowed(status: int) -> None:
     assert Reply(status).body == b""
+
+
+async def test_a_refused_body_is_refused_again_without_being_read() -> None:
+    read = []
+
+    async def read_once() -> Body:
+        read.append("body")
+        raise Refused(400, "invalid_request", "'max_tokens' must be a whole number.")
+
+    of = Exchange(Request("POST", "/v1/chat/completions", {}, "", Operation.CHAT), read_once)
+    for _ in range(2):
+        with pytest.raises(Refused, match="max_tokens"):
+            await of.body()
+    assert read == ["body"]

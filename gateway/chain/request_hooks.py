@@ -68,7 +68,8 @@ class RequestHooks:
                 try:
                     reply = await entry.plugin.on_request(exchange)
                 except BaseException as error:
-                    self._failed(entry, "on_request", error)
+                    if not self._ignores(entry, "on_request", error):
+                        raise
                 else:
                     if reply is not None:
                         exchange.refused_by = entry.name if reply.status >= 400 else ""
@@ -79,23 +80,26 @@ class RequestHooks:
 
     async def _plan(self, entry: Entry, place: int) -> int:
         """Ask one plugin for its step. Return the place in the list at which to go on."""
-        error: BaseException | None = None
         try:
             step = await entry.plugin.request_step(self._exchange)
-        except BaseException as raised:
-            if is_cancellation(raised):
+        except BaseException as error:
+            if is_cancellation(error):
                 raise
-            step, error = None, raised
+            step = None
             if self._steps and self._refusal is None and self._again is None:
                 await self._send()
+            decided = self._refusal is None and self._again is None
+            if decided and not self._ignores(entry, "request_step", error):
+                raise
         if self._refusal is not None:  # found before the body was read: the plugin may have caught it
-            raise self._refusal
+            try:
+                raise self._refusal
+            finally:
+                self._refusal = None
         if self._again is not None:
             again, self._again = self._again, None
             return again
-        if error is not None:
-            self._failed(entry, "request_step", error)
-        elif step is not None:
+        if step is not None:
             self._steps.append(step)
             self._places.append(place)
         return place + 1
@@ -133,7 +137,8 @@ class RequestHooks:
             return await retried(partial(run_steps, self._client, steps), self._client.timeout_s)
         except GatewayError as error:
             for place in places[: len(steps)]:
-                self._failed(self._entries[place], "request_step", error)
+                if not self._ignores(self._entries[place], "request_step", error):
+                    raise
             return []
 
     async def _read(self, entry: Entry, step: Step, status: int, value: Any) -> bool:
@@ -146,18 +151,24 @@ class RequestHooks:
             if status == RAN:
                 raise RuntimeError("`read` wants plugins to plan again whose steps have run")
         except BaseException as error:
-            self._failed(entry, "request_step", error)
+            if not self._ignores(entry, "request_step", error):
+                raise
             return False
+        finally:
+            step.read = None  # it may refer to the exchange, which may refer to the step
         return True
 
-    def _failed(self, entry: Entry, hook: str, error: BaseException) -> None:
-        """Log an error that the entry ignores. Raises any other."""
+    def _ignores(self, entry: Entry, hook: str, error: BaseException) -> bool:
+        """Return whether the entry ignores an error, which is then logged. The caller raises any other.
+
+        It is not raised here: with this frame in its traceback, only the garbage collector would free it.
+        """
         if is_cancellation(error):
-            raise error
+            return False
         if entry.on_error == "ignore" and not isinstance(error, Refused):
             log.error("plugin_failed", plugin=entry.name, hook=hook, request_id=self._exchange.id, exc_info=error)
-            return
+            return True
         self._exchange.refused_by = entry.name
         if not isinstance(error, Exception):
             raise RuntimeError(f"'{entry.name}' raised {type(error).__name__}") from error
-        raise error
+        return False

@@ -9,7 +9,6 @@ How an answer may end, and what the caller gets:
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from functools import partial
 from typing import Final
@@ -35,6 +34,7 @@ from gateway.proxy.pool import Target, UpstreamPool
 from gateway.proxy.relay import Relay
 from gateway.proxy.relay_state import RelayState
 from gateway.proxy.upstream import UpstreamConnection
+from gateway.proxy.upstream_headers import UPSTREAM_ID, keep_only_id, trace_lines
 from gateway.proxy.upstream_state import InvalidResponse
 
 STREAM_HEADERS: Final = {
@@ -43,8 +43,6 @@ STREAM_HEADERS: Final = {
     "X-Accel-Buffering": "no",
 }
 
-UPSTREAM_ID: Final = "x-request-id"
-TRACE_VALUE: Final = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,511}")
 
 log = structlog.get_logger("gateway.proxy.attempt")
 
@@ -96,7 +94,9 @@ class UpstreamCall:
         account = caller.account if (caller := self.exchange.get(Caller)) else ""
         while True:
             credential = target.credentials.next(account)
-            self.message = target.message(self.parts, credential=credential, accept=accept, trace=self._trace())
+            self.message = target.message(
+                self.parts, credential=credential, accept=accept, trace=trace_lines(self.exchange.request.headers)
+            )
             failed = await self._send(target, relays)
             if not target.credentials.another(credential, self.candidate.name, account, failed):
                 return failed
@@ -157,14 +157,6 @@ class UpstreamCall:
             raise self.exchange.stopped or CallerGone
         return upstream, used
 
-    def _trace(self) -> str:
-        lines = []
-        for name in ("traceparent", "tracestate"):
-            value = self.exchange.request.headers.get(name)
-            if value is not None and TRACE_VALUE.fullmatch(value):
-                lines.append(f"{name}: {value}\r\n")
-        return "".join(lines)
-
     async def _answer(self, upstream: UpstreamConnection, relay: Relay) -> UpstreamFailure | None:
         attempt, credentials = self.attempt, self.candidate.channel.scrubbed
         relay.limit_first_event(self._remaining_s())
@@ -220,7 +212,7 @@ class UpstreamCall:
         self.parts.clear()
         self.message.clear()
         if self.upstream is not None:
-            _keep_only_id(self.upstream)
+            keep_only_id(self.upstream.headers)
         return {**STREAM_HEADERS, **self.exchange.response_headers}
 
     def _answered(self) -> None:
@@ -276,11 +268,3 @@ class UpstreamCall:
             self.breaker.failed(self.candidate, self.exchange.id, code, None)
 
         await conclude(self.exchange, self.caller, relay, reason, on_failed)
-
-
-def _keep_only_id(upstream: UpstreamConnection) -> None:
-    """Free the headers of an answer that is passed on. Providers send some kilobytes of them."""
-    upstream_id = upstream.headers.get(UPSTREAM_ID)
-    upstream.headers.clear()
-    if upstream_id is not None:
-        upstream.headers[UPSTREAM_ID] = upstream_id

@@ -1,0 +1,28 @@
+"""Headers between the gateway and an upstream: the caller's trace, which is passed on, and what is kept of an answer's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, MutableMapping
+from typing import Final
+
+UPSTREAM_ID: Final = "x-request-id"
+TRACE_VALUE: Final = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,511}")
+
+
+def trace_lines(headers: Mapping[str, str]) -> str:
+    """Return the lines of a request's head that pass on the caller's trace (W3C Trace Context)."""
+    lines = []
+    for name in ("traceparent", "tracestate"):
+        value = headers.get(name)
+        if value is not None and TRACE_VALUE.fullmatch(value):
+            lines.append(f"{name}: {value}\r\n")
+    return "".join(lines)
+
+
+def keep_only_id(headers: MutableMapping[str, str]) -> None:
+    """Free the headers of an answer that is passed on. Providers send some kilobytes of them."""
+    upstream_id = headers.get(UPSTREAM_ID)
+    headers.clear()
+    if upstream_id is not None:
+        headers[UPSTREAM_ID] = upstream_id
