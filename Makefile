@@ -5,8 +5,7 @@ BIN := $(VENV)/bin
 LOCK := deploy/requirements.lock
 
 # Tests of streams, which run a second time without the compiled path of events.
-STREAMS := tests/chat tests/proxy $(addprefix tests/whole/test_,stream.py stream_end.py tiny_pieces.py turns.py \
-  upstream_errors.py upstream_tls.py usage_table.py)
+STREAMS := tests/proxy $(addprefix tests/whole/test_,stream.py stream_end.py tiny_pieces.py upstream_tls.py)
 
 .PHONY: serve test test-pure format clean
 
@@ -19,6 +18,8 @@ test: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 3 --cov --cov-report=term
 	if $(BIN)/gateway --version | grep -q compiled; then GATEWAY_PURE=1 $(BIN)/python -m pytest -n 3 $(STREAMS); fi
+	if command -v valgrind callgrind_control > /dev/null; then $(BIN)/python -m tests.bench.instructions; \
+	  else echo "The instructions of a request and of an event are not counted: valgrind is not installed."; fi
 
 # All tests without the compiled path of events.
 test-pure: $(VENV)/.dev

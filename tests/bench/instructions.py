@@ -32,6 +32,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from gateway.proxy import event_pass
 from gateway.store.client.embedded import EmbeddedStore
 from tests.bench.gateways import CHAIN, GENEROUS
 from tests.bench.process import ROOT, free_port
@@ -52,10 +53,14 @@ END_OF_ANSWER: Final = b"0\r\n\r\n"
 Figures = dict[str, int]
 
 BUDGETS: Final[dict[tuple[int, int, bool], Figures]] = {
-    (3, 11, False): {"request": 1_590_000, "event": 18_500},
-    (3, 11, True): {"request": 1_671_000, "event": 18_500},
+    (3, 11, False): {"request": 1_640_000, "event": 9_000},
+    (3, 11, True): {"request": 1_720_000, "event": 9_000},
 }
-"""The highest figures for a version of Python, with a shared library or without. One that is raised has the reason here."""
+"""The highest figures for a version of Python, with a shared library or without. One that is raised has the reason here.
+
+Requests: 3 % were added for what frees a stream's memory, what ends revoked requests, and turns of addresses. Events: with the
+compiled path; a pure gateway is counted and not judged.
+"""
 
 
 def missing() -> str:
@@ -200,6 +205,8 @@ plugins: [{", ".join(uses)}]
 
 def budget() -> Figures | None:
     """Return the budget of this interpreter, or None where it has none."""
+    if event_pass.load()[0] is None:
+        return None
     return BUDGETS.get((*sys.version_info[:2], bool(sysconfig.get_config_var("Py_ENABLE_SHARED"))))
 
 

@@ -1,22 +1,12 @@
-"""A worker executes no more instructions for a request and for an event than the budget allows."""
+"""The count of instructions finds what is above its budget. `make test` runs the count itself, alone on the machine."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-import pytest
-
-from tests.bench.instructions import SLACK, budget, exceeded, measure, missing, table
+from tests.bench.instructions import SLACK, exceeded, table
 from tests.bench.process import ROOT
-
-
-@pytest.mark.skipif(bool(missing()), reason=f"this machine lacks {missing()}")
-def test_requests_and_events_are_within_the_budget() -> None:
-    allowed = budget()
-    figures = measure()
-    assert not exceeded(figures, allowed), f"\n{table(figures, allowed)}"
-    assert all(count > 0 for count in figures.values())
 
 
 def test_a_figure_above_the_budget_is_found_beyond_the_slack() -> None:
