@@ -201,9 +201,10 @@ def test_the_commands_in_a_document_exist_with_their_options(file: str) -> None:
     assert len(commands) >= 2
     for line in commands:
         words = line[next(index for index, word in enumerate(line) if word.rpartition("/")[2] == "gateway") + 1 :]
-        command = typer.main.get_command(program()).commands[words.pop(0)]  # type: ignore[attr-defined]
-        if words and words[0] in getattr(command, "commands", ()):
-            command = command.commands[words.pop(0)]
+        command = typer.main.get_command(program())
+        while words and words[0] in getattr(command, "commands", ()):
+            command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
+        assert not hasattr(command, "commands") or words[0].startswith("-"), line
         known = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in words if word.startswith("-")} <= known, line
 

@@ -13,9 +13,10 @@ Result = TypeVar("Result")
 
 
 async def retried(attempt: Callable[[], Awaitable[Result]], retry_for_s: float) -> Result:
-    """Retry an idempotent call with backoff until it returns. Raises `StoreAway` after `retry_for_s`.
+    """Retry an idempotent call with backoff until it returns.
 
-    Each attempt has the client's timeout, so the first one, which nearly always is the only one, needs no timer.
+    Raises `StoreAway` when `retry_for_s` is over, or as soon as no further attempt would begin before that. Each attempt has the
+    client's timeout, so the first one, which nearly always is the only one, needs no timer.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + retry_for_s
@@ -26,12 +27,13 @@ async def retried(attempt: Callable[[], Awaitable[Result]], retry_for_s: float) 
     pause_s = 0.02
     try:
         async with asyncio.timeout_at(deadline):
-            while True:
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
+            while loop.time() + (wait_s := pause_s * random.uniform(0.5, 1.5)) < deadline:  # noqa: S311 - jitter
+                await asyncio.sleep(wait_s)
                 pause_s = min(2 * pause_s, 0.5)
                 try:
                     return await attempt()
                 except StoreAway as error:
                     last_error = error
     except TimeoutError:
-        raise last_error from None
+        pass
+    raise last_error from None
