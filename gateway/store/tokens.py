@@ -22,7 +22,7 @@ import msgspec
 
 from gateway.errors import GatewayError, Refused, StoreAway
 from gateway.store import pepper
-from gateway.store.accounts import Account, AccountStatus, account_key, account_of
+from gateway.store.accounts import AccountStatus, Profile, account_key, profile_of
 from gateway.store.client.client import Client, Script
 from gateway.store.token_format import TokenCodec
 
@@ -70,10 +70,10 @@ class Created(Token, frozen=True, kw_only=True):
 
 
 class Authenticated(msgspec.Struct, frozen=True):
-    """A valid token, its record in the store, and its account, which may have any status."""
+    """A valid token, its record in the store, and its account without the balance, which may have any status."""
 
     token: Token
-    account: Account
+    account: Profile
     record: bytes
 
     def __repr__(self) -> str:
@@ -132,7 +132,7 @@ class Tokens:
         digest = codec.digest(text)
         record = _decode(raw) if raw else None
         matches = hmac.compare_digest(record.digest if record else bytes(len(digest)), digest)
-        account = account_of(account_id, fields)
+        account = profile_of(account_id, fields)
         if record is None or account is None or not matches:
             raise invalid_token()
         token = record.token

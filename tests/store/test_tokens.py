@@ -48,7 +48,9 @@ async def test_a_token_authenticates_its_account_with_its_restrictions(tokens: T
         "alice", name="laptop", expires_at=later, models=["a", "b-*"], addresses=["10.1.2.3/8", "::1"]
     )
     known = await tokens.authenticate(created.token)
-    assert known.account == await accounts.get("alice")
+    account = await accounts.get("alice")
+    assert account is not None
+    assert (known.account.id, known.account.group, known.account.limits) == ("alice", account.group, account.limits)
     assert known.token == (await tokens.all_of("alice"))[0] == await tokens.get(created.id)
     assert (known.token.id, known.token.name, known.token.expires_at) == (created.id, "laptop", later)
     assert (known.token.models, known.token.addresses) == (("a", "b-*"), ("10.0.0.0/8", "::1/128"))

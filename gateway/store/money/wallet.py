@@ -111,11 +111,12 @@ class Wallet:
 
     async def ends(self, account: str, request_ids: Sequence[str]) -> dict[str, int]:
         """Return which of these requests of the account are resolved, and the charge of each."""
-        ends = await self._settling.call("HMGET", keys_of(account).ended, *request_ids)
+        records = await self._settling.call("HMGET", keys_of(account).wallet, *request_ids)
+        words = ((record or b"").split() for record in records)
         return {
-            request_id: int(end.split()[2])
-            for request_id, end in zip(request_ids, ends, strict=True)
-            if end is not None
+            request_id: int(record[2])
+            for request_id, record in zip(request_ids, words, strict=True)
+            if record and record[1].isalpha()  # else it is a hold
         }
 
     async def dead_letters(self, account: str) -> dict[str, int]:
@@ -173,7 +174,7 @@ class Wallet:
             for line, fields in lines:
                 ledger.add(line, fields)
             start = "(" + lines[-1][0].decode()
-        archived = Archived.of(await self._settling.call("HGET", keys_of(account).account, "archived"))
+        archived = Archived.of(await self._settling.call("HGET", keys_of(account).wallet, "archived"))
         return (snapshot, ledger) if archived == snapshot.archived else await self._read_ledger(account, archive)
 
     async def _resolve(self, settlement: Settlement) -> Settled:

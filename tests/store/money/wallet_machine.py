@@ -23,6 +23,7 @@ from gateway.errors import StoreError
 from gateway.store.client.client import Client, Script
 from gateway.store.money.archive import Archive, Archived, ArchiveError, Entry
 from gateway.store.money.archiver import Archiver
+from gateway.store.money.audit import RESOLVING_KINDS
 from gateway.store.money.results import Settlement
 from gateway.store.money.scripts import KEYS
 from gateway.store.money.wallet import Credit, Hold, Settle, Wallet
@@ -130,8 +131,8 @@ class WalletMachine(RuleBasedStateMachine):
         self.client = Client.connect(self.url, timeout_s=PATIENCE_S)
         await self.client.call("FLUSHALL")
         await self.client.call("SET", CLOCK, self.now)
-        fields = ("status", "active", "balance", 0, "held", 0, "holds", 0, "credit_line", CREDIT_LINE)
-        await self.client.call("HSET", KEY + "account", *fields)
+        await self.client.call("HSET", KEY + "account", "status", "active", "credit_line", CREDIT_LINE)
+        await self.client.call("HSET", KEY + "wallet", "numbers", "0 0 0 0")
         window: dict[str, Any] = {"keep_s": KEEP_MS / 1000, "skew_s": SKEW_MS / 1000}
         self.wallet, self.archiver = Wallet(self.client, **window), Archiver(self.client, self.archive, **window)
         self.wallet.scripts = {name: self._changed(script) for name, script in self.wallet.scripts.items()}
@@ -294,9 +295,9 @@ class WalletMachine(RuleBasedStateMachine):
         assert self._old_ends() == max(0, old - MAX_TRIMMED)
 
     def _old_ends(self) -> int:
-        """Return the number of ends that are old enough to be deleted."""
-        old: int = self.run(self.client.call("ZCOUNT", KEY + "ended_at", "-inf", f"({self.now - WINDOW_MS}"))
-        return old
+        """Return the number of lines that are old enough for the ends in them to be deleted, after those where they are."""
+        trimmed = self.run(self.client.call("HGET", KEY + "wallet", "trimmed")) or b"0-0"
+        return len(self._ledger(f"({trimmed.decode()}", self.now - WINDOW_MS - 1))
 
     @rule(back=RECENT, bad=st.sampled_from(BAD_TERMS))
     def a_bad_argument_is_refused(self, back: int, bad: dict[str, Any]) -> None:
@@ -345,7 +346,7 @@ class WalletMachine(RuleBasedStateMachine):
         return lines
 
     def _archived(self) -> Archived:
-        return Archived.of(self.run(self.client.call("HGET", KEY + "account", "archived")))
+        return Archived.of(self.run(self.client.call("HGET", KEY + "wallet", "archived")))
 
     # A failover: a replica takes over with the data up to some moment
 
@@ -378,21 +379,27 @@ class WalletMachine(RuleBasedStateMachine):
         self.run(self._compare())
 
     async def _compare(self) -> None:
-        (balance, held, holds, archived), ledger, stream, *ends = await asyncio.gather(
-            self.client.call("HMGET", KEY + "account", "balance", "held", "holds", "archived"),
+        wallet, ledger, stream, leases = await asyncio.gather(
+            self.client.call("HGETALL", KEY + "wallet"),
             self.client.call("XRANGE", KEY + "ledger", "-", "+"),
             self.client.call("XINFO", "STREAM", KEY + "ledger"),
-            self.client.call("HLEN", KEY + "ended"),
-            self.client.call("ZCARD", KEY + "ended_at"),
+            self.client.call("ZRANGE", KEY + "leases", 0, -1, "WITHSCORES"),
         )
-        assert ends[0] == ends[1]
+        numbers, archived = wallet.pop(b"numbers").split(), wallet.pop(b"archived", None)
         amounts = [fields[b"amount"] for _, fields in ledger]
-        for number in (balance, held, holds, *amounts):
+        for number in (*numbers, *amounts):
             assert number == str(int(number)).encode()
-        assert [int(balance), int(held), int(holds)] == [self.truth.balance, self.truth.held, len(self.truth.holds)]
+        balance, held, holds, due = map(int, numbers)
+        assert [balance, held, holds] == [self.truth.balance, self.truth.held, len(self.truth.holds)]
+        expiries = dict(leases)
+        assert expiries == {request_id.encode(): hold.expiry for request_id, hold in self.truth.holds.items()}
+        assert all(due <= expiry for expiry in expiries.values()), "a hold would expire late"
+        trimmed = _place(wallet.pop(b"trimmed", b"0-0"))
+        ends = {fields[b"id"] for line, fields in ledger if _place(line) > trimmed and fields[b"kind"] in RESOLVING_KINDS}
+        assert wallet.keys() == ends | expiries.keys(), "the ends of the lines after the trimmed ones, and the holds, are kept"
         known = Archived.of(archived)
         assert known.lines + len(ledger) == stream[b"entries-added"], "every line is archived or in the ledger"
-        assert known.total + sum(map(int, amounts)) == int(balance)
+        assert known.total + sum(map(int, amounts)) == balance
 
     def teardown(self) -> None:
         try:
@@ -405,3 +412,9 @@ class WalletMachine(RuleBasedStateMachine):
             self.run(self.client.close())
             self.loop.close()
             self.folder.cleanup()
+
+
+def _place(line: bytes) -> tuple[int, int]:
+    """Return a line's id, which can be compared."""
+    ms, _, number = line.partition(b"-")
+    return int(ms), int(number)
