@@ -33,7 +33,7 @@ SLICE = 50_000
 QUIET_S = 12.0
 """Seconds until idle connections are closed and the usage log is on the disk."""
 MAX_GROWTH = 1.05
-HOLDS = "gw:{bench}:holds"
+HOLDS = "gw:{bench}:leases"
 
 
 class Resources(msgspec.Struct):
