@@ -131,7 +131,9 @@ class Accounts:
 
     async def _write(self, which: str, account_id: str, fields: Mapping[str, str | int | bytes]) -> None:
         flat = [item for pair in fields.items() for item in pair]
-        reply = await self._client.run(_WRITE, [account_key(account_id), wallet_key(account_id)], [which, layout.ABOUT, *flat])
+        reply = await self._client.run(
+            _WRITE, [account_key(account_id), wallet_key(account_id)], [which, layout.ABOUT, *flat]
+        )
         if reply == b"EXISTS":
             raise AccountError(f"the account `{account_id}` exists already: see `gateway account show {account_id}`")
         if reply == b"UNKNOWN":

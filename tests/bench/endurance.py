@@ -72,7 +72,7 @@ async def _store_resources(data: Path) -> tuple[int, int, int]:
     try:
         memory, spaces = await client.call("INFO", "memory"), await client.call("INFO", "keyspace")
         lasting = spaces["db0"]["keys"] - spaces["db0"]["expires"]
-        return await client.call("HLEN", HOLDS), lasting, memory["used_memory"] // 1024
+        return await client.call("ZCARD", HOLDS), lasting, memory["used_memory"] // 1024
     finally:
         await client.close()
 

@@ -76,7 +76,9 @@ def history(chance: random.Random) -> list[Call]:
 
     window = (KEEP_MS, SKEW_MS)
     for _ in range(chance.randint(6, 18)):
-        kind = chance.choice(("hold", "hold", "hold", "settle", "settle", "settle", "release", "clock", "sweep", "other"))
+        kind = chance.choice(
+            ("hold", "hold", "hold", "settle", "settle", "settle", "release", "clock", "sweep", "other")
+        )
         amount = chance.choice((0, 1, 30, 60, 2**53 - 1))
         if kind == "hold":
             floor = min(amount, chance.choice((0, 5, 20)))

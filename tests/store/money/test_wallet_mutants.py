@@ -66,7 +66,10 @@ MUTANTS = {
     "ends are not deleted": ("    if #request_ids > 0 then\n      redis.call", "    if false then\n      redis.call"),
     "ends are deleted where only a charge was corrected": (' and kind ~= "late" then', " then"),
     "the line up to which ends were deleted is not stored": ('change(account, "trimmed", old[#old][1])', ""),
-    "the ends of archived lines stay": ('if #request_ids > 0 then\n  redis.call("HDEL"', 'if false then\n  redis.call("HDEL"'),
+    "the ends of archived lines stay": (
+        'if #request_ids > 0 then\n  redis.call("HDEL"',
+        'if false then\n  redis.call("HDEL"',
+    ),
     "trimmed lines are not counted": ('redis.call("HSET", wallet_key, "archived", archived)', ""),
     "counted lines are not trimmed": ('redis.call("XTRIM", ledger, "MINID", "=", ', "string.len("),
     "all lines are trimmed": ('"MINID", "=", ms .. "-" .. digits(tonumber(number) + 1)', '"MAXLEN", 0'),

@@ -395,8 +395,12 @@ class WalletMachine(RuleBasedStateMachine):
         assert expiries == {request_id.encode(): hold.expiry for request_id, hold in self.truth.holds.items()}
         assert all(due <= expiry for expiry in expiries.values()), "a hold would expire late"
         trimmed = _place(wallet.pop(b"trimmed", b"0-0"))
-        ends = {fields[b"id"] for line, fields in ledger if _place(line) > trimmed and fields[b"kind"] in RESOLVING_KINDS}
-        assert wallet.keys() == ends | expiries.keys(), "the ends of the lines after the trimmed ones, and the holds, are kept"
+        ends = {
+            fields[b"id"] for line, fields in ledger if _place(line) > trimmed and fields[b"kind"] in RESOLVING_KINDS
+        }
+        assert wallet.keys() == ends | expiries.keys(), (
+            "the ends of the lines after the trimmed ones, and the holds, are kept"
+        )
         known = Archived.of(archived)
         assert known.lines + len(ledger) == stream[b"entries-added"], "every line is archived or in the ledger"
         assert known.total + sum(map(int, amounts)) == balance
