@@ -142,12 +142,12 @@ class Accounts:
             raise AccountError(f"the account `{account_id}` is closed for good: create another")
 
     async def _read(self, ids: Sequence[str]) -> list[Account]:
-        commands = [("HGETALL", account_key(account_id)) for account_id in ids]
-        commands += [("HGET", wallet_key(account_id), "numbers") for account_id in ids]
-        replies = await asyncio.gather(*(self._client.submit(*command) for command in commands))
+        hashes = [self._client.submit("HGETALL", account_key(account_id)) for account_id in ids]
+        numbers = [self._client.submit("HGET", wallet_key(account_id), "numbers") for account_id in ids]
+        replies = await asyncio.gather(*hashes, *numbers)
         profiles = (profile_of(account_id, fields) for account_id, fields in zip(ids, replies, strict=False))
         pairs = zip(profiles, replies[len(ids) :], strict=True)
-        return [_with_numbers(profile, numbers) for profile, numbers in pairs if profile is not None]
+        return [_with_numbers(profile, stored) for profile, stored in pairs if profile is not None]
 
 
 def account_key(account_id: str) -> str:

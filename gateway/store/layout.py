@@ -43,8 +43,8 @@ async def known(client: Client) -> bool:
     stored = await client.call("GET", KEY)
     if stored is not None and int(stored) > LAYOUT:
         raise Misconfigured(
-            f"redis: the store's data is in layout {int(stored)}, this version knows layout {LAYOUT}: start the later version of the "
-            "gateway that converted it, or restore a backup from before"
+            f"redis: the store's data is in layout {int(stored)}, this version knows layout {LAYOUT}: start the later version of "
+            "the gateway that converted it, or restore a backup from before"
         )
     return stored is not None
 

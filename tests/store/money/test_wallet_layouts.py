@@ -1,7 +1,7 @@
 """The scripts of layout 1 and those of this version have the same outcomes and leave the same data, on random histories.
 
-A third account is converted in the middle of each history. `LAYOUT_HISTORIES=100000 pytest tests/store/money/test_wallet_layouts.py`
-runs the longer form, `LAYOUT_SEED` gives the first seed.
+A third account is converted in the middle of each history.
+`LAYOUT_HISTORIES=100000 pytest tests/store/money/test_wallet_layouts.py` runs the longer form; `LAYOUT_SEED` is the first seed.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Account:
 
     def state(self, data: list[Any]) -> dict[str, Any]:
         """Return what was read in the same form for both layouts."""
-        account, requests, ended, holds, credits, stale, leases, ledger, earlier = data
+        account, requests, ended, holds, moved, stale, leases, ledger, earlier = data
         if self.layout == 1:
             requests = ended | holds
             numbers = [account.pop(field) for field in (b"balance", b"held", b"holds")]
@@ -156,7 +156,7 @@ class Account:
             assert account.pop(b"balance") == UNREADABLE.encode()
             assert earlier == 0
         names = ("numbers", "account", "requests", "leases", "ledger", "credits", "stale")
-        return dict(zip(names, (numbers, account, requests, leases, ledger, credits, stale), strict=True))
+        return dict(zip(names, (numbers, account, requests, leases, ledger, moved, stale), strict=True))
 
 
 @pytest.fixture(scope="module")
