@@ -177,7 +177,10 @@ def profile_of(account_id: str, fields: Mapping[bytes, bytes]) -> Profile | None
 
 def _with_numbers(profile: Profile, numbers: bytes | None) -> Account:
     if numbers is None:
-        raise StoreError(f"the account `{profile.id}` has no balance: the store's data is of another version")
+        raise StoreError(
+            f"the account `{profile.id}` was written by a gateway of another version after the store's data was converted: "
+            f"delete the key {layout.KEY} and start this version again, which converts it"
+        )
     balance, held, holds, _ = map(int, numbers.split())
     return Account(
         profile.id,
