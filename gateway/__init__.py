@@ -15,9 +15,12 @@ from gateway.services import Clock, Services
 from gateway.store.account_health import AccountHealth
 from gateway.store.accounts import AccountStatus
 from gateway.store.channel_health import ChannelHealth
+from gateway.store.client.client import Script
+from gateway.store.client.step import Step
+from gateway.store.known_tokens import Authenticated
 from gateway.store.limits import Limited, Taken
-from gateway.store.money.results import Hold
-from gateway.store.tokens import Authenticated, TokenRefused, invalid_token
+from gateway.store.money.results import Hold, HoldReply, Settled
+from gateway.store.tokens import TokenRefused, invalid_token
 from gateway.usage.record import AttemptRecord, Record
 
 Limits = AccountLimits
@@ -39,6 +42,7 @@ __all__ = [
     "Clock",
     "Exchange",
     "Hold",
+    "HoldReply",
     "Limited",
     "Limits",
     "Operation",
@@ -50,7 +54,10 @@ __all__ = [
     "Reply",
     "Request",
     "Route",
+    "Script",
     "Services",
+    "Settled",
+    "Step",
     "StoreAway",
     "StoreError",
     "Taken",

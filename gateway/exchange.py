@@ -30,7 +30,8 @@ class Operation(StrEnum):
 class Outcome(StrEnum):
     """How an exchange ended. Every exchange ends once, with one of these.
 
-    `STOPPED`: the gateway ended it: it was stopping, or the answer was too long or too large, or the caller did not read.
+    `STOPPED`: the gateway ended it: it was stopping, or the answer was too long or too large, or the caller did not read, or its
+    token or account was revoked.
     """
 
     COMPLETED = "completed"
@@ -112,6 +113,7 @@ class Exchange:
         "account",
         "arrived_at",
         "attempts",
+        "before_body",
         "bytes",
         "channel",
         "charge_micros",
@@ -124,6 +126,7 @@ class Exchange:
         "id",
         "longest_gap_s",
         "model",
+        "on_stop",
         "outcome",
         "price",
         "refused_by",
@@ -131,6 +134,7 @@ class Exchange:
         "response_headers",
         "started",
         "status",
+        "stopped",
         "token_id",
     )
 
@@ -171,6 +175,12 @@ class Exchange:
         self.longest_gap_s = 0.0
         self.events = 0
         self.bytes = 0
+        self.stopped: Refused | None = None
+        """Why the gateway ends this exchange, from `stop` on."""
+        self.on_stop: Callable[[], None] | None = None
+        """Called by `stop`: what waits sets it to end its wait."""
+        self.before_body: Callable[[], Awaitable[None]] | None = None
+        """What the gateway awaits before it reads a body that has not arrived or is large: the steps that are planned so far."""
         self._read_body = read_body
         self._on_body_dropped = on_body_dropped
         self._body: Body | None = None
@@ -182,6 +192,9 @@ class Exchange:
 
     def __setitem__(self, fact: type[Fact], value: Fact) -> None:
         self._facts[fact] = value
+
+    def __delitem__(self, fact: type) -> None:
+        self._facts.pop(fact, None)
 
     def __contains__(self, fact: type) -> bool:
         return fact in self._facts
@@ -199,6 +212,13 @@ class Exchange:
             self._body = await self._read_body()
             self.model = self._body.model
         return self._body
+
+    def stop(self, error: Refused) -> None:
+        """End the exchange with this error, which the caller gets. Called again, it changes nothing."""
+        if self.stopped is None:
+            self.stopped = error
+            if self.on_stop is not None:
+                self.on_stop()
 
     def drop_body(self) -> None:
         """Free the values of the body, which no upstream is sent any more. Its numbers stay."""

@@ -10,7 +10,9 @@ from importlib.metadata import EntryPoint, entry_points
 
 import structlog
 
-from gateway.chain import Chain, Step, error_text
+from gateway.chain.chain import Chain
+from gateway.chain.entry import Entry
+from gateway.chain.failures import error_text
 from gateway.config.decode import convert
 from gateway.config.schema import Loaded
 from gateway.errors import Misconfigured
@@ -77,7 +79,7 @@ def build(loaded: Loaded, *, generation: int = 1, note: Note = lambda wrong, nam
     """Return the chain of a configuration. Raises `Misconfigured` with the place in the file."""
     document = loaded.document
     _find_beside(loaded)
-    steps = []
+    entries = []
     for index, entry in enumerate(loaded.config.plugins):
         if entry.enabled:
             place = ("plugins", index)
@@ -93,7 +95,7 @@ def build(loaded: Loaded, *, generation: int = 1, note: Note = lambda wrong, nam
             except BaseException as error:
                 text = f"making `{entry.use}` failed: {error_text(error)}"
                 raise document.wrong((*place, "use"), text) from None
-            steps.append(Step(entry.label, plugin, entry.on_error, partial(document.wrong, place)))
-    if not steps:
+            entries.append(Entry(entry.label, plugin, entry.on_error, partial(document.wrong, place)))
+    if not entries:
         raise document.wrong(("plugins",), "no plugin is enabled; begin with the list in config/gateway.yaml")
-    return Chain(steps, generation=generation)
+    return Chain(entries, generation=generation)

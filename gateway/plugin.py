@@ -5,11 +5,14 @@ The gateway guarantees:
 1. **Before the first byte of the response and after the last, a plugin may wait.** Hooks that run in between must not wait,
    and cannot change the bytes.
 2. Request hooks run in the order of the YAML list, end hooks in the reverse order.
-3. `on_end` is called exactly once for each plugin whose `on_request` was entered, whatever happened: refused by a later plugin,
-   caller gone, upstream failed, plugin raised. `on_end` must release what `on_request` reserved.
+3. `on_end` is called exactly once for each plugin whose request hook was entered, whatever happened: refused by a later plugin,
+   caller gone, upstream failed, plugin raised. `on_end` must release what the request hook reserved.
 4. A caller that disconnects stops the relay of bytes. It never cancels a plugin.
 5. An exchange keeps the chain that it began with, also when the configuration is reloaded.
 6. A hook that a plugin does not define costs nothing.
+
+A plugin that only needs the store to run a function has `request_step` in place of `on_request`, and `end_step` in place of
+`on_end`: they return a `Step`, and the gateway sends those of all plugins together. The order of the list decides as before.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import msgspec
 
 from gateway.exchange import Exchange, Reply
 from gateway.services import Services
+from gateway.store.client.step import Step
 
 
 class Plugin(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True, eq=False):
@@ -42,8 +46,15 @@ class Plugin(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True
     async def on_request(self, exchange: Exchange) -> Reply | None:
         """Decide about a request. Raise `Refused` to refuse it; return a `Reply` to answer in place of the upstream."""
 
+    async def request_step(self, exchange: Exchange) -> Step | None:
+        """Return the step that decides about a request, or None where none is needed. Raise `Refused` to refuse it.
+
+        In place of `on_request`. What the plugins above have planned has not happened yet, and may refuse the request. Called again
+        where one of them finds that its plan rested on something that has changed: do nothing here that must happen once.
+        """
+
     async def explain(self, exchange: Exchange) -> str | None:
-        """Return what `on_request` would do, in words, for `gateway explain`. Take, count and write nothing.
+        """Return what `on_request` or the step would do, in words, for `gateway explain`. Take, count and write nothing.
 
         Raise `Refused` as `on_request` would, and provide what it provides. Return None where the answer is not known.
         """
@@ -56,3 +67,9 @@ class Plugin(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True
 
     async def on_end(self, exchange: Exchange) -> None:
         """Release what `on_request` reserved. Called once, in reverse order, whatever happened."""
+
+    async def end_step(self, exchange: Exchange) -> Step | None:
+        """Return the step that releases what the request hook reserved, or None. In place of `on_end`.
+
+        Called again where the step of a plugin below says so, before this one's step has run.
+        """

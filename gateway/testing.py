@@ -18,10 +18,13 @@ from aiohttp import ClientSession
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from gateway.catalogue import Catalogue
+from gateway.chain.end_hooks import run_end_hooks
+from gateway.chain.entry import Entry
+from gateway.chain.request_hooks import RequestHooks
 from gateway.chat.request import Body, BodyRules, check
 from gateway.config import schema
 from gateway.config.schema import Config, Loaded, StoreSettings
-from gateway.exchange import Exchange, Request
+from gateway.exchange import Exchange, Reply, Request
 from gateway.fake_upstream import FakeUpstream
 from gateway.plugin import Plugin
 from gateway.runtime.worker import opened
@@ -37,6 +40,8 @@ __all__ = [
     "Running",
     "configuration",
     "exchange",
+    "run_end",
+    "run_request",
     "running",
     "services",
     "started",
@@ -113,6 +118,20 @@ async def started(plugin: AnyPlugin, given: Services) -> AnyPlugin:
     """Start a plugin and return it."""
     await plugin.start(given)
     return plugin
+
+
+async def run_request(plugin: Plugin, exchange: Exchange, given: Services) -> Reply | None:
+    """Run the request hook of a started plugin as the gateway does: a step that it plans is sent to the store.
+
+    Raises what the hook or the reading of the step's reply raises.
+    """
+    entry = Entry(given.name, plugin)
+    return await RequestHooks(exchange, [entry], [], given.store.client).run()
+
+
+async def run_end(plugin: Plugin, exchange: Exchange, given: Services) -> None:
+    """Run the end hook of a started plugin as the gateway does. What it raises is only logged."""
+    await run_end_hooks(exchange, [Entry(given.name, plugin)], given.store.settling)
 
 
 class Answered(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from ipaddress import ip_network
 from typing import Final
 
@@ -22,6 +23,7 @@ from gateway import (
     Plugin,
     Refused,
     Services,
+    Step,
     TokenRefused,
     address_of,
     invalid_token,
@@ -53,22 +55,62 @@ class Auth(Plugin):
         self._wrong = LeakyBuckets(self.wrong_tokens_per_minute, services.clock)
         self._refusals = PacedRefusals()
 
-    async def on_request(self, exchange: Exchange) -> None:
-        """Set `Caller`. Raises `Refused` if the token, its account or its group may not be used."""
-        try:
-            await self._admit(exchange)
-        except Refused:
-            await self._refusals.wait(exchange.account or f"address {network_of(exchange.request.peer)}")
-            raise
+    async def request_step(self, exchange: Exchange) -> Step | None:
+        """Set `Caller`. Raises `Refused` if the token, its account or its group may not be used.
 
-    async def _admit(self, exchange: Exchange) -> None:
+        Where this process has read the token before, the step checks that nothing has changed. Otherwise it is read now.
+        """
         try:
-            authenticated = await self._tokens.authenticate(_credential(exchange.request.headers))
-        except TokenRefused as refused:
-            if refused.token is not None:
-                _set_token(exchange, refused.token.id)
-            self._count_wrong(exchange.request.peer)
+            credential = _credential(exchange.request.headers)
+            known = self._tokens.known(credential)
+            if known is not None and self._is_admitted(exchange, known):
+                return self._tokens.guard_step(known, partial(self._changed, exchange))
+            await self._read(exchange, credential)
+        except Refused:
+            await self._refuse_later(exchange)
             raise
+        return None
+
+    async def _changed(self, exchange: Exchange, now: Authenticated | TokenRefused) -> bool:
+        """Decide by what the token and its account are now. Return True: the plugins below must plan again."""
+        del exchange[Caller], exchange[Authenticated]
+        exchange.account = exchange.token_id = exchange.group = ""
+        try:
+            if isinstance(now, TokenRefused):
+                self._note_refused(exchange, now)
+                raise now
+            self._admit(exchange, now)
+        except Refused:
+            await self._refuse_later(exchange)
+            raise
+        return True
+
+    def _is_admitted(self, exchange: Exchange, known: Authenticated) -> bool:
+        """Admit by what is known. A refusal must rest on what the store has now, so none is raised here."""
+        try:
+            self._admit(exchange, known)
+        except Refused:
+            return False
+        return True
+
+    async def _read(self, exchange: Exchange, credential: str) -> None:
+        """Admit by what the store has now."""
+        try:
+            authenticated = await self._tokens.authenticate(credential)
+        except TokenRefused as refused:
+            self._note_refused(exchange, refused)
+            raise
+        self._admit(exchange, authenticated)
+
+    async def _refuse_later(self, exchange: Exchange) -> None:
+        await self._refusals.wait(exchange.account or f"address {network_of(exchange.request.peer)}")
+
+    def _note_refused(self, exchange: Exchange, refused: TokenRefused) -> None:
+        if refused.token is not None:
+            _set_token(exchange, refused.token.id)
+        self._count_wrong(exchange.request.peer)
+
+    def _admit(self, exchange: Exchange, authenticated: Authenticated) -> None:
         token, account = authenticated.token, authenticated.account
         _set_token(exchange, token.id)
         exchange.group = account.group
@@ -100,15 +142,14 @@ class Auth(Plugin):
         )
 
     async def explain(self, exchange: Exchange) -> str:
-        """Do the same as `on_request`, which writes nothing: the token's last use is written in `on_end`."""
-        await self._admit(exchange)
+        """Do the same as `request_step`, without what is known: the token's last use is written at the end."""
+        await self._read(exchange, _credential(exchange.request.headers))
         return f"token {exchange.token_id} of the active account {exchange.account}, group {exchange.group}"
 
-    async def on_end(self, exchange: Exchange) -> None:
+    async def end_step(self, exchange: Exchange) -> Step | None:
         """Record that the token was used."""
         authenticated = exchange.get(Authenticated)
-        if authenticated is not None:
-            await self._tokens.touch(authenticated)
+        return None if authenticated is None else self._tokens.touch_step(authenticated)
 
     def _count_wrong(self, peer: str) -> None:
         """Count one wrong token. Raises `Refused` (429) if there were too many from this address."""

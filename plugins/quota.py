@@ -7,6 +7,7 @@ balance. The charge never exceeds the most that the request can cost, even if an
 from __future__ import annotations
 
 from decimal import Decimal
+from functools import partial
 from typing import Final, Literal
 
 import msgspec
@@ -17,11 +18,14 @@ from gateway import (
     Caller,
     Exchange,
     Hold,
+    HoldReply,
     Operation,
     Plugin,
     Price,
     Refused,
     Services,
+    Settled,
+    Step,
     StoreAway,
 )
 
@@ -35,11 +39,15 @@ LONGEST_LEASE_S: Final = 86_400
 
 
 class PlacedHold(msgspec.Struct):
-    """The hold of one exchange. `full`: the most that the request can cost, in micros. `refused`: the wallet refused it."""
+    """The hold of one exchange, and the step that places it.
+
+    `full`: the most that the request can cost, in micros. `refused`: the wallet refused it.
+    """
 
     account: str
     price: Price
     full: int
+    step: Step
     refused: bool = False
 
 
@@ -82,11 +90,11 @@ class Quota(Plugin):
             )
         self.lease_ms = int(lease_s * 1000)
 
-    async def on_request(self, exchange: Exchange) -> None:
-        """Place a hold. Raises `Refused` if the balance does not cover it, and `StoreAway`."""
+    async def request_step(self, exchange: Exchange) -> Step | None:
+        """Place a hold. The step raises `Refused` if the balance does not cover it."""
         priced = await self._priced(exchange)
         if priced is None:
-            return
+            return None
         body = await exchange.body()
         price, full = priced
         amount = self._amount(full)
@@ -94,9 +102,7 @@ class Quota(Plugin):
             raise _refusal(Hold.FUNDS, self.max_holds)
         floor = price.cost(body.prompt_tokens_estimate, 0) if self.on_crash == "charge_floor" else 0
         account = exchange[Caller].account
-        # Set before the call: if the reply is lost, the hold may exist all the same, and `on_end` must release it.
-        hold = exchange[PlacedHold] = PlacedHold(account, price, min(full, LARGEST_AMOUNT))
-        reply = await self.wallet.hold(
+        step = self.wallet.hold_step(
             account,
             exchange.id,
             amount=amount,
@@ -104,10 +110,17 @@ class Quota(Plugin):
             lease_ms=self.lease_ms,
             fingerprint=f"{body.size}x{amount}",
             max_holds=self.max_holds,
+            then=partial(self._held, exchange),
         )
+        # Set before the step is sent: if the reply is lost, the hold may exist all the same, and `end_step` must release it.
+        exchange[PlacedHold] = PlacedHold(account, price, min(full, LARGEST_AMOUNT), step)
+        return step
+
+    async def _held(self, exchange: Exchange, reply: HoldReply) -> None:
+        hold = exchange[PlacedHold]
         if reply.expired:
             requests = [request_id for request_id, _ in reply.expired]
-            self.log.warning("holds_expired", account=account, requests=requests)
+            self.log.warning("holds_expired", account=hold.account, requests=requests)
         if reply.outcome is not Hold.HELD:
             hold.refused = True
             raise _refusal(reply.outcome, self.max_holds)
@@ -130,22 +143,26 @@ class Quota(Plugin):
             raise _refusal(Hold.FUNDS, self.max_holds)
         return f"holds {amount} micros of {available} available, and charges {full} at most"
 
-    async def on_end(self, exchange: Exchange) -> None:
-        """Settle the hold for the actual cost, or release it if there is none."""
+    async def end_step(self, exchange: Exchange) -> Step | None:
+        """Settle the hold for the actual cost, or release it if there is none.
+
+        The plugins above see the cost as the charge. They plan again if the wallet has charged another amount.
+        """
         hold = exchange.get(PlacedHold)
-        if hold is None or hold.refused:
-            return
+        if hold is None or hold.refused or not hold.step.may_have_run:
+            return None
         cost = hold.price.of(exchange.usage)
         exchange.price = hold.price.record()
         if cost > hold.full:
             self._log_capped(exchange, hold, cost)
             cost = exchange.price["capped_micros"] = hold.full
-        settled = await (
-            self.wallet.settle(hold.account, exchange.id, cost)
-            if cost
-            else self.wallet.release(hold.account, exchange.id)
-        )
+        exchange.charge_micros = cost
+        return self.wallet.settle_step(hold.account, exchange.id, cost, then=partial(self._settled, exchange))
+
+    async def _settled(self, exchange: Exchange, settled: Settled) -> bool:
+        changed = settled.charged != exchange.charge_micros
         exchange.charge_micros = settled.charged
+        return changed
 
     def _log_capped(self, exchange: Exchange, hold: PlacedHold, uncapped: int) -> None:
         """Log that the upstream used more than it was asked for: the difference is paid by the operator."""

@@ -28,6 +28,7 @@ from gateway import (
     Plugin,
     Refused,
     Services,
+    Step,
     StoreAway,
     StoreError,
     Taken,
@@ -72,7 +73,7 @@ class RateLimit(Plugin):
         self._log = services.log
         longest_s = max((channel.timers.total for channel in services.catalogue.channels.values()), default=0)
         self._lease_ms = int((longest_s + LEASE_MARGIN_S) * 1000)
-        self._holding: dict[str, str] = {}
+        self._holding: dict[str, tuple[str, Step]] = {}
         self._pending: deque[Release] = deque()
         self._refusals = PacedRefusals()
         self._retrying = asyncio.get_running_loop().create_task(self._retry_forever())
@@ -84,26 +85,34 @@ class RateLimit(Plugin):
             await self._retrying
         await self._retry()
 
-    async def on_request(self, exchange: Exchange) -> None:
-        """Take from every limit, and set the `x-ratelimit-*` headers. Raises `Refused` if a limit is reached."""
+    async def request_step(self, exchange: Exchange) -> Step:
+        """Take from every limit, and set the `x-ratelimit-*` headers. The step raises `Refused` if a limit is reached."""
         caller = exchange[Caller]
         rules = self._rules(caller, exchange.request.operation)
         tokens = await _tokens(exchange, rules)
-        if rules.tokens_per_minute is not None or rules.concurrent is not None:
-            self._holding[exchange.id] = caller.account
-        result = await self._limits.take(
+        if rules.tokens_per_minute is not None and tokens > rules.tokens_per_minute:
+            await self._refusals.wait(caller.account)
+            raise _refusal(Limited("tokens", None), rules, tokens)
+
+        async def read(result: Taken | Limited) -> None:
+            _set_headers(exchange.response_headers, result)
+            if isinstance(result, Limited):
+                self._holding.pop(exchange.id, None)
+                await self._refusals.wait(caller.account)
+                raise _refusal(result, rules, tokens)
+
+        step = self._limits.take_step(
             caller.account,
             exchange.id,
             scope=self._scope,
             rules=rules,
             tokens=tokens,
             lease_ms=self._lease_ms,
+            then=read,
         )
-        _set_headers(exchange.response_headers, result)
-        if isinstance(result, Limited):
-            self._holding.pop(exchange.id, None)
-            await self._refusals.wait(caller.account)
-            raise _refusal(result, rules, tokens)
+        if rules.tokens_per_minute is not None or rules.concurrent is not None:
+            self._holding[exchange.id] = caller.account, step
+        return step
 
     async def explain(self, exchange: Exchange) -> str:
         """Return what is left of each limit, and take nothing."""
@@ -122,15 +131,16 @@ class RateLimit(Plugin):
             parts.append(f"a slot, of {rules.concurrent} at once")
         return f"takes {', '.join(parts)}" if parts else "no limits"
 
-    async def on_end(self, exchange: Exchange) -> None:
+    async def end_step(self, exchange: Exchange) -> Step | None:
         """Release the slot, and count the tokens that were used."""
-        account = self._holding.pop(exchange.id, None)
-        if account is None:
-            return
+        account, taken = self._holding.pop(exchange.id, ("", None))
+        if taken is None or not taken.may_have_run:
+            return None
         usage = exchange.usage
         release = Release(account, exchange.id, usage.prompt_tokens + usage.completion_tokens)
-        # Not awaited: the command is sent together with the next plugin's, in one round trip.
-        self._send(release).add_done_callback(partial(self._sent, release))
+        step = self._give_back(release)
+        step.failed = partial(self._not_sent, release)
+        return step
 
     def _rules(self, caller: Caller, operation: Operation) -> AccountLimits:
         own = caller.limits
@@ -141,16 +151,16 @@ class RateLimit(Plugin):
             requests, own.tokens_per_minute or self.tokens_per_minute, own.concurrent or self.concurrent
         )
 
-    def _send(self, release: Release) -> asyncio.Future[object]:
-        return self._limits.give_back(release.account, release.request_id, scope=self._scope, tokens=release.tokens)
+    def _give_back(self, release: Release) -> Step:
+        return self._limits.give_back_step(
+            release.account, release.request_id, scope=self._scope, tokens=release.tokens
+        )
 
-    def _sent(self, release: Release, reply: asyncio.Future[object]) -> None:
-        error = reply.exception()
-        if isinstance(error, StoreAway):
-            if len(self._pending) < MAX_PENDING:
-                self._pending.append(release)
-        elif error is not None:
+    async def _not_sent(self, release: Release, error: StoreError) -> None:
+        if not isinstance(error, StoreAway):
             self._log_failure(release, error)
+        elif len(self._pending) < MAX_PENDING:
+            self._pending.append(release)
 
     async def _retry_forever(self) -> None:
         while True:
@@ -160,7 +170,8 @@ class RateLimit(Plugin):
     async def _retry(self) -> None:
         while self._pending:
             try:
-                await self._send(self._pending[0])
+                oldest = self._pending[0]
+                await self._limits.give_back(oldest.account, oldest.request_id, scope=self._scope, tokens=oldest.tokens)
             except StoreAway:
                 return
             except StoreError as error:

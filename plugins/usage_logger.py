@@ -24,6 +24,7 @@ from gateway import (
     Plugin,
     Record,
     Services,
+    Step,
     StoreAway,
     arrival_ms,
     utc,
@@ -92,7 +93,7 @@ class UsageLogger(Plugin):
         """Return what would be recorded. This plugin refuses no request."""
         return "a record is opened now, and closed at the end"
 
-    async def on_end(self, exchange: Exchange) -> None:
+    async def end_step(self, exchange: Exchange) -> Step | None:
         """Close the record with all that is known about the exchange, or count the exchange."""
         arrival = exchange[Arrival]
         if arrival.written is not None and not arrival.written.done():
@@ -101,12 +102,13 @@ class UsageLogger(Plugin):
             exceeds = self._counted.exceeds(exchange)
             if arrival.written is None and exceeds:
                 self._counted.count(exchange)
-                return
+                return None
             model = exchange.model if exchange.model in self.models else ""
-            await self.usage.end(_closed(arrival.record, exchange, model))
+            return await self.usage.end_step(_closed(arrival.record, exchange, model))
         except Exception:  # a plugin left a wrong value on the exchange
             self.log.exception("record_incomplete", request_id=exchange.id)
             await self._close_with_certain(arrival.record, exchange)
+            return None
 
     async def _close_with_certain(self, opened: Record, exchange: Exchange) -> None:
         """Close the record with those values of the exchange that can be stored."""

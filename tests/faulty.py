@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import msgspec
 
-from gateway import Caller, Exchange, Outcome, Plugin, Refused, Reply, Services
+from gateway import Caller, Exchange, Outcome, Plugin, Refused, Reply, Script, Services, Step
 from gateway.errors import StoreAway
 
 
@@ -220,6 +220,41 @@ class TrustsTheReply(Plugin):
         if exchange.id in self._mine:
             self._mine.discard(exchange.id)
             await self._redis.call("SREM", self._key, exchange.id)
+
+
+class CountsAgain(Plugin):
+    """Plans a step that counts again when it is sent again."""
+
+    async def start(self, services: Services) -> None:
+        self._keys = [services.key("{a}")]
+
+    async def request_step(self, exchange: Exchange) -> Step:
+        return Step(Script("count", "return redis.call('INCR', KEYS[1])"), self._keys)
+
+
+class SpreadsItsKeys(Plugin):
+    """Plans a step whose keys are in two hash slots."""
+
+    async def start(self, services: Services) -> None:
+        self._keys = [services.key("{a}"), services.key("{b}")]
+
+    async def request_step(self, exchange: Exchange) -> Step:
+        return Step(Script("look", "return redis.call('EXISTS', KEYS[1])"), self._keys)
+
+
+class HasBothForms(SpreadsItsKeys):
+    """Defines both forms of the request hook."""
+
+    async def on_request(self, exchange: Exchange) -> None: ...
+
+
+class PlansAndCounts(Plugin):
+    """Does something in request_step that must happen once."""
+
+    async def request_step(self, exchange: Exchange) -> None:
+        if Own in exchange:
+            raise RuntimeError("planned twice")
+        exchange[Own] = Own()
 
 
 class AsksAgain(TrustsTheReply):

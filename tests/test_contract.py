@@ -25,7 +25,7 @@ async def test_a_good_plugin_keeps_every_promise(store_url: str, client: Client,
     assert broken(findings) == []
     assert [finding.check for finding in findings] == [
         *("docstring", "settings", "hooks", "facts"),
-        *("start", "request", "ends", "gives back", "explains", "chunks", "reload", "stop", "secrets"),
+        *("start", "request", "ends", "gives back", "steps", "explains", "chunks", "reload", "stop", "secrets"),
     ]
 
 
@@ -55,6 +55,10 @@ FAULTS = {
     "AsksAgain": "gives back: `gw:plugin:check:open` <id> after: the replies from wait 1 of `on_request` on were lost",
     "Believes": "request: `on_chunk` raised UnicodeDecodeError",
     "TakesToExplain": "explains: `explain` changes `gw:plugin:check:open` <id>; ",
+    "CountsAgain": "steps: `request_step` changes `gw:plugin:check:{a}` again when its step is sent again: use the request's id",
+    "SpreadsItsKeys": "steps: the keys of `request_step` are in several hash slots: put braces around the account in each",
+    "HasBothForms": "hooks: `on_request` and `request_step` are both defined: keep one of them",
+    "PlansAndCounts": "steps: RuntimeError: planned twice, where a step is planned or sent twice",
     "ExplainsAnother": "explains: `explain` raised Refused: Never., where `on_request` passes",
     "ExplainsWithoutItsFact": "explains: `explain` does not set Own",
     "Works": "chunks: `on_chunk` makes ",

@@ -26,7 +26,7 @@ from tests.test_architecture import LAYERS
 ROOT = Path(__file__).parent.parent
 PICTURE = ROOT / "gateway/request.svg"
 DOCUMENTS = ("README.md", "plugins/README.md", "deploy/README.md", "tests/bench/PROFILE.md")
-CORE_ALONE = {"caller_gone", "drop_body", "settle_pending"}
+CORE_ALONE = {"before_body", "caller_gone", "drop_body", "on_stop", "settle_pending", "stop", "stopped"}
 """Of an exchange, what plugins have no use for."""
 
 
@@ -125,7 +125,7 @@ def test_the_example_plugins_and_their_tests_run(tmp_path: Path) -> None:
         text=True,
         timeout=60,
     )
-    assert "5 passed" in run.stdout, run.stdout + run.stderr
+    assert "7 passed" in run.stdout, run.stdout + run.stderr
 
 
 def with_chain(tmp_path: Path, chain: str) -> schema.Loaded:
@@ -138,7 +138,7 @@ def with_chain(tmp_path: Path, chain: str) -> schema.Loaded:
 def test_the_example_chain_is_accepted(tmp_path: Path) -> None:
     (chain,) = blocks("plugins/README.md", "yaml")
     built = loading.build(with_chain(tmp_path, chain))
-    hours = built.steps[2].plugin
+    hours = built.entries[2].plugin
     assert (hours.opens, hours.closes) == (9, 17)  # type: ignore[attr-defined]
 
 

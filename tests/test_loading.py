@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway import loading
-from gateway.chain import Chain
+from gateway.chain.chain import Chain
 from gateway.config.schema import load
 from gateway.errors import Misconfigured
 from gateway.plugin import Plugin
@@ -74,17 +74,17 @@ def test_the_shipped_plugins_are_loaded_by_their_installed_names() -> None:
 
 def test_a_plugin_in_a_file_beside_the_yaml_is_built_with_its_settings(folder: Path) -> None:
     chain = build(folder, "greeter_0815:Greeter", "{greeting: '${HELLO}', times: 2}", HELLO="hello")
-    plugin = chain.steps[1].plugin
+    plugin = chain.entries[1].plugin
     assert isinstance(plugin, Plugin)
     assert (plugin.greeting, plugin.times) == ("hello", 2)  # type: ignore[attr-defined]
-    assert [step.name for step in chain.steps] == ["auth", "greeter_0815:Greeter", "model-routing"]
+    assert [step.name for step in chain.entries] == ["auth", "greeter_0815:Greeter", "model-routing"]
     assert chain.generation == 7
 
 
 def test_a_disabled_plugin_is_not_even_imported(folder: Path) -> None:
     file = folder / "gateway.yaml"
     file.write_text("plugins: [{use: auth}, {use: 'broken_0815:X', enabled: false}, {use: model-routing}]")
-    assert [step.name for step in loading.build(load(file, {})).steps] == ["auth", "model-routing"]
+    assert [step.name for step in loading.build(load(file, {})).entries] == ["auth", "model-routing"]
     assert "broken_0815" not in sys.modules
 
 

@@ -38,6 +38,7 @@ class _Chunk(msgspec.Struct):
     x_groq: msgspec.Raw = _NULL
 
 
+_NO_GROQ: Final = _Groq()
 _chunk = msgspec.json.Decoder(_Chunk)
 _choices = msgspec.json.Decoder(list[_Choice])
 _groq = msgspec.json.Decoder(_Groq)
@@ -89,7 +90,7 @@ def indexes(data: bytes) -> frozenset[bytes]:
 
 def _counts(chunk: _Chunk, choices: list[_Choice] | None) -> Counts | None:
     """Return the counts of the first usage object that has any: the chunk's, Groq's, or a choice's, as Moonshot sends it."""
-    groq = _decode(_groq, chunk.x_groq) or _Groq()
+    groq = _decode(_groq, chunk.x_groq) or _NO_GROQ
     for raw in (chunk.usage, groq.usage, *(choice.usage for choice in choices or ())):
         if raw != _NULL and (counts := read_counts(raw)) is not None:
             return counts
@@ -97,6 +98,8 @@ def _counts(chunk: _Chunk, choices: list[_Choice] | None) -> Counts | None:
 
 
 def _decode(decoder: msgspec.json.Decoder[Value], raw: bytes | msgspec.Raw) -> Value | None:
+    if raw == _NULL:
+        return None
     try:
         return decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

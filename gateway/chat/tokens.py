@@ -23,6 +23,7 @@ from gateway.chat.usage import BYTES_PER_TOKEN
 
 MAX_SAMPLES: Final = 16
 MIN_LARGE: Final = 1024
+MAX_UNMEASURED: Final = 4
 LARGE_TIMES: Final = 4
 """An event is large where it is longer than `MIN_LARGE` and so many times as long as the events of the sample on average."""
 
@@ -53,6 +54,7 @@ class OutputCounter:
         "_next",
         "_samples",
         "_stride",
+        "_unmeasured",
         "_unread_bytes",
         "bytes",
         "events",
@@ -66,6 +68,8 @@ class OutputCounter:
         self._measured_events = 0
         self._measured_least = 0
         self._measured_text = 0.0
+        self._unmeasured: list[bytes] = []
+        """Small events that are measured when an estimate is needed, which is seldom."""
         self._unread_bytes = 0
         self._next = 0
         self._stride = 1
@@ -97,13 +101,16 @@ class OutputCounter:
 
     def add_measured(self, event: bytes) -> None:
         """Count an event that is unlike the others, so that they are not estimated by its size."""
-        tokens = measure(event).tokens
         self._measured_events += 1
-        self._measured_least += tokens > 0
-        self._measured_text += tokens
+        if len(event) <= MIN_LARGE and len(self._unmeasured) < MAX_UNMEASURED:
+            self._unmeasured.append(event)
+        else:
+            self._measure(event)
 
     def tokens(self) -> int:
         """Return the estimated number of tokens; 0 only if there was no text."""
+        while self._unmeasured:
+            self._measure(self._unmeasured.pop())
         text, least = self._measured_text, float(self._measured_least)
         if self._samples:
             # The first event often has the role alone, and is unlike all others.
@@ -113,6 +120,11 @@ class OutputCounter:
                 text += _extrapolate(rest, self.events - 1, self.bytes - first.size)
                 least += (self.events - 1) * sum(sample.tokens > 0 for sample in rest) / len(rest)
         return ceil(round(max(text, least) + self._unread_bytes / BYTES_PER_TOKEN, 3))
+
+    def _measure(self, event: bytes) -> None:
+        tokens = measure(event).tokens
+        self._measured_least += tokens > 0
+        self._measured_text += tokens
 
     def _add_each(self, data: bytes, events: int) -> None:
         if self.events + events <= self._next and not _has_longer_event(data, self._large):

@@ -234,7 +234,7 @@ def set_(
 
 @account.command()
 def suspend(account_id: IdArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Refuse an account's new requests until it is resumed. Requests under way are not cut.
+    """Refuse an account's requests until it is resumed. Those in progress end within two seconds, charged for what they used.
 
     Example: `gateway account suspend alice`
     """
@@ -254,7 +254,7 @@ def resume(account_id: IdArgument, config: ConfigOption = None, as_json: JsonOpt
 def close(
     account_id: IdArgument, yes: YesOption = False, config: ConfigOption = None, as_json: JsonOption = False
 ) -> None:
-    """Close an account permanently. Its history is kept.
+    """Close an account permanently. Its requests in progress end as with `suspend`; its history is kept.
 
     Example: `gateway account close alice --yes`
     """

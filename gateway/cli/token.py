@@ -20,7 +20,7 @@ from gateway.cli.common import (
     print_table,
     run_with_store,
 )
-from gateway.store.tokens import Token, TokenStatus
+from gateway.store.known_tokens import Token, TokenStatus
 
 token = typer.Typer(no_args_is_help=True, help="Manage tokens: create, list, disable, enable, delete.")
 
@@ -102,7 +102,7 @@ def list_(account: AccountArgument, config: ConfigOption = None, as_json: JsonOp
 
 @token.command()
 def disable(token_id: IdArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Refuse new requests with a token until it is enabled.
+    """Refuse requests with a token until it is enabled. Those in progress end within two seconds, charged for what they used.
 
     Example: `gateway token disable alice-1a2b3c4d`
     """
@@ -122,7 +122,7 @@ def enable(token_id: IdArgument, config: ConfigOption = None, as_json: JsonOptio
 def delete(
     token_id: IdArgument, yes: YesOption = False, config: ConfigOption = None, as_json: JsonOption = False
 ) -> None:
-    """Delete a token permanently.
+    """Delete a token permanently. Its requests in progress end as with `disable`.
 
     Example: `gateway token delete alice-1a2b3c4d --yes`
     """

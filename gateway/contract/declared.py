@@ -14,7 +14,17 @@ import msgspec
 from gateway.contract.finding import Finding
 from gateway.plugin import Plugin
 
-HOOKS: Final = ("start", "stop", "on_request", "explain", "on_response", "on_chunk", "on_end")
+HOOKS: Final = (
+    "start",
+    "stop",
+    "on_request",
+    "request_step",
+    "explain",
+    "on_response",
+    "on_chunk",
+    "on_end",
+    "end_step",
+)
 
 
 def declared(kind: type[Plugin]) -> Iterator[Finding]:
@@ -76,9 +86,12 @@ def _wrong_hooks(kind: type[Plugin]) -> Iterator[str]:
             inspect.signature(method).bind(*inspect.signature(expected).parameters)
         except TypeError:
             yield f"`{hook}` must take {inspect.signature(expected)}"
+    for waiting, planning in (("on_request", "request_step"), ("on_end", "end_step")):
+        if {waiting, planning} <= set(defined_hooks(kind)):
+            yield f"`{waiting}` and `{planning}` are both defined: keep one of them"
     for parent in _parents(kind):
         for name, value in vars(parent).items():
-            if name.startswith("on_") and inspect.isroutine(value) and name not in HOOKS:
+            if (name.startswith("on_") or name.endswith("_step")) and inspect.isroutine(value) and name not in HOOKS:
                 meant = get_close_matches(name, HOOKS, n=1)
                 yield f"`{name}` is not a hook and is never called" + (f": did you mean `{meant[0]}`?" if meant else "")
 
@@ -88,8 +101,8 @@ def _wrong_facts(kind: type[Plugin]) -> Iterator[str]:
         facts = getattr(kind, name)
         if not isinstance(facts, tuple) or not all(isinstance(fact, type) for fact in facts):
             yield f"`{name}` must be a tuple of types, such as `(Caller,)`"
-    if kind.provides and "on_request" not in defined_hooks(kind):
-        yield "`provides` names facts, but there is no `on_request` to set them"
+    if kind.provides and not {"on_request", "request_step"} & set(defined_hooks(kind)):
+        yield "`provides` names facts, but there is no `on_request` or `request_step` to set them"
 
 
 def _facts_in_words(kind: type[Plugin]) -> str:

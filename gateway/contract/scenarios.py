@@ -15,16 +15,19 @@ from typing import Final
 
 import msgspec
 
-from gateway.chain import PLUGIN_ERRORS
+from gateway.chain.entry import Entry
+from gateway.chain.failures import PLUGIN_ERRORS
+from gateway.chain.request_hooks import RequestHooks
 from gateway.chat.usage import Usage
 from gateway.contract.cost import Cost
-from gateway.contract.endings import CHUNKS, Ending
+from gateway.contract.endings import CHUNKS, COMPLETED, Ending
 from gateway.contract.lost_replies import LostReplies
 from gateway.contract.snapshot import Snapshot, memory_snapshot, store_snapshot
 from gateway.errors import GatewayError, Refused, as_refused
 from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply
 from gateway.plugin import Plugin
 from gateway.store.client.client import Client
+from gateway.store.client.step import error_in, run_steps
 from gateway.testing import exchange as new_exchange
 
 HOOK_TIMEOUT_S: Final = 5
@@ -72,7 +75,9 @@ class ScenarioRunner:
     ) -> None:
         self.plugin = plugin
         self.providers = providers
-        self._client = client
+        self.client = client
+        self.entry = Entry("check", plugin)
+        self.request_hook = "request_step" if self.entry.plans_request else "on_request"
         self._headers = headers
         self._with_store = store
         self.cost = Cost()
@@ -80,33 +85,61 @@ class ScenarioRunner:
 
     async def run(self, ending: Ending) -> ScenarioResult:
         """Run one scenario. Errors that the plugin raises are in the result."""
-        body = b"" if ending.method == "GET" else None
-        exchange = new_exchange(body, method=ending.method, path=ending.path, headers=self._headers)
-        misdirected = exchange.request.operation is Operation.MISDIRECTED
-        providers = [plugin for plugin in self.providers if plugin.sees_misdirected or not misdirected]
-        for plugin in providers:
-            await plugin.on_request(exchange)
+        exchange = await self.arrived(ending)
         result = ScenarioResult(ending, await self._snapshot(exchange))
         reply = await self._request(exchange, result)
         result.during = await self._snapshot(exchange)
         if result.refused is None and reply is None and not result.problems:
-            self._respond(exchange, result)
+            problem = self.respond(exchange, ending)
+            result.problems += [problem] if problem else []
         exchange.ended = time.monotonic()
         try:
             async with asyncio.timeout(HOOK_TIMEOUT_S):
-                await self.plugin.on_end(exchange)
+                await self.end(self.plugin, exchange)
         except PLUGIN_ERRORS as error:
-            result.problems.append(_in_words("on_end", error, ending))
+            hook = "end_step" if self.entry.plans_end else "on_end"
+            result.problems.append(_in_words(hook, error, ending))
         result.after = await self._snapshot(exchange)
-        for plugin in reversed(providers):
-            await plugin.on_end(exchange)
+        await self.left(exchange)
         return result
+
+    async def arrived(self, ending: Ending) -> Exchange:
+        """Return an exchange that the providers have let pass."""
+        body = b"" if ending.method == "GET" else None
+        exchange = new_exchange(body, method=ending.method, path=ending.path, headers=self._headers)
+        for plugin in self._providers(exchange):
+            await self.request(plugin, exchange)
+        return exchange
+
+    async def left(self, exchange: Exchange) -> None:
+        """Run the end hooks of the providers."""
+        for plugin in reversed(self._providers(exchange)):
+            await self.end(plugin, exchange)
+
+    def _providers(self, exchange: Exchange) -> list[Plugin]:
+        misdirected = exchange.request.operation is Operation.MISDIRECTED
+        return [plugin for plugin in self.providers if plugin.sees_misdirected or not misdirected]
+
+    async def request(self, plugin: Plugin, exchange: Exchange) -> Reply | None:
+        """Run the request hook of a plugin, and its step."""
+        return await RequestHooks(exchange, [Entry("check", plugin)], [], self.client).run()
+
+    async def end(self, plugin: Plugin, exchange: Exchange) -> None:
+        """Run the end hook of a plugin, and its step. Raises what they raise."""
+        await plugin.on_end(exchange)
+        step = await plugin.end_step(exchange)
+        if step is None:
+            return
+        ((status, value),) = await run_steps(self.client, [step])
+        error = error_in(status, value)
+        if error is not None and step.failed is not None:
+            await step.failed(error)
+        elif error is None and step.read is not None:
+            await step.read(value)
 
     async def explain_problems(self) -> list[str]:
         """Return what is wrong with how the plugin explains a request that its `on_request` accepts."""
-        exchange = new_exchange(headers=self._headers)
-        for plugin in self.providers:
-            await plugin.on_request(exchange)
+        exchange = await self.arrived(COMPLETED)
         before = await self._snapshot(exchange)
         try:
             async with asyncio.timeout(HOOK_TIMEOUT_S):
@@ -114,8 +147,7 @@ class ScenarioRunner:
         except PLUGIN_ERRORS as error:
             return [f"`explain` raised {type(error).__name__}: {error}, where `on_request` passes"]
         after = await self._snapshot(exchange)
-        for plugin in reversed(self.providers):
-            await plugin.on_end(exchange)
+        await self.left(exchange)
         changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
         missing = [fact.__name__ for fact in type(self.plugin).provides if text is not None and fact not in exchange]
         return [f"`explain` changes {name}" for name in changed] + [
@@ -123,7 +155,7 @@ class ScenarioRunner:
         ]
 
     async def _request(self, exchange: Exchange, result: ScenarioResult) -> Reply | None:
-        hook = LostReplies(self.plugin.on_request(exchange), result.ending.lost_from)
+        hook = LostReplies(self.request(self.plugin, exchange), result.ending.lost_from)
         reply: Reply | None = None
         try:
             async with asyncio.timeout(HOOK_TIMEOUT_S):
@@ -133,7 +165,7 @@ class ScenarioRunner:
             result.refused = exchange.error = as_refused(error)
             exchange.status, exchange.outcome = exchange.error.status, Outcome.REFUSED
         except PLUGIN_ERRORS as error:
-            result.problems.append(_in_words("on_request", error, result.ending))
+            result.problems.append(_in_words(self.request_hook, error, result.ending))
             exchange.outcome = Outcome.INTERNAL_ERROR
         else:
             accepted = exchange.request.operation is Operation.CHAT and reply is None
@@ -144,15 +176,15 @@ class ScenarioRunner:
         result.waits = hook.waits
         return reply
 
-    def _respond(self, exchange: Exchange, result: ScenarioResult) -> None:
-        """Do what the upstream and the caller do in this ending."""
-        ending = result.ending
+    def respond(self, exchange: Exchange, ending: Ending) -> str:
+        """Do what the upstream and the caller do in this ending. Return what a hook raised, in words, or nothing."""
+        problem = ""
         exchange.outcome, exchange.status = ending.outcome, 200
         if ending.outcome in (Outcome.REFUSED, Outcome.UPSTREAM_FAILED):
             exchange.error = Refused(403, "token_restricted", "Not this model.")
             exchange.status = 403
         if ending.chunks is None:
-            return
+            return problem
         exchange.channel = "check"
         exchange.attempts.append(Attempt("check", "words", 200))
         exchange.first_byte = time.monotonic()
@@ -166,16 +198,23 @@ class ScenarioRunner:
                 with self.cost:
                     self.plugin.on_chunk(exchange, chunk)
         except PLUGIN_ERRORS as error:
-            result.problems.append(_in_words(hook, error, ending))
+            problem = _in_words(hook, error, ending)
             exchange.outcome = Outcome.INTERNAL_ERROR
         exchange.attempts[-1].usage = Usage(10, 10, "upstream")
+        return problem
+
+    async def stored(self, request_id: str) -> Snapshot:
+        """Return a snapshot of the store."""
+        return await store_snapshot(self.client, request_id)
 
     async def _snapshot(self, exchange: Exchange) -> Snapshot:
         memory = memory_snapshot(self.plugin)
-        return memory | await store_snapshot(self._client, exchange.id) if self._with_store else memory
+        return memory | await store_snapshot(self.client, exchange.id) if self._with_store else memory
 
 
 def _in_words(hook: str, error: BaseException, ending: Ending) -> str:
+    if isinstance(error.__cause__, SystemExit):
+        error = error.__cause__
     lost = ending.lost_from
     when = f"({ending.name})" if lost is None else f"where replies were lost (from wait {lost + 1} on)"
     if isinstance(error, TimeoutError):

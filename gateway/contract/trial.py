@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.chain import PLUGIN_ERRORS, describe_error
+from gateway.chain.failures import PLUGIN_ERRORS, describe_error
 from gateway.config.decode import convert
 from gateway.config.document import Document
 from gateway.contract.cost import MAX_CALLS
@@ -21,6 +21,7 @@ from gateway.contract.leaks import CapturedLog, leaked
 from gateway.contract.providers import providers_for
 from gateway.contract.scenarios import ScenarioResult, ScenarioRunner
 from gateway.contract.snapshot import memory_snapshot
+from gateway.contract.steps import step_problems
 from gateway.errors import GatewayError
 from gateway.plugin import Plugin
 from gateway.services import Services
@@ -58,7 +59,7 @@ class Trial:
             return [Finding("start", False, f"does not start: {describe_error(error)}")]
         runner = ScenarioRunner(plugin, providers, self.given.redis, self.headers)
         completed = await runner.run(COMPLETED)
-        findings = [Finding("start", True, "starts with these settings"), self._request(completed)]
+        findings = [Finding("start", True, "starts with these settings"), self._request(runner, completed)]
         if not findings[1].passed:
             await plugin.stop()
         else:
@@ -70,14 +71,14 @@ class Trial:
         leaks = leaked(plugin, self.log.lines, self.headers)
         return [*findings, Finding.of("secrets", leaks, "none in `repr` or log")]
 
-    def _request(self, completed: ScenarioResult) -> Finding:
+    def _request(self, runner: ScenarioRunner, completed: ScenarioResult) -> Finding:
         problems = list(completed.problems)
         if (refused := completed.refused) is not None:
             problems.append(
                 f"refused the request of this check ({refused.status} {refused.code}: {refused}): "
                 "give settings or a header with which it accepts the request"
             )
-        problems += [f"`on_request` did not set {fact}, which it provides" for fact in completed.missing]
+        problems += [f"`{runner.request_hook}` did not set {fact}, which it provides" for fact in completed.missing]
         return Finding.of("request", problems, "accepts a request, and sets what it provides")
 
     async def _endings(self, runner: ScenarioRunner, completed: ScenarioResult) -> list[Finding]:
@@ -99,6 +100,9 @@ class Trial:
         return [
             Finding.of("ends", problems, _summary(results)),
             Finding.of("gives back", not_given_back, ", ".join(sorted(taken)) or "takes nothing"),
+            Finding.of("steps", await step_problems(runner), "may be planned and sent twice")
+            if runner.entry.plans_request or runner.entry.plans_end
+            else Finding("steps", True, "no steps"),
             Finding.of("explains", await runner.explain_problems(), "takes nothing")
             if "explain" in defined_hooks(self.kind)
             else Finding("explains", True, "no `explain`: `gateway explain` cannot say what the plugin would do"),

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from functools import partial
 from typing import Final
 
 import structlog
 from aiohttp import ClientError
 
 from gateway import crash_points
-from gateway.chain import Chain
+from gateway.chain.chain import Chain
 from gateway.chat.request import Body, BodyPart
 from gateway.chat.response import Response
 from gateway.chat.usage import Usage
@@ -115,6 +116,7 @@ class UpstreamCall:
                 self.chain.on_chunk + crash_points.on_event,
             )
             relays.add(relay)
+            self.exchange.on_stop = partial(relay.end, EndReason.STOPPING)
             try:
                 upstream.send(self.message)
                 crash_points.point("upstream.sent")
@@ -125,6 +127,7 @@ class UpstreamCall:
                 if upstream.answered or not used:
                     break
             finally:
+                self.exchange.on_stop = None
                 relays.discard(relay)
                 relay.close()
         return failure.dropped()
@@ -135,17 +138,20 @@ class UpstreamCall:
         try:
             async with asyncio.timeout_at(loop.time() + self.deadline - time.monotonic()) as timeout:
                 self.caller.on_gone = lambda: None if timeout.expired() else timeout.reschedule(loop.time())
+                self.exchange.on_stop = self.caller.on_gone
                 upstream, used = await target.open(fresh=fresh)
         except (TimeoutError, ClientError, OSError) as error:
             if self.caller.gone:
                 raise CallerGone from None
+            if self.exchange.stopped is not None:
+                raise self.exchange.stopped from None
             log.warning("upstream_unreachable", channel=self.candidate.name, error=type(error).__name__)
             return None
         finally:
-            self.caller.on_gone = None
-        if self.caller.gone:
+            self.caller.on_gone = self.exchange.on_stop = None
+        if self.caller.gone or self.exchange.stopped is not None:
             upstream.release()
-            raise CallerGone
+            raise self.exchange.stopped or CallerGone
         return upstream, used
 
     def _trace(self) -> str:
@@ -219,11 +225,11 @@ class UpstreamCall:
         return max(0.0, self.deadline - time.monotonic())
 
     def _interrupted(self) -> UpstreamFailure:
-        """Return or raise what ends the exchange: the caller left, or the gateway stops, before the first event."""
+        """Return or raise what ends the exchange before the first event: the caller left, or the gateway stops or ends it."""
         self.attempt.usage = Usage(self.body.prompt_tokens_estimate, 0, "estimated")
         if self.caller.gone:
             raise CallerGone
-        return UpstreamFailure(unavailable(), final=True)
+        return UpstreamFailure(self.exchange.stopped or unavailable(), final=True)
 
     async def _json_response(
         self, upstream: UpstreamConnection, ended: asyncio.Future[EndReason]
@@ -232,7 +238,7 @@ class UpstreamCall:
         channel, exchange = self.candidate.channel, self.exchange
         self.deadline = exchange.started + channel.timers.total
         text, complete = await read_body(upstream, channel.max_response_bytes, self._remaining_s(), ended)
-        if self.caller.gone:
+        if self.caller.gone or ended.done():
             return self._interrupted()
         if not complete:
             return failure.timed_out() if self._remaining_s() == 0 else failure.dropped()

@@ -25,7 +25,7 @@ class EndReason(Enum):
     SIZE = "the answer grew too large"
     CALLER = "the caller left"
     CALLER_STALLED = "the caller stopped reading"
-    STOPPING = "the gateway is stopping"
+    STOPPING = "the gateway is stopping, or it stopped this exchange"
     PLUGIN = "a plugin failed"
 
 

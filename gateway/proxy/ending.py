@@ -53,7 +53,8 @@ async def conclude(
         caller.abort()
     else:
         incomplete = INCOMPLETE[reason]
-        error = incomplete.error()
+        stopped = exchange.stopped if reason is EndReason.STOPPING else None
+        error = stopped or incomplete.error()
         exchange.outcome, exchange.error = incomplete.outcome, error
         if reason in (EndReason.UPSTREAM, EndReason.BROKEN, EndReason.IDLE):
             on_failed(error.code)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gateway.catalogue import MAX_ATTEMPTS
-from gateway.chain import Chain
+from gateway.chain.chain import Chain
 from gateway.chat.usage import Usage
 from gateway.config.channel import Channel
 from gateway.errors import Refused
@@ -40,6 +40,8 @@ class Failover:
         while untried and len(exchange.attempts) < MAX_ATTEMPTS:
             if caller.gone:
                 raise CallerGone
+            if exchange.stopped is not None:
+                raise exchange.stopped
             try:
                 candidate = await route.breaker.admit(untried, exchange.id)
             except Refused:

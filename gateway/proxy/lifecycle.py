@@ -18,7 +18,9 @@ from typing import Final
 import structlog
 
 from gateway import crash_points
-from gateway.chain import Chain, Step, is_cancellation
+from gateway.chain.chain import Chain
+from gateway.chain.entry import Entry
+from gateway.chain.failures import is_cancellation
 from gateway.errors import GatewayError, Refused, StoreAway, StoreError, as_refused
 from gateway.exchange import Exchange, Operation, Outcome, Reply
 from gateway.metrics.registry import Metrics
@@ -44,18 +46,22 @@ class ExchangeRunner:
     def __init__(self, failover: Failover, metrics: Metrics) -> None:
         self.failover = failover
         self.metrics = metrics
-        self._ending: dict[asyncio.Task[None], tuple[Exchange, list[Step]]] = {}
+        self._ending: dict[asyncio.Task[None], tuple[Exchange, list[Entry]]] = {}
         self.open = 0
         """Exchanges in progress."""
+        self.exchanges: set[Exchange] = set()
+        """Those that have not ended. An exchange whose end hooks run is not among them."""
         self._idle = asyncio.Event()
 
     async def run(self, exchange: Exchange, chain: Chain, caller: CallerConnection, local: LocalHandler) -> None:
         """Run one exchange. It raises only when cancelled. When it returns, `on_end` of its plugins has run."""
-        entered: list[Step] = []
+        entered: list[Entry] = []
         self.open += 1
+        self.exchanges.add(exchange)
         try:
             await self._serve(exchange, chain, caller, local, entered)
         finally:
+            self.exchanges.discard(exchange)
             exchange.ended = time.monotonic()
             loop = asyncio.get_running_loop()
             ended: asyncio.Future[None] = loop.create_future()
@@ -92,7 +98,7 @@ class ExchangeRunner:
         old = takewhile(lambda ending: (ending[0].ended or before) < before, self._ending.values())
         return [(exchange.id, entered[-1].name) for exchange, entered in old if entered]
 
-    async def _end(self, exchange: Exchange, chain: Chain, entered: list[Step]) -> None:
+    async def _end(self, exchange: Exchange, chain: Chain, entered: list[Entry]) -> None:
         await chain.end(exchange, entered)
         try:
             self.metrics.ended(exchange)
@@ -108,11 +114,13 @@ class ExchangeRunner:
             self._idle.set()
 
     async def _serve(
-        self, exchange: Exchange, chain: Chain, caller: CallerConnection, local: LocalHandler, entered: list[Step]
+        self, exchange: Exchange, chain: Chain, caller: CallerConnection, local: LocalHandler, entered: list[Entry]
     ) -> None:
         try:
             reply = await chain.request(exchange, entered)
             await exchange.settle_pending()
+            if exchange.stopped is not None:
+                raise exchange.stopped
             if reply is None and exchange.request.operation is Operation.CHAT:
                 await self.failover.run(exchange, chain, caller)
                 return
@@ -169,11 +177,13 @@ def _refuse(exchange: Exchange, caller: CallerConnection, error: BaseException) 
     # Its frames hold the exchange and the body: with them, only the garbage collector would free both.
     refusal.__traceback__ = refusal.__context__ = refusal.__cause__ = None
     exchange.error = refusal
+    if error is exchange.stopped:
+        exchange.refused_by = ""  # a plugin that waited for the body raised it
     exchange.status = refusal.status
     if refusal.status == 500:
         exchange.outcome = Outcome.INTERNAL_ERROR
     elif exchange.attempts:
-        exchange.outcome = Outcome.UPSTREAM_FAILED
+        exchange.outcome = Outcome.STOPPED if error is exchange.stopped else Outcome.UPSTREAM_FAILED
     else:
         exchange.outcome = Outcome.REFUSED
     if caller.started:

@@ -3,9 +3,6 @@
 Nothing on the path of an event waits. The task that started the relay sleeps until the relay has ended; a read of the
 upstream's socket writes to the caller's socket in the same call. One timer watches the deadlines, and is moved only when it
 fires.
-
-The channel's credentials are replaced wherever they occur in the bytes of events, however reads split them. A credential that
-an upstream spells in another way (escaped in JSON, or split over the texts of two events) is not recognised.
 """
 
 from __future__ import annotations
@@ -22,10 +19,10 @@ from gateway.chat.events import EventStream
 from gateway.chat.request import Body
 from gateway.config.channel import Channel
 from gateway.exchange import Exchange
-from gateway.proxy import failure
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.end_reason import EndReason
 from gateway.proxy.linger import release_at_end
+from gateway.proxy.redaction import Redaction
 from gateway.proxy.relay_state import RelayState
 from gateway.proxy.upstream import UpstreamConnection
 
@@ -33,7 +30,6 @@ MAX_PRELUDE: Final = 2 * 1024 * 1024
 """Bytes that may arrive before the first event is complete: more than the longest event that is waited for."""
 USAGE_WAIT_S: Final = 2.0
 """How long an answer that has its finish reasons is read on, for the usage and for `[DONE]`."""
-REDACTED: Final = failure.REDACTED.encode()
 
 log = structlog.get_logger("gateway.proxy.relay")
 
@@ -69,8 +65,6 @@ class Relay:
         self._upstream = upstream
         self._begin = begin
         self._hooks = hooks
-        self._secrets = tuple(credential.encode() for credential in channel.scrubbed)
-        self._tail = b""
         self._collected: list[bytes] = []
         self._received = 0
         self._last_read_at = 0.0
@@ -82,6 +76,7 @@ class Relay:
         self.failure: Exception | None = None
         """What `begin` raised, or why its headers cannot be sent."""
         self.events = EventStream(drop_usage=channel.ask_usage and not body.asked_usage, choices=body.n)
+        self._secrets = Redaction(channel.scrubbed, self.events)
         self.ended: asyncio.Future[EndReason] = self._loop.create_future()
         caller.on_gone = self._on_caller_gone
         upstream.on_head = self._on_head
@@ -137,8 +132,8 @@ class Relay:
         if self._received > self.channel.max_response_bytes:
             self.end(EndReason.SIZE)
             return events.backlog
-        if self._secrets:
-            whole = self._redact_whole_secrets(whole)
+        if events.template.novel >= self._secrets.shortest:
+            whole = self._secrets.redact_whole(whole)
         now = self._loop.time()
         gap, self._last_read_at = now - self._last_read_at, now
         if self.state is _COLLECTING:
@@ -146,7 +141,8 @@ class Relay:
             self._begin_if_first_event()
             return events.backlog
         exchange = self._exchange
-        exchange.longest_gap_s = max(exchange.longest_gap_s, gap)
+        if gap > exchange.longest_gap_s:  # noqa: PLR1730 - a call of `max` is slower
+            exchange.longest_gap_s = gap
         if whole and not self.ended.done():
             self._caller.write(whole)
             exchange.bytes += len(whole)
@@ -205,25 +201,7 @@ class Relay:
 
     def rest(self) -> bytes:
         """Return what was held back of an answer that has ended cleanly."""
-        rest, self._tail = self._tail + self.events.close(), b""
-        return self._redact(rest)
-
-    def _redact_whole_secrets(self, whole: bytes) -> bytes:
-        """Replace credentials in `whole`, and hold back an end of it in which one may be split."""
-        if self._tail:
-            whole, self._tail = self._tail + whole, b""
-        whole = self._redact(whole)
-        if not self.events.at_boundary:
-            # Part of an event that is too long to wait for: a credential may be split here.
-            keep = max(1, *(len(secret) - 1 for secret in self._secrets))
-            whole, self._tail = whole[:-keep], whole[-keep:]
-        return whole
-
-    def _redact(self, data: bytes) -> bytes:
-        for secret in self._secrets:
-            if secret in data:
-                data = data.replace(secret, REDACTED)
-        return data
+        return self._secrets.redact_rest(self.events.close())
 
     def _on_end(self, clean: bool) -> None:
         self.end(EndReason.UPSTREAM if clean else EndReason.BROKEN)

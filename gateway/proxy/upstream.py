@@ -18,6 +18,7 @@ import httptools
 from multidict import CIMultiDict
 
 from gateway.chat.request import BodyPart
+from gateway.proxy.idle import IdleConnection, take
 from gateway.proxy.turns import Turns
 from gateway.proxy.upstream_state import InvalidResponse, UpstreamState
 
@@ -109,7 +110,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self.headers: CIMultiDict[str] = CIMultiDict()
         self.failure: InvalidResponse | ConnectionError | None = None
         self.on_head: Callable[[], None] | None = None
-        _set_protocol(transport, self)
+        take(transport, self)
 
     @property
     def answered(self) -> bool:
@@ -156,7 +157,9 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._on_data = self._on_end = self.on_head = None
         del self._parser  # breaks a reference cycle
         if self._state is UpstreamState.REUSABLE and not self._transport.is_closing():
-            _set_protocol(self._transport, self._pooled_protocol)
+            self._transport.set_protocol(IdleConnection(self._pooled_protocol))
+            if not self._reading:
+                self._transport.resume_reading()
             self._connection.release()
         else:
             self._connection.close()
@@ -299,10 +302,3 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def _report_head(self) -> None:
         if self.on_head is not None:
             self.on_head()
-
-
-def _set_protocol(transport: asyncio.Transport, protocol: asyncio.BaseProtocol) -> None:
-    """Give a transport to another protocol. uvloop asks how to read only when reading begins."""
-    transport.pause_reading()
-    transport.set_protocol(protocol)
-    transport.resume_reading()

@@ -12,7 +12,8 @@ from typing import Final
 
 import structlog
 
-from gateway.chain import START_LIMIT_S, error_text
+from gateway.chain.failures import error_text
+from gateway.chain.starting import START_LIMIT_S
 from gateway.config.schema import Loaded, load
 from gateway.errors import GatewayError
 from gateway.metrics.registry import Metrics

@@ -18,7 +18,9 @@ import msgspec
 import structlog
 
 from gateway import loading
-from gateway.chain import STOP_LIMIT_S, Chain, error_text
+from gateway.chain.chain import Chain
+from gateway.chain.failures import error_text
+from gateway.chain.starting import STOP_LIMIT_S
 from gateway.config.schema import Config, load
 from gateway.errors import GatewayError
 from gateway.runtime.background import BackgroundTask

@@ -20,7 +20,11 @@ from typing import Final, Self
 import msgspec
 
 from gateway import loading
-from gateway.chain import START_LIMIT_S, Chain, Step, error_text, warnings
+from gateway.chain.chain import Chain
+from gateway.chain.entry import Entry
+from gateway.chain.failures import error_text
+from gateway.chain.order import warnings
+from gateway.chain.starting import START_LIMIT_S
 from gateway.config.channel import credential_warnings
 from gateway.config.schema import Loaded
 from gateway.errors import GatewayError, Misconfigured
@@ -162,17 +166,17 @@ def _examine(loaded: Loaded, url: str | None, limit_s: float, note: loading.Note
     chain = loading.build(loaded, note=note)
     exposure = exposure_of(loaded.config, chain)
     report = Report(
-        [step.name for step in chain.steps],
-        warnings(chain.steps) + credential_warnings(loaded.config.channels),
+        [entry.name for entry in chain.entries],
+        warnings(chain.entries) + credential_warnings(loaded.config.channels),
         None if exposure is None else str(exposure),
     )
     if url is not None:
-        asyncio.run(_start_and_stop(loaded, url, chain, limit_s, lambda step: note(step.wrong, step.name)))
+        asyncio.run(_start_and_stop(loaded, url, chain, limit_s, lambda entry: note(entry.wrong, entry.name)))
     return report
 
 
 async def _start_and_stop(
-    loaded: Loaded, url: str, chain: Chain, limit_s: float, starting: Callable[[Step], None]
+    loaded: Loaded, url: str, chain: Chain, limit_s: float, starting: Callable[[Entry], None]
 ) -> None:
     async with Store.open(loaded.config, url) as store:
         await chain.start(services_of(loaded.config, store), limit_s=limit_s, starting=starting)

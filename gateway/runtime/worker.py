@@ -21,6 +21,8 @@ from gateway.runtime.handover import WorkerEnd
 from gateway.runtime.maintenance import Maintenance
 from gateway.runtime.process import run_until_terminated
 from gateway.runtime.reload import Reloader
+from gateway.runtime.revocation import RevocationWatch
+from gateway.runtime.revocation_news import RevocationNews
 from gateway.runtime.sampler import Sampler
 from gateway.server.gateway import Gateway
 from gateway.server.tls import Certificate, certificate_of, renewing
@@ -47,10 +49,14 @@ async def opened(
         metrics = Metrics(shared or SharedNumbers(), services.catalogue)
         metrics.count_store_calls()
         gateway = Gateway(loaded.config.port, chain, services, ExchangeRunner(failover, metrics))
+        news = RevocationNews(store.client)
         try:
-            yield gateway
+            async with news, RevocationWatch(gateway.runner, store.client, news):
+                try:
+                    yield gateway
+                finally:
+                    await gateway.drain()
         finally:
-            await gateway.drain()
             with suppress(GatewayError):  # what was acknowledged since the last maintenance may need to be repeated
                 await store.replay_after_failover()
             await store.usage.write_down()

@@ -4,7 +4,8 @@
 2. A body that arrives too slowly is refused as soon as it is below `min_body_rate`, long before a large body's full timeout.
 3. All bodies that a worker holds at once stay within `body_budget`, which `gateway.server.body_budget` shares among accounts. A
    large body is refused where its declared length has no room, and where the room ends while it arrives.
-4. A body is held until the first byte of the answer: after that no upstream is called.
+4. Before a large body is read, the plugins that have planned a step decide: one that is over its limits sends nothing large.
+5. A body is held until the first byte of the answer: after that no upstream is called.
 """
 
 from __future__ import annotations
@@ -21,42 +22,70 @@ from gateway.exchange import Exchange
 from gateway.facts import Caller
 from gateway.proxy.caller import CallerConnection
 from gateway.server.body_budget import BodyBudget, BodyShare
+from gateway.server.large_bodies import SMALL
 
 
 class BodyReader:
     """Reads the body of one request, and keeps its share of the budget until `release`."""
 
-    __slots__ = ("_budget", "_port", "_share", "exchange")
+    __slots__ = ("_budget", "_port", "_share", "exchange", "owner")
 
     def __init__(self, port: Port, budget: BodyBudget) -> None:
         self._port = port
         self._budget = budget
         self._share = BodyShare(budget, "")
+        self.owner = ""
+        """The account or the address whose share of the budget the body takes. Set by `read`."""
         self.exchange: Exchange | None = None
         """Whose body it is. Forgotten in `release`, since the exchange refers to its reader."""
 
     async def read(self, request: web.BaseRequest, caller: CallerConnection) -> bytes | bytearray:
         """Return the whole body. Raises `Refused`, and `ConnectionError` if the caller left."""
-        self._share = BodyShare(self._budget, _owner(self.exchange))
+        self.owner = _owner(self.exchange)
+        self._share = BodyShare(self._budget, self.owner)
         try:
             _check_head(request, self._port.max_body)
             self._share.check(request.content_length or 0)
+            await self._decide_first(request)
             if expects_continue(request):
                 caller.send_continue()
             if request.content.is_eof():  # the whole body is here: nothing to wait for
                 raw = await request.content.readany()
                 self._check_size(len(raw))
                 return raw
+            if self.exchange is not None:
+                return await self._collect_unless_stopped(request.content, self.exchange)
             return await self._collect(request.content)
         except TimeoutError:
             raise Refused(408, "body_timeout", "The body took too long to arrive. Send it again.") from None
         except (ClientPayloadError, web.RequestPayloadError, HttpProcessingError):
             raise Refused(400, "invalid_request", "The body's framing is broken.") from None
 
+    async def _decide_first(self, request: web.BaseRequest) -> None:
+        """Let the plugins above decide before a body is read that is large, or may be."""
+        length = request.content_length
+        small = request.content.is_eof() if length is None else length <= SMALL
+        if not small and self.exchange is not None and self.exchange.before_body is not None:
+            await self.exchange.before_body()
+
     def release(self) -> None:
         """Give the reserved bytes back to the budget. May be called again."""
         self._share.release()
         self.exchange = None
+
+    async def _collect_unless_stopped(self, content: StreamReader, exchange: Exchange) -> bytearray:
+        """Return the body. Raises what the exchange is stopped with."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(None) as timeout:
+                exchange.on_stop = lambda: None if timeout.expired() else timeout.reschedule(loop.time())
+                if exchange.stopped is not None:
+                    raise exchange.stopped
+                return await self._collect(content)
+        except TimeoutError:
+            raise exchange.stopped or TimeoutError from None
+        finally:
+            exchange.on_stop = None
 
     async def _collect(self, content: StreamReader) -> bytearray:
         """Read into one growing buffer: joining pieces at the end would hold the body in memory twice."""

@@ -15,7 +15,7 @@ from typing import Final, cast
 
 from aiohttp import HttpVersion10, HttpVersion11, web
 
-from gateway.chain import Chain
+from gateway.chain.chain import Chain
 from gateway.chat.request import Body, BodyRules, check
 from gateway.config.schema import Port
 from gateway.errors import Refused, unavailable
@@ -33,6 +33,7 @@ from gateway.server.listener import Listener
 from gateway.server.protocol import ServerProtocol
 from gateway.server.routes import HEALTH, LocalRoutes, misdirected, operation_of
 from gateway.server.server import Server
+from gateway.server.turns import AddressTurns
 from gateway.services import Services
 
 BASE: Final = "/v1"
@@ -60,10 +61,11 @@ class Gateway:
 
     async def listen(self, bound: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept connections on a bound socket."""
-        server = Server(self._handle, self._on_unserved, self.port, self.connections)
+        turns = AddressTurns()
+        server = Server(self._handle, self._on_unserved, self.port, self.connections, turns)
         self._web_runner = web.ServerRunner(server, shutdown_timeout=HANDLER_STOP_S)
         await self._web_runner.setup()
-        self._listener = Listener(bound, self.connections, server.protocol, tls, self.port.handshake_timeout)
+        self._listener = Listener(bound, self.connections, server.protocol, turns, tls, self.port.handshake_timeout)
 
     def swap(self, chain: Chain, services: Services) -> Chain:
         """Serve new exchanges with `chain`. Return the chain before, whose exchanges may still be in progress."""
@@ -195,7 +197,9 @@ class Gateway:
             caller.close_after()
             cast("ServerProtocol", request.protocol).unclear = True
             raise
-        return check(raw, self._rules) if len(raw) <= SMALL else await self._large_bodies.check(raw, self._rules)
+        if len(raw) <= SMALL:
+            return check(raw, self._rules)
+        return await self._large_bodies.check(raw, self._rules, reader.owner)
 
 
 async def _no_body() -> Body:

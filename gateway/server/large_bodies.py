@@ -1,37 +1,46 @@
-"""Checks large bodies one after the other, with pauses, so that other requests and open streams are served in between.
+"""Checks large bodies part by part, while the event loop has nothing else to do, so that others are served in between.
 
-The check of a body blocks the event loop: for some 100 ms where a body of 8 MiB is as expensive as it can be. Several at once
-would block it for that many times as long, and calls of the store would time out meanwhile, which refuses other requests.
+The check of a body of 8 MiB takes some 100 ms where it is as expensive as it can be. A part takes a millisecond, except for
+those that a parser does at once, which take 10 ms for a long text. Accounts take turns: a large body of one does not wait
+for all those of another.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Final
 
-from gateway.chat.request import Body, BodyRules, check
+from gateway.chat.request import Body, BodyRules, check_in_steps
+from gateway.proxy.turns import Turns
 
 SMALL: Final = 64 * 1024
 """Bytes up to which a body is checked at once: the check takes less than a millisecond."""
 
 
 class LargeBodies:
-    """The order in which a worker checks large bodies. After each, it does other work for at least as long as the check took."""
+    """The order in which a worker checks large bodies."""
 
-    __slots__ = ("_free_at", "_lock")
+    __slots__ = ("_turns",)
 
     def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._free_at = 0.0
+        self._turns = Turns()
 
-    async def check(self, raw: bytes | bytearray, rules: BodyRules) -> Body:
-        """Return the checked body. Raises `Refused`."""
-        async with self._lock:
-            await asyncio.sleep(self._free_at - time.monotonic())
-            began = time.monotonic()
+    async def check(self, raw: bytes | bytearray, rules: BodyRules, owner: str) -> Body:
+        """Return the checked body of an account or an address. Raises `Refused`."""
+        checked: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
+        steps = check_in_steps(raw, rules)
+
+        def step() -> None:
+            if checked.done():  # cancelled: the caller has left
+                return
             try:
-                return check(raw, rules)
-            finally:
-                ended = time.monotonic()
-                self._free_at = ended + (ended - began)
+                next(steps)
+            except StopIteration as end:
+                checked.set_result(end.value)
+            except Exception as error:
+                checked.set_exception(error)
+            else:
+                self._turns.wait(step, owner)
+
+        self._turns.wait(step, owner)
+        return await checked

@@ -1,9 +1,9 @@
 """The listening socket: accepts many waiting connections in each turn of the event loop.
 
 1. libuv accepts one per turn. Where thousands of streams make a turn long, new connections would wait for seconds, and the kernel
-   would drop those that its queue cannot hold.
-2. To accept a connection costs a hundredth of opening it, which makes its protocol and its task. So all are accepted soon, and
-   the addresses take turns to have theirs opened. Those that were closed meanwhile are not opened.
+   would drop those that its queue cannot hold. So a fifth of the time may go into accepting.
+2. To accept a connection costs a tenth of opening it, which makes its protocol and its task. So all are accepted soon, and an
+   address that has many opened waits for its turns. Those that were closed meanwhile are not opened.
 """
 
 from __future__ import annotations
@@ -11,20 +11,18 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from gateway.proxy.turns import SHARE, TURN_S
 from gateway.server.connections import Connections, Slot
-from gateway.server.fair_queue import FairQueue
+from gateway.server.turns import OPEN_S, AddressTurns
 
 BACKLOG: Final = 4096
 """Connections that may wait in the kernel's queue."""
-MAX_ACCEPTED: Final = 256
-"""Connections accepted in one turn."""
-MAX_PER_TURN: Final = 32
-"""Connections opened in one turn, so that a burst of connections does not delay open streams."""
 SEND_BUFFER: Final = 128 * 1024
 """Bytes that the kernel keeps of what a caller has not read; it doubles them. Its own limit, some MiB, is shared by all."""
 PAUSE_S: Final = 1.0
@@ -39,6 +37,7 @@ class Listener:
         bound: socket.socket,
         connections: Connections,
         protocol: Callable[[Slot], asyncio.BaseProtocol],
+        turns: AddressTurns,
         tls: ssl.SSLContext | None = None,
         handshake_s: float | None = None,
     ) -> None:
@@ -46,10 +45,11 @@ class Listener:
         self._socket = bound
         self._connections = connections
         self._protocol = protocol
+        self._turns = turns
         self._tls = tls
         self._handshake_s = handshake_s if tls else None
-        self._waiting = FairQueue[tuple[socket.socket, Slot]]()
-        self._next: asyncio.Handle | None = None
+        self._accepted_at = 0.0
+        self._waiting: dict[Slot, socket.socket] = {}
         self._opening: set[asyncio.Task[None]] = set()
         self._resume: asyncio.TimerHandle | None = None
         bound.setblocking(False)
@@ -73,7 +73,7 @@ class Listener:
                     self._socket.shutdown(socket.SHUT_RDWR)
             self._socket.close()
         while self._waiting:
-            connection, slot = self._waiting.take()
+            slot, connection = self._waiting.popitem()
             connection.close()
             self._connections.leave(slot)
 
@@ -82,7 +82,9 @@ class Listener:
         self._loop.add_reader(self._socket, self._accept)
 
     def _accept(self) -> None:
-        for _ in range(MAX_ACCEPTED):
+        began = time.thread_time()
+        ends = began + max(TURN_S, (began - self._accepted_at) / SHARE)
+        while time.thread_time() < ends:
             try:
                 connection, address = self._socket.accept()
             except BlockingIOError:
@@ -99,30 +101,31 @@ class Listener:
                 continue
             connection.setblocking(False)
             slot.close = partial(_close, connection)
-            self._waiting.put(slot.address, (connection, slot))
-        if self._next is None:
-            self._open_some()
+            if self._turns.admit(_key(slot)):
+                self._open(connection, slot)
+            else:
+                self._waiting[slot] = connection
+                self._turns.wait(partial(self._open_waiting, slot), _key(slot))
+        self._accepted_at = time.thread_time()
 
-    def _open_some(self) -> None:
-        self._next = None
-        opened = 0
-        while self._waiting and opened < MAX_PER_TURN:
-            connection, slot = self._waiting.take()
-            if slot.left:  # closed to make room for others
-                continue
-            if _is_closed(connection):
-                connection.close()
-                self._connections.leave(slot)
-                continue
-            opened += 1
-            task = self._loop.create_task(self._open(connection, slot))
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
-            slot.close = task.cancel
-        if self._waiting:
-            self._next = self._loop.call_soon(self._open_some)
+    def _open_waiting(self, slot: Slot) -> None:
+        connection = self._waiting.pop(slot, None)
+        if connection is None or slot.left:  # closed by `stop`, or to make room for others
+            return
+        if _is_closed(connection):
+            connection.close()
+            self._connections.leave(slot)
+        else:
+            self._open(connection, slot)
 
-    async def _open(self, connection: socket.socket, slot: Slot) -> None:
+    def _open(self, connection: socket.socket, slot: Slot) -> None:
+        self._turns.spend(_key(slot), time.thread_time(), OPEN_S)
+        task = self._loop.create_task(self._connect(connection, slot))
+        self._opening.add(task)
+        task.add_done_callback(partial(self._on_opened, connection, slot))
+        slot.close = task.cancel
+
+    async def _connect(self, connection: socket.socket, slot: Slot) -> None:
         try:
             await self._loop.connect_accepted_socket(
                 lambda: self._protocol(slot), connection, ssl=self._tls, ssl_handshake_timeout=self._handshake_s
@@ -130,10 +133,17 @@ class Listener:
         except (OSError, TimeoutError):  # also a handshake that failed
             connection.close()
             self._connections.leave(slot)
-        except asyncio.CancelledError:
+
+    def _on_opened(self, connection: socket.socket, slot: Slot, task: asyncio.Task[None]) -> None:
+        self._opening.discard(task)
+        if task.cancelled():  # maybe before its first step
             connection.close()
             self._connections.leave(slot)
-            raise
+
+
+def _key(slot: Slot) -> str:
+    """Return the key of an address's connections that wait: what it sends on open ones does not wait behind them."""
+    return f"open {slot.address}"
 
 
 def _close(connection: socket.socket) -> bool:

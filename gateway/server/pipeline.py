@@ -3,7 +3,8 @@
 1. So it is known of each byte to which request it belongs.
 2. Of requests that are sent ahead, at most `MAX_AHEAD` are parsed, and about `max_head` bytes. The connection is not read while
    there are more.
-3. Where parsing takes much of the worker's time, a connection waits for its turn before each piece, and is not read meanwhile.
+3. A turn of the event loop begins one request of an address, with as much of its body as is parsed in `TURN_S`. The connections
+   of that address wait for their next turn, and are not read meanwhile.
 4. A request to upgrade is never granted: what follows it is parsed like everything else.
 
 This file and `gateway.server.protocol` use private attributes of aiohttp's server. `AIOHTTP_ATTRIBUTES` lists them, and a test
@@ -18,7 +19,8 @@ from typing import Any, Final
 from aiohttp import StreamReader, web
 from aiohttp.http import RawRequestMessage
 
-from gateway.server.turns import Turns
+from gateway.proxy.turns import TURN_S
+from gateway.server.turns import BEGIN_S, AddressTurns
 
 AIOHTTP_ATTRIBUTES: Final = (
     "_buffer_paused",
@@ -47,8 +49,8 @@ were handled, and how it goes on.
 
 MAX_AHEAD: Final = 16
 """Requests that may wait on a connection behind the one that is served. aiohttp parses no more once it has 32."""
-PIECE: Final = 4 * 1024
-"""Bytes of a chunked body that are parsed at once: in chunks of one byte, this takes a millisecond or two."""
+PIECE: Final = 1024
+"""Bytes of a chunked body that are parsed at once: in chunks of one byte, this takes a third of a millisecond."""
 HEAD_END: Final = b"\r\n\r\n"
 
 
@@ -72,7 +74,7 @@ class PipelinedHandler(web.RequestHandler):
     )
 
     def __init__(
-        self, server: web.Server, *, max_ahead_bytes: int, turns: Turns, address: str, **settings: Any
+        self, server: web.Server, *, max_ahead_bytes: int, turns: AddressTurns, address: str, **settings: Any
     ) -> None:
         super().__init__(server, **settings)
         self._turns = turns
@@ -112,7 +114,8 @@ class PipelinedHandler(web.RequestHandler):
         if self._waits_for_turn:
             self._ahead += data
             return
-        at = 0
+        at, turn_ends = 0, 0.0
+        has_turn, self._has_turn = self._has_turn, False
         if self._ahead:
             data, at = self._ahead + data, self._ahead_at
             self._ahead = b""
@@ -125,27 +128,28 @@ class PipelinedHandler(web.RequestHandler):
                 if crowded and not self._buffer_paused:
                     self._pause_reading_for_buffer()
                 return
-            if at < len(data) and not self._has_turn and not self._turns.admit():
+            if at < len(data) and not has_turn and not self._turns.admit(self._address):
                 self._ahead, self._ahead_at = data, at
                 self._wait_for_turn()
                 return
-            self._has_turn = False
-            began = time.monotonic()
+            began, requests = time.thread_time(), self._requests_seen
             end = self._end_of_piece(data, at)
             self._parse(data[at:end] if at or end < len(data) else data)
-            self._turns.spend(began)
+            self._turns.spend(self._address, began, BEGIN_S if self._requests_seen != requests else 0.0)
             at = end
             if at >= len(data):
                 return
+            turn_ends = turn_ends or began + TURN_S
+            has_turn = self._in_body and time.thread_time() < turn_ends
 
     def _wait_for_turn(self) -> None:
         self._waits_for_turn = True
         if not self._buffer_paused:
             self._pause_reading_for_buffer()
-        self._turns.wait(self._address, self._take_turn)
+        self._turns.wait(self._take_turn, self._address)
 
     def _take_turn(self) -> None:
-        """Parse one piece of what waits, and go on reading where no more waits."""
+        """Parse a turn's worth of what waits, and go on reading where no more waits."""
         self._waits_for_turn = False
         if self.transport is None:
             return
@@ -160,10 +164,15 @@ class PipelinedHandler(web.RequestHandler):
         if not self._ahead:
             super()._resume_reading_for_buffer()
 
+    @property
+    def _in_body(self) -> bool:
+        """Whether a request was parsed whose body is not complete."""
+        return self._payload is not None and not self._payload.is_eof()
+
     def _end_of_piece(self, data: bytes, at: int) -> int:
         """Return where a head or a body that continues at `at` ends, or the end of the data."""
         payload = self._payload
-        if payload is not None and not payload.is_eof():
+        if payload is not None and self._in_body:
             size = PIECE if self._body_length is None else max(1, self._body_length - payload.total_bytes)
             return min(len(data), at + size)
         if self._head_rest and (found := (self._head_rest + data[at : at + 3]).find(HEAD_END)) >= 0:
@@ -174,7 +183,7 @@ class PipelinedHandler(web.RequestHandler):
     def _parse(self, piece: bytes) -> None:
         """Parse one piece, and count it as part of a body or of a head."""
         payload = self._payload
-        in_body = payload is not None and not payload.is_eof()
+        in_body = self._in_body
         super().data_received(piece)
         while self._upgraded:  # never granted: what follows is HTTP like everything else
             self._parser.set_upgraded(False)  # type: ignore[union-attr]

@@ -35,7 +35,7 @@ from gateway.server.answers import (
 )
 from gateway.server.connections import Connections, Slot
 from gateway.server.pipeline import PipelinedHandler
-from gateway.server.turns import Turns
+from gateway.server.turns import AddressTurns
 
 WRITE_BUFFER: Final = 64 * 1024
 """Unsent bytes above which the upstream is not read. Set here because TLS would allow eight times as many."""
@@ -63,7 +63,7 @@ class Shared(msgspec.Struct, frozen=True):
     slots: Connections
     unserved: Unserved
     max_descriptor: int
-    turns: Turns
+    turns: AddressTurns
 
 
 class ServerProtocol(PipelinedHandler):

@@ -12,7 +12,7 @@ from gateway.config.schema import Port
 from gateway.server.answers import LINGER_S, MAX_HEADERS, MAX_LINE
 from gateway.server.connections import Connections, Slot, max_descriptor
 from gateway.server.protocol import ServerProtocol, Shared, Unserved
-from gateway.server.turns import Turns
+from gateway.server.turns import AddressTurns
 
 READ_BUFFER: Final = 64 * 1024
 
@@ -22,10 +22,12 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 class Server(web.Server):
     """aiohttp's low-level server, with `ServerProtocol` for its connections."""
 
-    def __init__(self, handler: Handler, unserved: Unserved, port: Port, connections: Connections) -> None:
+    def __init__(
+        self, handler: Handler, unserved: Unserved, port: Port, connections: Connections, turns: AddressTurns
+    ) -> None:
         super().__init__(self._serve)  # type: ignore[arg-type, unused-ignore]
         self._handler = handler
-        self._shared = Shared(port, connections, unserved, max_descriptor(), Turns())
+        self._shared = Shared(port, connections, unserved, max_descriptor(), turns)
 
     def protocol(self, slot: Slot) -> ServerProtocol:
         """Return the protocol of one connection."""

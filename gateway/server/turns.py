@@ -1,55 +1,50 @@
-"""Bounds the time for which a worker parses what callers send, so that what is expensive to parse does not delay the others.
+"""Decides when a worker does what callers begin, so that one address that begins much does not delay the others.
 
-1. Half of a worker's time may go into parsing, and `BURST_S` at once. Beyond that, connections that have sent something wait.
-2. Those that wait are served piece by piece, and their addresses take turns.
+To open a connection, to begin a request and to parse a piece of a body are such things. An address does one at a time: what else
+it has sent waits until the event loop has nothing else to do (`gateway.proxy.turns`). Another address does not wait behind it,
+unless all of them together begin too much.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable
 from typing import Final
 
-from gateway.server.fair_queue import FairQueue
+from gateway.proxy.turns import Turns
 
 BURST_S: Final = 0.005
+"""Time that all addresses together may use at once without waiting. Beyond, half of the time."""
+OPEN_S: Final = 0.0002
+"""What it costs to open a connection, most of it after the call that begins it."""
+BEGIN_S: Final = 0.0003
+"""What it costs to serve a request after its head was parsed, in the order of magnitude."""
+ADDRESSES: Final = 1024
+"""How many addresses are remembered. What they did is over within milliseconds."""
 
 
-class Turns:
-    """The time of one worker for parsing."""
+class AddressTurns(Turns):
+    """The turns of the addresses of one worker."""
 
-    __slots__ = ("_free_at", "_timer", "_waiting")
+    __slots__ = ("_busy_until", "_free_at")
 
     def __init__(self) -> None:
+        super().__init__()
         self._free_at = 0.0
-        """When as much time as was spent is over, on the monotonic clock."""
-        self._waiting = FairQueue[Callable[[], None]]()
-        self._timer: asyncio.TimerHandle | None = None
+        """When as much time as was spent for all addresses is over."""
+        self._busy_until: dict[str, float] = {}
+        """The same for each address, with what will follow from what it began."""
 
-    def admit(self) -> bool:
-        """Return whether something may be parsed now, without waiting for a turn."""
-        return not self._waiting and self._has_time()
+    def admit(self, address: str) -> bool:
+        """Return whether this address may do something now, without waiting for a turn."""
+        now = time.thread_time()
+        idle = self._busy_until.get(address, 0.0) <= now and address not in self.waiting
+        return idle and self._free_at - now < BURST_S
 
-    def spend(self, began: float) -> None:
-        """Count the time from `began` until now."""
-        self._free_at = max(self._free_at, began) + 2 * (time.monotonic() - began)
-
-    def wait(self, address: str, take_turn: Callable[[], None]) -> None:
-        """Call `take_turn` when it is the turn of this address. It parses one piece, and calls `spend`."""
-        self._waiting.put(address, take_turn)
-        self._schedule()
-
-    def _has_time(self) -> bool:
-        return self._free_at - time.monotonic() < BURST_S
-
-    def _schedule(self) -> None:
-        if self._timer is None and self._waiting:
-            after_s = max(0.0, self._free_at - time.monotonic())
-            self._timer = asyncio.get_running_loop().call_later(after_s, self._next)
-
-    def _next(self) -> None:
-        self._timer = None
-        while self._waiting and self._has_time():
-            self._waiting.take()()
-        self._schedule()
+    def spend(self, address: str, began: float, more_s: float = 0.0) -> None:
+        """Count the time since `began`, spent for an address, and `more_s` that will follow from it."""
+        now = time.thread_time()
+        if address not in self._busy_until and len(self._busy_until) >= ADDRESSES:
+            self._busy_until.clear()
+        self._busy_until[address] = now + now - began + more_s
+        self._free_at = max(self._free_at, began) + 2 * (now - began)
+        self.expect(more_s)

@@ -10,4 +10,7 @@ else
   if status == 'closed' then return 'CLOSED' end
 end
 redis.call('HSET', KEYS[1], unpack(ARGV, 3))
+if redis.call('HGET', KEYS[1], 'status') ~= 'active' then
+  redis.pcall('PUBLISH', 'gw:revoked', string.match(KEYS[1], '{(.*)}'))
+end
 return 'OK'

@@ -6,8 +6,8 @@
 -- ARGV  'take', request_id, tokens, lease in ms, requests per minute, tokens per minute, concurrent (0: no limit)
 --       'look', then the same arguments: returns what 'take' would return, and takes nothing
 --       'give_back', request_id, tokens
--- 'take' returns the limit that refuses ('' for none), for how many ms, and the levels of the buckets; and as a second value
--- true where one refuses, which stops the steps that follow this one in a larger script.
+-- The second value that is returned is true where a limit refuses: as a step, it ends the script.
+-- 'take' returns the limit that refuses ('' for none), for how many ms, and the levels of the buckets.
 local MINUTE = 60000000
 local LARGEST = 9007199254740991
 local GIVEN_BACK = 'given back'

@@ -8,13 +8,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from gateway.facts import LARGEST_RATE, AccountLimits
-from gateway.store.client.client import Client, Script
+from gateway.store.client.client import Argument, Client, Script
+from gateway.store.client.step import Step
 
 _MINUTE_US: Final = 60_000_000
 _LIMITS: Final = Script.load(Path(__file__).with_name("limits.lua"))
@@ -65,6 +67,28 @@ class RateLimiter:
         """
         return await self._decide("take", account, request_id, scope, rules, tokens, lease_ms)
 
+    def take_step(
+        self,
+        account: str,
+        request_id: str,
+        *,
+        scope: str,
+        rules: AccountLimits,
+        tokens: int,
+        lease_ms: int,
+        then: Callable[[Taken | Limited], Awaitable[None]],
+    ) -> Step:
+        """Return the step that does what `take` does. `then` is awaited with the result.
+
+        It does not know that no wait can help a request which needs more tokens than the limit of a whole minute.
+        """
+
+        async def read(reply: Any) -> None:
+            await then(_result(rules, reply))
+
+        arguments = _arguments("take", request_id, rules, tokens, lease_ms)
+        return Step(_LIMITS, _keys(account, scope, request_id), arguments, read)
+
     async def look(
         self, account: str, request_id: str, *, scope: str, rules: AccountLimits, tokens: int
     ) -> Taken | Limited:
@@ -77,8 +101,13 @@ class RateLimiter:
         A correction upwards may exceed the limit; the account then waits until the excess has expired.
         The command is sent with the others of this tick; the future may get `StoreAway`.
         """
+        step = self.give_back_step(account, request_id, scope=scope, tokens=tokens)
+        return self._client.run(step.script, step.keys, step.arguments)
+
+    def give_back_step(self, account: str, request_id: str, *, scope: str, tokens: int) -> Step:
+        """Return the step that does what `give_back` does."""
         counted = min(tokens, LARGEST_RATE)
-        return self._client.run(_LIMITS, _keys(account, scope, request_id), ["give_back", request_id, counted])
+        return Step(_LIMITS, _keys(account, scope, request_id), ["give_back", request_id, counted])
 
     async def _decide(
         self,
@@ -92,13 +121,20 @@ class RateLimiter:
     ) -> Taken | Limited:
         if rules.tokens_per_minute is not None and tokens > rules.tokens_per_minute:
             return Limited("tokens", None)
-        limits = (rules.requests_per_minute or 0, rules.tokens_per_minute or 0, rules.concurrent or 0)
-        kind, wait_ms, requests_level, tokens_level = await self._client.run(
-            _LIMITS, _keys(account, scope, request_id), [operation, request_id, tokens, lease_ms, *limits]
-        )
-        request_rate = _rate(rules.requests_per_minute, requests_level)
-        token_rate = _rate(rules.tokens_per_minute, tokens_level)
-        return Limited(kind.decode(), wait_ms, request_rate, token_rate) if kind else Taken(request_rate, token_rate)
+        arguments = _arguments(operation, request_id, rules, tokens, lease_ms)
+        return _result(rules, await self._client.run(_LIMITS, _keys(account, scope, request_id), arguments))
+
+
+def _arguments(operation: str, request_id: str, rules: AccountLimits, tokens: int, lease_ms: int) -> list[Argument]:
+    limits = (rules.requests_per_minute or 0, rules.tokens_per_minute or 0, rules.concurrent or 0)
+    return [operation, request_id, tokens, lease_ms, *limits]
+
+
+def _result(rules: AccountLimits, reply: Any) -> Taken | Limited:
+    kind, wait_ms, requests_level, tokens_level = reply
+    request_rate = _rate(rules.requests_per_minute, requests_level)
+    token_rate = _rate(rules.tokens_per_minute, tokens_level)
+    return Limited(kind.decode(), wait_ms, request_rate, token_rate) if kind else Taken(request_rate, token_rate)
 
 
 def _keys(account: str, scope: str, request_id: str) -> list[str]:

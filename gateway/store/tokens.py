@@ -7,57 +7,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import ipaddress
 import re
 import time
-from collections.abc import Callable, Sequence
-from enum import StrEnum
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from gateway.errors import GatewayError, Refused, StoreAway
 from gateway.store import pepper
-from gateway.store.accounts import AccountStatus, Profile, account_key, profile_of
+from gateway.store.accounts import AccountStatus, account_key, profile_of
 from gateway.store.client.client import Client, Script
+from gateway.store.client.step import Step
+from gateway.store.known_tokens import Authenticated, KnownTokens, Token, TokenStatus
 from gateway.store.token_format import TokenCodec
 
 HOUR_S: Final = 3600
 
 _ID: Final = re.compile(r"([a-z0-9]{3,32})-([a-z0-9]{8})")
 _SWAP: Final = Script.load(Path(__file__).with_name("token_swap.lua"))
+_GUARD: Final = Script.load(Path(__file__).with_name("token_guard.lua"))
 
 
 class TokenError(GatewayError):
     """An operation on a token cannot be done; the message says why and what to do."""
-
-
-class TokenStatus(StrEnum):
-    """The status of a token. A disabled one is refused until it is enabled again."""
-
-    ACTIVE = "active"
-    DISABLED = "disabled"
-
-
-class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """A token without its secret.
-
-    `id` is `<account>-<short id>`. Times are seconds since 1970; `last_used` is rounded down to the hour. `models`
-    are names and `*` patterns, `addresses` networks such as `10.0.0.0/8`; empty means no restriction.
-    """
-
-    id: str
-    name: str = ""
-    status: TokenStatus = TokenStatus.ACTIVE
-    created_at: int
-    expires_at: int | None = None
-    last_used: int | None = None
-    models: tuple[str, ...] = ()
-    addresses: tuple[str, ...] = ()
 
 
 class Created(Token, frozen=True, kw_only=True):
@@ -67,17 +44,6 @@ class Created(Token, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         return f"<Created {self.id}>"
-
-
-class Authenticated(msgspec.Struct, frozen=True):
-    """A valid token, its record in the store, and its account without the balance, which may have any status."""
-
-    token: Token
-    account: Profile
-    record: bytes
-
-    def __repr__(self) -> str:
-        return f"<Authenticated {self.token.id}>"
 
 
 class TokenRefused(Refused):
@@ -104,6 +70,7 @@ class Tokens:
         """Call `pepper` when it is first needed: what concerns no secret works without it."""
         self._client = client
         self._pepper = pepper
+        self._known = KnownTokens()
 
     @cached_property
     def _codec(self) -> TokenCodec:
@@ -126,29 +93,73 @@ class Tokens:
         if ids is None:
             raise invalid_token()
         account_id, short_id = ids
-        pending = self._client.submit("HGET", _key(account_id), short_id)
+        pending = self._client.submit("HGET", tokens_key(account_id), short_id)
         fields = await self._client.submit("HGETALL", account_key(account_id))
-        raw = await pending
-        digest = codec.digest(text)
+        return self._judge(text, account_id, await pending, fields)
+
+    def known(self, text: str) -> Authenticated | None:
+        """Return what the store last said of this text to this process, or None.
+
+        It may have changed since: `guard_step` finds out. A token that has expired meanwhile is not known any more.
+        """
+        return self._known.get(text)
+
+    def guard_step(self, known: Authenticated, then: Callable[[Authenticated | TokenRefused], Awaitable[bool]]) -> Step:
+        """Return a step that ends the script where the token or its account is not what is known.
+
+        `then` is awaited only in that case, with what `authenticate` would return or raise now.
+        """
+        account_id, _, short_id = known.token.id.rpartition("-")
+
+        async def read(reply: Any) -> bool:
+            if reply == 1:
+                return False
+            raw, flat = reply
+            self._known.forget(known.text)
+            try:
+                now = self._judge(known.text, account_id, raw, dict(zip(flat[::2], flat[1::2], strict=True)))
+            except TokenRefused as refused:
+                return await then(refused)
+            return await then(now)
+
+        return Step(
+            _GUARD, (tokens_key(account_id), account_key(account_id)), (short_id, known.record, *known.profile), read
+        )
+
+    def touch_step(self, authenticated: Authenticated) -> Step | None:
+        """Return a step which records that the token was used, at most once an hour; None where that is recorded."""
+        hour = int(time.time()) // HOUR_S * HOUR_S
+        if authenticated.token.last_used == hour:
+            return None
+        used = _replace(_decode(authenticated.record), last_used=hour)
+        account_id, _, short_id = authenticated.token.id.rpartition("-")
+        record = _encode(used)
+
+        async def read(swapped: int) -> None:
+            if swapped:
+                self._known.replace(
+                    authenticated, msgspec.structs.replace(authenticated, token=used.token, record=record)
+                )
+
+        return Step(_SWAP, (tokens_key(account_id),), (short_id, authenticated.record, record), read, _not_touched)
+
+    def _judge(self, text: str, account_id: str, raw: bytes | None, fields: Mapping[bytes, bytes]) -> Authenticated:
+        """Return the token with this text, given its record and its account's fields, and remember it."""
+        digest = self._codec.digest(text)
         record = _decode(raw) if raw else None
         matches = hmac.compare_digest(record.digest if record else bytes(len(digest)), digest)
         account = profile_of(account_id, fields)
-        if record is None or account is None or not matches:
+        if raw is None or record is None or account is None or not matches:
             raise invalid_token()
         token = record.token
         if token.status is TokenStatus.DISABLED:
             raise TokenRefused("token_disabled", "The token is disabled. Have it enabled, or use another.", token)
         if token.expires_at is not None and token.expires_at <= time.time():
             raise TokenRefused("token_expired", "The token has expired. Ask for a new one.", token)
-        return Authenticated(token, account, raw)
-
-    async def touch(self, authenticated: Authenticated) -> None:
-        """Record that the token was used, at most once an hour. If the store is away, nothing is recorded."""
-        hour = int(time.time()) // HOUR_S * HOUR_S
-        if authenticated.token.last_used != hour:
-            used = _replace(_decode(authenticated.record), last_used=hour)
-            with contextlib.suppress(StoreAway):
-                await self._swap(authenticated.token.id, authenticated.record, used)
+        profile = tuple([fields[name] for name in (b"status", b"group", b"models", b"limits")])
+        authenticated = Authenticated(token, account, raw, text, profile)
+        self._known.add(authenticated)
+        return authenticated
 
     async def create(
         self,
@@ -184,7 +195,7 @@ class Tokens:
 
     async def all_of(self, account: str) -> list[Token]:
         """Return the account's tokens, the oldest first."""
-        tokens = [_decode(record).token for record in await self._client.call("HVALS", _key(account))]
+        tokens = [_decode(record).token for record in await self._client.call("HVALS", tokens_key(account))]
         return sorted(tokens, key=lambda token: (token.created_at, token.id))
 
     async def set_status(self, token_id: str, status: TokenStatus) -> Token:
@@ -210,7 +221,7 @@ class Tokens:
         ids = _ID.fullmatch(token_id)
         if ids is None:  # it may be the text of a token: never repeat it
             raise TokenError("a token's id is like ACCOUNT-1a2b3c4d: `gateway token list ACCOUNT` shows them")
-        raw: bytes | None = await self._client.call("HGET", _key(ids[1]), ids[2])
+        raw: bytes | None = await self._client.call("HGET", tokens_key(ids[1]), ids[2])
         if raw is None:
             raise TokenError(f"there is no token `{token_id}`: `gateway token list {ids[1]}` shows the account's")
         return raw
@@ -219,7 +230,9 @@ class Tokens:
         """Replace the record, or delete it, if it still is `expected`; return whether it was."""
         account, _, short_id = token_id.rpartition("-")
         raw = b"" if record is None else _encode(record)
-        return bool(await self._client.run(_SWAP, [_key(account)], [short_id, expected, raw]))
+        revoked = record is None or record.token.status is TokenStatus.DISABLED
+        arguments = (short_id, expected, raw, account) if revoked else (short_id, expected, raw)
+        return bool(await self._client.run(_SWAP, [tokens_key(account)], arguments))
 
 
 def invalid_token() -> TokenRefused:
@@ -229,8 +242,18 @@ def invalid_token() -> TokenRefused:
     )
 
 
-def _key(account: str) -> str:
+async def _not_touched(_: GatewayError) -> None:
+    """Leave the time of the last use as it was."""
+
+
+def tokens_key(account: str) -> str:
+    """Return the Redis key of an account's tokens."""
     return f"gw:{{{account}}}:tokens"
+
+
+def token_of(record: bytes) -> Token:
+    """Return the token of a record."""
+    return _decode(record).token
 
 
 def _replace(record: _Record, **changes: object) -> _Record:

@@ -9,7 +9,9 @@ import msgspec
 from multidict import CIMultiDict
 
 from gateway.catalogue import MAX_ATTEMPTS
-from gateway.chain import Chain, Step, error_text, is_cancellation
+from gateway.chain.chain import Chain
+from gateway.chain.entry import Entry
+from gateway.chain.failures import error_text, is_cancellation
 from gateway.chat.request import Body, BodyRules, check
 from gateway.errors import GatewayError, Refused, as_refused
 from gateway.exchange import Exchange, Operation, Request
@@ -67,16 +69,16 @@ async def explain(
     request = Request("POST", "/v1/chat/completions", CIMultiDict(headers), peer, Operation.CHAT)
     exchange = Exchange(request, read, generation=chain.generation)
     explanation = Explanation()
-    for step in chain.steps:
+    for entry in chain.entries:
         try:
-            explanation.plugins.append(await _decision(step, exchange))
+            explanation.plugins.append(await _decision(entry, exchange))
         except BaseException as error:
             if is_cancellation(error) or (isinstance(error, GatewayError) and not isinstance(error, Refused)):
                 raise
             refused = as_refused(error)
             message = refused.message or f"the plugin fails with {error_text(error)}"
-            explanation.plugins.append(Decision(step.name, "refuses", f"{refused.status} {refused.code}: {message}"))
-            explanation.refusal = explanation.refusal or Refusal(step.name, refused.status, refused.code, message)
+            explanation.plugins.append(Decision(entry.name, "refuses", f"{refused.status} {refused.code}: {message}"))
+            explanation.refusal = explanation.refusal or Refusal(entry.name, refused.status, refused.code, message)
     explanation.price = exchange.price
     if (route := exchange.get(Route)) is not None:
         explanation.channels = await _choices(route)
@@ -90,20 +92,20 @@ async def explain(
     return explanation
 
 
-async def _decision(step: Step, exchange: Exchange) -> Decision:
-    if missing := [fact.__name__ for fact in step.plugin.requires if fact not in exchange]:
-        return Decision(step.name, "unknown", f"needs {', '.join(missing)}, which nothing above it provided")
-    if not step.defines("on_request"):
-        return Decision(step.name, "passes", "has no part in the decision")
+async def _decision(entry: Entry, exchange: Exchange) -> Decision:
+    if missing := [fact.__name__ for fact in entry.plugin.requires if fact not in exchange]:
+        return Decision(entry.name, "unknown", f"needs {', '.join(missing)}, which nothing above it provided")
+    if not entry.defines("on_request", "request_step"):
+        return Decision(entry.name, "passes", "has no part in the decision")
     try:
-        text = await step.plugin.explain(exchange)
+        text = await entry.plugin.explain(exchange)
     except BaseException as error:
-        if is_cancellation(error) or step.on_error == "refuse" or isinstance(error, GatewayError):
+        if is_cancellation(error) or entry.on_error == "refuse" or isinstance(error, GatewayError):
             raise
-        return Decision(step.name, "passes", f"fails with {type(error).__name__}, which is ignored")
+        return Decision(entry.name, "passes", f"fails with {type(error).__name__}, which is ignored")
     if text is None:
-        return Decision(step.name, "unknown", "does not explain itself: it has no `explain`")
-    return Decision(step.name, "passes", text)
+        return Decision(entry.name, "unknown", "does not explain itself: it has no `explain`")
+    return Decision(entry.name, "passes", text)
 
 
 async def _choices(route: Route) -> list[ChannelChoice]:

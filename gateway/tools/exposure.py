@@ -12,7 +12,7 @@ from typing import Final, Protocol, runtime_checkable
 import msgspec
 
 from gateway.catalogue import MICROS, Catalogue, Price, matches
-from gateway.chain import Chain
+from gateway.chain.chain import Chain
 from gateway.chat.request import MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE, BodyRules
 from gateway.config.schema import Config
 
@@ -51,7 +51,7 @@ class Exposure(msgspec.Struct, frozen=True):
 
 def exposure_of(config: Config, chain: Chain) -> Exposure | None:
     """Return the bounds, or None if no plugin of the chain takes holds or every model is free."""
-    holding = next((step.plugin for step in chain.steps if isinstance(step.plugin, Holding)), None)
+    holding = next((entry.plugin for entry in chain.entries if isinstance(entry.plugin, Holding)), None)
     catalogue = Catalogue(config)
     costs = [
         (_largest_cost(catalogue, config, model, price), model, group)

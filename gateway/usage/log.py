@@ -20,8 +20,9 @@ from uuid import uuid4
 
 from gateway import crash_points, durable
 from gateway.errors import GatewayError, Misconfigured, StoreAway, cannot_use
-from gateway.store.client.client import Client
+from gateway.store.client.client import Client, Script
 from gateway.store.client.replay_buffer import ReplayBuffer
+from gateway.store.client.step import Step
 from gateway.usage import queries
 from gateway.usage.clickhouse import ClickHouse
 from gateway.usage.damage import UnusableFile
@@ -38,6 +39,8 @@ MAX_ENTRIES: Final = 200_000
 
 MAX_RECENT_BYTES: Final = 512 * 1024
 """Bytes of compressed ends that each process keeps to repeat them: ten to twenty thousand ends."""
+
+_APPEND: Final = Script("append", "return redis.call('XADD', KEYS[1], '*', ARGV[1], ARGV[2])")
 
 MEASURE_S: Final = 1.0
 PAGE: Final = 1000
@@ -94,13 +97,31 @@ class UsageLog:
         try:
             await self._send(line)
         except GatewayError:
-            try:
-                await self._spool(line)
-            except StoreAway as error:
-                self._unwritten.add(record, str(error))
+            await self._spool_end(record, line)
         else:
             self._recent.add(line)
-        crash_points.point("record.after")
+            crash_points.point("record.after")
+
+    async def end_step(self, record: Record) -> Step | None:
+        """Return the step that does what `end` does; None where the stream is full, so that the record is in the spool.
+
+        Raises `ValueError` or `TypeError` for a record that the database cannot store.
+        """
+        self._measure()
+        if self._full:
+            await self.end(record)
+            return None
+        line = line_of(record)
+        crash_points.point("record.before")
+
+        async def read(_: bytes) -> None:
+            self._recent.add(line)
+            crash_points.point("record.after")
+
+        async def failed(_: GatewayError) -> None:
+            await self._spool_end(record, line)
+
+        return Step(_APPEND, (self.stream,), (FIELD, line), read, failed)
 
     @staticmethod
     def can_store(record: Record) -> bool:
@@ -156,11 +177,23 @@ class UsageLog:
         """Return how many entries the sink has not removed yet."""
         return int(await self.client.call("XLEN", self.stream))
 
-    def _send(self, line: bytes) -> asyncio.Future[Any]:
+    async def _spool_end(self, record: Record, line: bytes) -> None:
+        """Write an end to the spool; where that does not accept it, keep it for `write_down`."""
+        try:
+            await self._spool(line)
+        except StoreAway as error:
+            self._unwritten.add(record, str(error))
+        crash_points.point("record.after")
+
+    def _measure(self) -> None:
+        """Ask for the stream's length, once a second at most."""
         now = time.monotonic()
         if now - self._measured >= MEASURE_S:
             self._measured = now
             self.client.submit("XLEN", self.stream).add_done_callback(self._set_full)
+
+    def _send(self, line: bytes) -> asyncio.Future[Any]:
+        self._measure()
         if self._full:
             return asyncio.ensure_future(self._spool(line))
         return self.client.submit("XADD", self.stream, "*", FIELD, line)

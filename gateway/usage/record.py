@@ -7,6 +7,7 @@ wrong place.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Final, Literal
 
 import msgspec
@@ -69,13 +70,30 @@ decode: Final = msgspec.json.Decoder(Record).decode
 """Decode a record from its JSON. Raises `msgspec.MsgspecError` (`DecodeError`, `ValidationError`)."""
 
 
+TEXTS: Final = (
+    *("id", "arrived_at", "operation", "account", "token_id", "group", "model", "channel", "upstream_request_id"),
+    *("error_code", "refused_by", "usage_source"),
+)
+NUMBERS: Final = (
+    *("status", "prompt_tokens", "completion_tokens", "charge_micros", "duration_ms", "longest_gap_ms"),
+    *("events", "bytes", "config"),
+)
+_texts: Final = attrgetter(*TEXTS)
+_numbers: Final = attrgetter(*NUMBERS)
+_TEXT: Final = {str}
+_NUMBER: Final = {int}
+_SCALARS: Final = {str, int, float}
+_SOURCES: Final = ("upstream", "estimated", "none")
+
+
 def line_of(record: Record) -> bytes:
     """Return the line of a record. Raises `ValueError` or `TypeError` for one that the database cannot store."""
     try:
         line = encode(record)
     except (OverflowError, RecursionError) as error:
         raise ValueError(f"the record has no JSON: {error}") from None
-    checked(line)
+    if not _is_plain(record):
+        checked(line)
     return line
 
 
@@ -90,3 +108,32 @@ def checked(line: bytes) -> Record:
         if isinstance(value, int) and abs(value) > MAX_NUMBER:
             raise ValueError(f"{name} is too large: {value}")
     return record
+
+
+def _is_plain(record: Record) -> bool:
+    """Return whether every value has the type of its field, so that the line needs not be decoded to know that it can be.
+
+    It costs a tenth of decoding. False says nothing: `checked` decides.
+    """
+    first_byte_ms, outcome, price = record.first_byte_ms, record.outcome, record.price
+    numbers = (*_numbers(record), 0 if first_byte_ms is None else first_byte_ms)
+    if not (
+        set(map(type, _texts(record))) == _TEXT
+        and set(map(type, numbers)) == _NUMBER
+        and min(numbers) >= -MAX_NUMBER
+        and max(numbers) <= MAX_NUMBER
+        and (outcome is None or type(outcome) is Outcome)
+        and record.usage_source in _SOURCES
+        and type(price) is dict
+        and _SCALARS.issuperset(map(type, price.values()))
+        and _TEXT.issuperset(map(type, price))
+        and type(record.attempts) is list
+    ):
+        return False
+    month(record.id)
+    return all(
+        type(attempt) is AttemptRecord
+        and type(attempt.channel) is type(attempt.error) is str
+        and type(attempt.status) is int
+        for attempt in record.attempts
+    )

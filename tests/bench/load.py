@@ -4,7 +4,8 @@
 
 Each of `streams` connections sends its next request as soon as a response has ended, for `seconds` after `warm_s`. With
 `rate`, requests are sent at random times, this many a second. With `once`, each connection sends one request, all at the same
-time, and the measurement runs from when all are open until all have ended. With `requests`, the run ends after this many.
+time, and the measurement runs from when all are open until all have ended; memory is read in the middle of `seconds`. With
+`requests`, the run ends after this many.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Final
 
 import msgspec
 
+from tests.bench.encryption import NOT_NOW, connected
 from tests.bench.process import PATIENCE_S, cpu_ns, raise_descriptors, resident_kib
 from tests.bench.question import PATH, question
 
@@ -35,7 +37,10 @@ STAGGER: Final = 20
 
 
 class LoadSettings(msgspec.Struct):
-    """The settings of a load. `plan`: the upstream's plan; `body`: the size of the prompt in bytes."""
+    """The settings of a load. `plan`: the upstream's plan; `body`: the size of the prompt in bytes.
+
+    `folder`: where the authority of the gateway's certificate is; empty where it serves without TLS.
+    """
 
     port: int
     plan: str
@@ -49,6 +54,7 @@ class LoadSettings(msgspec.Struct):
     once: bool = False
     requests: int = 0
     pids: list[int] = []
+    folder: str = ""
 
     def request(self) -> bytes:
         body, lines = question(self.token, self.plan, self.headers, self.body)
@@ -65,8 +71,9 @@ class Caller:
         self.connect()
 
     def connect(self) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", self.load.settings.port))
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        plain = socket.create_connection(("127.0.0.1", self.load.settings.port))
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = connected(plain, self.load.settings.folder)
         self.socket.setblocking(False)
         self.load.callers[self.socket.fileno()] = self
         self.load.poll.register(self.socket, select.EPOLLIN)
@@ -82,7 +89,7 @@ class Caller:
         self.send()
 
     def send(self) -> None:
-        with suppress(BlockingIOError):
+        with suppress(*NOT_NOW):
             self.unsent = self.unsent[self.socket.send(self.unsent) :]
         if self.unsent or len(self.load.request) > READ:
             self.load.poll.modify(self.socket, select.EPOLLIN | (select.EPOLLOUT if self.unsent else 0))
@@ -93,7 +100,7 @@ class Caller:
                 self.send()
             if mask & ~select.EPOLLOUT:
                 self.received(self.socket.recv(READ), time.monotonic_ns())
-        except BlockingIOError:
+        except NOT_NOW:
             pass
         except OSError:
             self.lost()
@@ -179,6 +186,9 @@ class Load:
             if number % STAGGER == 0 and not self.settings.once:
                 self.run(lambda: False, 0.02)
 
+    def all_ended(self) -> bool:
+        return self.completed + self.wrong + self.cut >= self.settings.streams
+
     def measure(self) -> dict[str, float]:
         """Run the load and return the figures."""
         settings = self.settings
@@ -194,7 +204,9 @@ class Load:
         began, cpu, events, completed = time.monotonic(), cpu_ns(settings.pids), self.events, self.completed
         del self.transits[:], self.first[: 0 if settings.once else len(self.first)]
         if settings.once:
-            self.run(lambda: self.completed + self.wrong + self.cut >= settings.streams, 3 * settings.seconds)
+            self.run(self.all_ended, settings.seconds / 2)
+            open_kib = resident_kib(settings.pids)
+            self.run(self.all_ended, 3 * settings.seconds)
         elif settings.requests:
             self.run(lambda: self.completed >= settings.requests, settings.seconds)
             completed = events = 0

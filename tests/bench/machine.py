@@ -12,10 +12,10 @@ from pathlib import Path
 from tests.bench.process import ROOT
 
 
-def commit() -> str:
+def commit(checkout: Path = ROOT) -> str:
     """Return the commit that is checked out, with a plus if files differ from it."""
     words = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
-    return subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False).stdout.strip()
+    return subprocess.run(words, capture_output=True, text=True, cwd=checkout, check=False).stdout.strip()
 
 
 def machine() -> str:
@@ -28,6 +28,12 @@ def machine() -> str:
 def versions() -> str:
     packages = ", ".join(f"{name} {version(name)}" for name in ("aiohttp", "uvloop", "httptools", "hiredis", "msgspec"))
     return f"Python {platform.python_version()}, {packages}"
+
+
+def python_version(program: str) -> str:
+    """Return the version of a Python and how it was built."""
+    asked = "import platform; print(platform.python_version(), *platform.python_build(), platform.python_compiler())"
+    return subprocess.run([program, "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def now_utc() -> str:

@@ -179,6 +179,7 @@ class Portkey(Peer):
     name, program, variable = "Portkey", "portkey", "BENCH_PORTKEY"
     description = "gateway, no keys"
     streams = 100
+    rounds = 1
     environment: ClassVar = {"NODE_ENV": "production", "TRUSTED_CUSTOM_HOSTS": "127.0.0.1,localhost"}
 
     def __init__(self, folder: Path, upstream: int) -> None:
@@ -208,7 +209,9 @@ class LiteLLM(Peer):
 
     name, program, variable = "LiteLLM", "litellm", "BENCH_LITELLM"
     description = "gateway, one static key"
+    starts_s = 8
     streams = 20
+    rounds = 1
     token = "sk-bench-1234"
     environment: ClassVar = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
 

@@ -53,8 +53,9 @@ def running(
     log: Path,
     reached: Callable[[], bool],
     environment: Mapping[str, str] | None = None,
+    folder: Path = ROOT,
 ) -> Iterator[int]:
-    """Run a process and yield its id when `reached` returns true. At the end, send SIGTERM to it and then to its children.
+    """Run a process in `folder` and yield its id when `reached` returns true. At the end, send SIGTERM to it and its children.
 
     Raise `RuntimeError`, with the end of its log, if it exits or takes longer than `PATIENCE_S`.
     """
@@ -63,7 +64,7 @@ def running(
             [*pinned(cores), *command],
             stdout=written,
             stderr=written,
-            cwd=ROOT,
+            cwd=folder,
             env=os.environ | dict(environment or {}),
         )
     try:

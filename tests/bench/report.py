@@ -28,6 +28,8 @@ NAMES: Final = {
     "opened_s": "s until all are open",
     "whole": "time of all / of the streams",
     "completed": "complete",
+    "instructions_request": "instructions/request",
+    "instructions_event": "instructions/event",
     "wrong": "refused",
     "cut": "cut",
 }
@@ -43,6 +45,9 @@ COLUMNS: Final = {
     "short": (*REQUESTS, *FIRST, "wrong", "cut"),
     "paced": ("streams", "cpu_us_per_event", *TRANSIT, "kib_per_stream", "events_per_s", "cpu_share", "wrong", "cut"),
     "first": ("requests_per_s", *FIRST),
+    "variants": ("requests_per_s", "cpu_us_per_request", "cpu_us_per_event", *FIRST, "wrong", "cut"),
+    "memory": ("streams", "completed", "kib_per_stream", *TRANSIT),
+    "instructions": ("instructions_request", "instructions_event"),
     "events": ("cpu_us_per_event", *TRANSIT),
     "bodies": (*REQUESTS, *FIRST),
     "chain": REQUESTS,
@@ -55,6 +60,9 @@ TITLES: Final = {
     "short": "Short answers",
     "paced": "Paced answers",
     "first": "The first event at half load",
+    "variants": "More in the chain",
+    "memory": "Memory of a stream",
+    "instructions": "Instructions",
     "events": "Size of an event's text, bytes",
     "bodies": "Size of a body, KiB",
     "chain": "Length of the chain",
@@ -65,8 +73,9 @@ TITLES: Final = {
 HEAD: Final = """# What it costs
 
 Written by `python -m tests.bench.run`, which anyone can repeat; every figure is a median of alternating rounds. This gateway
-runs its whole chain with a real store: usage-logger, auth, rate-limit, quota, model-routing; the others pass on what they are
-asked. CPU is that of a gateway's processes, without the store; gateway and store share core 0, upstream and load core 1. On a
+runs its whole chain with a real store: usage-logger, auth, rate-limit, quota, model-routing, and its channel has an API key; the
+others pass on what they are asked. `before` is this gateway at an earlier commit. CPU is that of a gateway's processes, without
+the store, and instructions are those of user space; gateway and store share core 0, upstream and load core 1. On a
 machine that others use, only ratios within one part mean anything. [PROFILE.md](PROFILE.md) says where the time goes.
 
 """
@@ -78,7 +87,7 @@ def write(folder: Path) -> Path:
     parts = [part for part in PARTS if part in results]
     rows = {part: results[part].rows for part in parts}
     report = folder.parent / "REPORT.md"
-    text = [HEAD, _about(results), "\n## Targets\n\n", targets.table(rows)]
+    text = [HEAD, _about(results), "\n## Targets\n\n", targets.table(targets.targets(rows))]
     for part in parts:
         plots = "".join(f"\n![{part}]({name})\n" for name in _plots(folder.parent, part, rows[part]))
         description = (PARTS[part].__doc__ or "").strip()
@@ -90,7 +99,8 @@ def write(folder: Path) -> Path:
 def _table(rows: Rows, columns: tuple[str, ...]) -> str:
     head = f"| | {' | '.join(NAMES[key] for key in columns)} |\n|---|{'---|' * len(columns)}\n"
     return head + "".join(
-        f"| {label} | {' | '.join(f'{row[key]:,.10g}' for key in columns)} |\n" for label, row in rows.items()
+        f"| {label} | {' | '.join(f'{row[key]:,.10g}' if key in row else '' for key in columns)} |\n"
+        for label, row in rows.items()
     )
 
 
@@ -121,8 +131,7 @@ def _plots(folder: Path, part: str, rows: Rows) -> list[str]:
         case "bodies":
             drawn = lines("CPU µs per request", "KiB of body", _curves(rows, "cpu_us_per_request"), logarithmic=True)
         case "chain":
-            curve = {targets.OURS: [(float(label), row["cpu_us_per_request"]) for label, row in rows.items()]}
-            drawn = lines("CPU µs per request", "plugins that do nothing", curve)
+            drawn = lines("CPU µs per request", "plugins that do nothing", _curves(rows, "cpu_us_per_request"))
         case _:
             return []
     (folder / f"{part}.svg").write_text(drawn)

@@ -1,8 +1,9 @@
-"""An upstream that only sends events, each with a time stamp: `python -m tests.bench.upstream PORT`.
+"""An upstream that only sends events, each with a time stamp: `python -m tests.bench.upstream PORT [FOLDER]`.
 
 The end of the prompt says what to send: `plan EVENTS INTERVAL_US BYTES`, BYTES being the size of an event's text. With
 interval 0 the events are sent as fast as possible. Each event is a separate write, as from a model. It uses plain sockets, so
-that upstream and load together cost less than most of the measured gateways.
+that upstream and load together cost less than most of the measured gateways. With FOLDER it serves TLS, with the certificate
+there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import time
 from collections import defaultdict, deque
 from functools import cache
 from typing import Final
+
+from tests.bench.encryption import NOT_NOW, accepted
 
 PLAN: Final = re.compile(rb"plan (\d+) (\d+) (\d+)")
 LENGTH: Final = re.compile(rb"content-length: ?(\d+)", re.IGNORECASE)
@@ -67,7 +70,7 @@ class Answering:
                 self.send(b"")
             if mask & ~select.EPOLLOUT:
                 self.received(self.socket.recv(READ))
-        except BlockingIOError:
+        except NOT_NOW:
             pass
         except OSError:
             self.close()
@@ -117,7 +120,7 @@ class Answering:
         data = self.unsent + data
         try:
             sent = self.socket.send(data)
-        except BlockingIOError:
+        except NOT_NOW:
             sent = 0
         if bool(data[sent:]) != bool(self.unsent):
             self.upstream.watch(self, select.EPOLLIN | (select.EPOLLOUT if data[sent:] else 0))
@@ -132,7 +135,8 @@ class Answering:
 class Upstream:
     """All connections, and the schedule of their events."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, folder: str = "") -> None:
+        self.folder = folder
         self.listening = socket.create_server(("127.0.0.1", port), backlog=16384)
         self.listening.setblocking(False)
         self.poll = select.epoll()
@@ -153,8 +157,13 @@ class Upstream:
                 sock, _ = self.listening.accept()
             except BlockingIOError:
                 return
-            sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            try:
+                sock = accepted(sock, self.folder)
+            except OSError:
+                sock.close()
+                continue
+            sock.setblocking(False)
             self.connections[sock.fileno()] = Answering(self, sock)
             self.poll.register(sock, select.EPOLLIN)
 
@@ -182,4 +191,4 @@ class Upstream:
 
 
 if __name__ == "__main__":
-    Upstream(int(sys.argv[1])).run()
+    Upstream(int(sys.argv[1]), *sys.argv[2:]).run()

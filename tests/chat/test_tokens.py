@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.chat.events import EventStream
-from gateway.chat.tokens import MAX_SAMPLES, MIN_LARGE, OutputCounter, tokens_of
+from gateway.chat.tokens import MAX_SAMPLES, MAX_UNMEASURED, MIN_LARGE, OutputCounter, tokens_of
 from tests.chat.test_events import DONE, USAGE_ONLY, chunk, event, feed_cut, read, text
 
 WORDS = [
@@ -172,3 +172,13 @@ def test_an_event_of_another_form_has_no_text(odd: str) -> None:
     stream = EventStream(drop_usage=False)
     stream.feed(event(odd))
     assert stream.output.tokens() == 0
+
+
+def test_events_that_are_unlike_the_others_are_counted_whenever_the_estimate_is_asked_for() -> None:
+    once, often = OutputCounter(), OutputCounter()
+    for number in range(3 * MAX_UNMEASURED):
+        odd = event({"choices": [{"delta": {"content": "x" * 4 * number}, "finish_reason": "stop"}]})
+        once.add_measured(odd)
+        often.add_measured(odd)
+        often.tokens()
+    assert once.tokens() == often.tokens() == sum(range(3 * MAX_UNMEASURED))

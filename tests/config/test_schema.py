@@ -276,7 +276,7 @@ def test_prices_are_exact(tmp_path: Path) -> None:
 
 def test_the_demo_is_accepted() -> None:
     chain = loading.build(load(shipped("demo.yaml"), {}))
-    assert [step.name for step in chain.steps] == ["usage-logger", "auth", "rate-limit", "quota", "model-routing"]
+    assert [entry.name for entry in chain.entries] == ["usage-logger", "auth", "rate-limit", "quota", "model-routing"]
 
 
 def test_the_file_is_found_by_option_then_variable_then_folder_then_the_demo(
@@ -303,7 +303,7 @@ def test_the_reference_is_accepted_and_is_the_default_in_every_setting() -> None
     assert msgspec.structs.replace(openai, api_key="", api_keys=()) == Channel(openai.base_url)
     assert local == Channel(local.base_url)
     assert examples["groups"]["default"] == Group()
-    for step, entry in zip(loading.build(reference()).steps, examples["plugins"], strict=True):
+    for step, entry in zip(loading.build(reference()).entries, examples["plugins"], strict=True):
         assert entry == PluginEntry(entry.use, entry.with_, name=entry.name)
         for field in msgspec.structs.fields(step.plugin):
             if field.name in entry.with_:
@@ -335,7 +335,7 @@ def test_the_reference_names_every_setting() -> None:
     assert free["free"] is True
     assert set(free["channels"][1]) == set(Serving.__struct_fields__)
     assert set(document["plugins"][0]) | {"with"} == {"use", "with", "name", "enabled", "on_error"}
-    plugins = {step.name: set(step.plugin.__struct_fields__) for step in loading.build(reference()).steps}
+    plugins = {step.name: set(step.plugin.__struct_fields__) for step in loading.build(reference()).entries}
     assert {entry["use"]: set(entry.get("with", ())) for entry in document["plugins"]} == plugins
     assert set(Section.__subclasses__()) == {*PLACES, Serving, PluginEntry}, "a section is missing in PLACES"
 

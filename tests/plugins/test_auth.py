@@ -16,10 +16,10 @@ from gateway.config.schema import Config, Group
 from gateway.errors import StoreAway
 from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
+from gateway.store.known_tokens import TokenStatus
 from gateway.store.pepper import pepper_of
 from gateway.store.token_format import TokenCodec
-from gateway.store.tokens import TokenStatus
-from gateway.testing import PATIENT, FixedClock, exchange, services, started
+from gateway.testing import PATIENT, FixedClock, exchange, run_end, run_request, services, started
 from plugins.auth import Auth
 from plugins.paced_refusals import REFUSALS_PER_S
 from tests.patience import wait_until
@@ -45,7 +45,7 @@ def with_token(token: str, scheme: str = "Bearer", peer: str = "192.0.2.7") -> E
 
 async def refusal(auth: Auth, asked: Exchange) -> Refused:
     with pytest.raises(Refused) as refused:
-        await auth.on_request(asked)
+        await auth.request_step(asked)
     assert Caller not in asked
     return refused.value
 
@@ -60,7 +60,7 @@ async def test_a_valid_token_identifies_the_caller(given: Services, auth: Auth) 
     await given.store.accounts.change("alice", models=["a", "b"], limits=AccountLimits(concurrent=3))
     for peer in ("192.0.2.7", "::ffff:192.0.2.7", "2001:db8::1"):
         asked = with_token(created.token, peer=peer)
-        await auth.on_request(asked)
+        await run_request(auth, asked, given)
         assert asked[Caller] == Caller(
             account="alice",
             token_id=created.id,
@@ -74,7 +74,7 @@ async def test_a_valid_token_identifies_the_caller(given: Services, auth: Auth) 
 
 async def test_an_account_and_a_token_without_restrictions_have_none(given: Services, auth: Auth) -> None:
     asked = with_token((await given.store.tokens.create("alice")).token)
-    await auth.on_request(asked)
+    await run_request(auth, asked, given)
     assert asked[Caller].account_models is None
     assert asked[Caller].token_models is None
 
@@ -82,7 +82,7 @@ async def test_an_account_and_a_token_without_restrictions_have_none(given: Serv
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "Bearer "])
 async def test_the_scheme_is_read_in_any_case(given: Services, auth: Auth, scheme: str) -> None:
     asked = with_token((await given.store.tokens.create("alice")).token, scheme)
-    await auth.on_request(asked)
+    await run_request(auth, asked, given)
     assert asked[Caller].account == "alice"
 
 
@@ -90,7 +90,7 @@ async def test_headers_may_be_a_plain_mapping(given: Services, auth: Auth) -> No
     asked = exchange()
     token = (await given.store.tokens.create("alice")).token
     asked.request = msgspec.structs.replace(asked.request, headers={"Authorization": f"Bearer {token}"})
-    await auth.on_request(asked)
+    await run_request(auth, asked, given)
     assert asked[Caller].account == "alice"
 
 
@@ -168,7 +168,7 @@ async def test_a_token_is_refused_outside_its_addresses(given: Services, auth: A
 async def test_the_body_is_not_read(given: Services, auth: Auth) -> None:
     created = await given.store.tokens.create("alice")
     asked = exchange(b"no json at all", headers={"Authorization": f"Bearer {created.token}"})
-    await auth.on_request(asked)
+    await run_request(auth, asked, given)
     assert asked[Caller].account == "alice"
     assert asked.model == ""
 
@@ -177,23 +177,23 @@ async def test_an_unreachable_store_is_not_a_refusal_of_the_token(tmp_path: Path
     async with services(tmp_path, f"unix://{tmp_path}/nothing", SETTINGS) as given:
         auth = await started(Auth(), given)
         with pytest.raises(StoreAway):
-            await auth.on_request(with_token(TokenCodec(pepper_of(tmp_path)).make("alice")[1]))
+            await run_request(auth, with_token(TokenCodec(pepper_of(tmp_path)).make("alice")[1]), given)
         assert await code(auth, with_token("made-up")) == (401, "token_invalid")
 
 
 async def test_the_use_of_a_token_is_recorded_at_the_end(given: Services, auth: Auth) -> None:
     created = await given.store.tokens.create("alice")
     asked = with_token(created.token)
-    await auth.on_request(asked)
+    await run_request(auth, asked, given)
     assert (await given.store.tokens.get(created.id)).last_used is None
-    await auth.on_end(asked)
+    await run_end(auth, asked, given)
     assert (await given.store.tokens.get(created.id)).last_used is not None
 
 
-async def test_the_end_of_a_refused_request_records_no_use(auth: Auth) -> None:
+async def test_the_end_of_a_refused_request_records_no_use(given: Services, auth: Auth) -> None:
     asked = with_token("wrong")
     await refusal(auth, asked)
-    await auth.on_end(asked)
+    await run_end(auth, asked, given)
 
 
 async def test_a_flood_of_made_up_tokens_costs_no_call_of_the_store(client: Client, auth: Auth) -> None:
@@ -211,7 +211,7 @@ async def test_too_many_wrong_tokens_are_limited_and_a_valid_one_is_not(given: S
     assert refused.retry_after_s == 20
     assert "limit" in refused.message
     assert await code(auth, with_token("wrong", peer="192.0.2.8")) == (401, "token_invalid")
-    await auth.on_request(with_token((await given.store.tokens.create("alice")).token))
+    await run_request(auth, with_token((await given.store.tokens.create("alice")).token), given)
     assert isinstance(given.clock, FixedClock)
     given.clock.move(20)
     assert await code(auth, with_token("wrong")) == (401, "token_invalid")
@@ -225,7 +225,7 @@ async def test_an_address_that_goes_on_is_refused_later_and_a_valid_token_is_not
     valid = with_token((await given.store.tokens.create("alice")).token)
     waiting = [asyncio.create_task(refusal(auth, exchange(headers=headers))) for _ in range(REFUSALS_PER_S + 30)]
     await wait_until(lambda: sum(task.done() for task in waiting) >= REFUSALS_PER_S)
-    await auth.on_request(valid)
+    await run_request(auth, valid, given)
     elsewhere = exchange(headers=headers)
     elsewhere.request = msgspec.structs.replace(elsewhere.request, peer="192.0.2.200")
     await refusal(auth, elsewhere)

@@ -23,7 +23,7 @@ from gateway.store.accounts import MAX_AMOUNT, Account, AccountStatus
 from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.money.scripts import KEEP_S
-from gateway.testing import PATIENT, exchange, services, started
+from gateway.testing import PATIENT, exchange, run_end, run_request, services, started
 from plugins import quota
 from plugins.quota import Quota
 
@@ -70,7 +70,7 @@ async def account(given: Services) -> Account:
 async def ended(plugin: Quota, given: Services, asked: Exchange, *usages: Usage) -> int:
     """Return what the account is charged after these attempts; nothing is held any more."""
     asked.attempts.extend(Attempt("one", "m", usage=usage) for usage in usages)
-    await plugin.on_end(asked)
+    await run_end(plugin, asked, given)
     left = await account(given)
     assert (left.held_micros, left.holds) == (0, 0)
     assert TOP_UP - left.balance_micros == asked.charge_micros
@@ -78,10 +78,10 @@ async def ended(plugin: Quota, given: Services, asked: Exchange, *usages: Usage)
     return asked.charge_micros
 
 
-async def refusal(plugin: Quota, asked: Exchange) -> tuple[int, str]:
+async def refusal(given: Services, plugin: Quota, asked: Exchange) -> tuple[int, str]:
     with pytest.raises(Refused) as refused:
-        await plugin.on_request(asked)
-    await plugin.on_end(asked)
+        await run_request(plugin, asked, given)
+    await run_end(plugin, asked, given)
     return refused.value.status, refused.value.code
 
 
@@ -100,17 +100,17 @@ class TestTheSizeOfTheHold:
     ) -> None:
         plugin = await started(Quota(), given)
         asked = asking(group, **body)
-        await plugin.on_request(asked)
+        await run_request(plugin, asked, given)
         assert (await account(given)).held_micros == (await asked.body()).prompt_tokens_bound + output
-        await plugin.on_end(asked)
+        await run_end(plugin, asked, given)
 
     async def test_counts_the_input_of_every_attempt_and_the_groups_ratio(self, given: Services) -> None:
         plugin = await started(Quota(), given)
         asked = asking("vip", model="twice")
-        await plugin.on_request(asked)
+        await run_request(plugin, asked, given)
         full = 2 * (await asked.body()).prompt_tokens_bound + 200
         assert (await account(given)).held_micros == -(-full // 10)
-        await plugin.on_end(asked)
+        await run_end(plugin, asked, given)
 
     @pytest.mark.parametrize(
         "given_ceiling", [{}, {"max_tokens": 7}, {"max_completion_tokens": 5000}, {"max_tokens": None}]
@@ -118,25 +118,25 @@ class TestTheSizeOfTheHold:
     async def test_is_for_the_ceiling_that_is_sent(self, given: Services, given_ceiling: dict[str, Any]) -> None:
         plugin = await started(Quota(), given)
         asked = asking(n=2, **given_ceiling)
-        await plugin.on_request(asked)
+        await run_request(plugin, asked, given)
         body, ((candidate, _),) = await asked.body(), given.catalogue.tiers("m", "default")[0]
         name, limit = candidate.channel.ceiling_name, candidate.max_output_tokens
         sent = json.loads(b"".join(body.upstream(candidate.model, name, limit, ask_usage=True)))
         held = (await account(given)).held_micros
         assert held == body.prompt_tokens_bound + 2 * sent["n"] * sent["max_tokens"]
-        await plugin.on_end(asked)
+        await run_end(plugin, asked, given)
 
     async def test_is_capped_by_max_hold_and_the_charge_is_not(self, given: Services) -> None:
         plugin = await started(Quota(max_hold=Decimal("0.00005")), given)
         asked = asking()
-        await plugin.on_request(asked)
+        await run_request(plugin, asked, given)
         assert (await account(given)).held_micros == 50
         assert await ended(plugin, given, asked, Usage(60, 40, "upstream")) == 140
 
     async def test_a_fraction_of_a_micro_is_rounded_up_once(self, given: Services) -> None:
         plugin = await started(Quota(), given)
         asked = asking(model="cheap")
-        await plugin.on_request(asked)
+        await run_request(plugin, asked, given)
         assert (await account(given)).held_micros == 1
         assert await ended(plugin, given, asked, Usage(3, 4, "upstream")) == 1
 
@@ -148,15 +148,15 @@ class TestTheSizeOfTheHold:
     ) -> None:
         plugin = await started(Quota(), given)
         asked = asking(group, model=model)
-        await plugin.on_request(asked)
+        await run_request(plugin, asked, given)
         assert (await account(given)).holds == 0
         assert await ended(plugin, given, asked) == 0
 
     async def test_no_other_path_is_looked_at(self, given: Services) -> None:
         plugin = await started(Quota(), given)
         listing = exchange(method="GET", path="/v1/models")
-        await plugin.on_request(listing)
-        await plugin.on_end(listing)
+        await run_request(plugin, listing, given)
+        await run_end(plugin, listing, given)
         assert (await account(given)).holds == 0
 
 
@@ -176,14 +176,14 @@ class TestTheCharge:
     async def test_is_what_the_attempts_used(self, given: Services, usages: tuple[Usage, ...], charge: int) -> None:
         plugin = await started(Quota(), given)
         asked = asking()
-        await plugin.on_request(asked)
+        await run_request(plugin, asked, given)
         assert await ended(plugin, given, asked, *usages) == charge
         assert asked.price == {"input": 1_000_000, "output": 2_000_000, "ratio": "1"}
 
     async def test_never_exceeds_the_full_hold_and_the_price_says_so(self, given: Services) -> None:
         plugin = await started(Quota(), given)
         asked = asking()
-        await plugin.on_request(asked)
+        await run_request(plugin, asked, given)
         full = (await account(given)).held_micros
         assert await ended(plugin, given, asked, Usage(1 << 39, 1 << 39, "upstream")) == full
         assert asked.price["capped_micros"] == full
@@ -192,7 +192,7 @@ class TestTheCharge:
         plugin = await started(Quota(), given)
         asked = asking()
         asked.channel = "one"
-        await plugin.on_request(asked)
+        await run_request(plugin, asked, given)
         full = (await account(given)).held_micros
         with structlog.testing.capture_logs() as logs:
             await ended(plugin, given, asked, Usage(1000, 1000, "upstream"))
@@ -212,7 +212,7 @@ class TestTheCharge:
     async def test_that_is_just_covered_is_not_logged(self, given: Services) -> None:
         plugin = await started(Quota(), given)
         asked = asking()
-        await plugin.on_request(asked)
+        await run_request(plugin, asked, given)
         bound = (await asked.body()).prompt_tokens_bound
         with structlog.testing.capture_logs() as logs:
             await ended(plugin, given, asked, Usage(bound, 100, "upstream"))
@@ -221,9 +221,9 @@ class TestTheCharge:
     async def test_of_two_ends_counts_once(self, given: Services) -> None:
         plugin = await started(Quota(), given)
         asked = asking()
-        await plugin.on_request(asked)
+        await run_request(plugin, asked, given)
         await ended(plugin, given, asked, Usage(11, 6, "upstream"))
-        await plugin.on_end(asked)
+        await run_end(plugin, asked, given)
         assert (await account(given)).balance_micros == TOP_UP - 23
 
 
@@ -231,28 +231,28 @@ class TestRefusals:
     async def test_a_balance_that_does_not_cover_the_most(self, given: Services) -> None:
         plugin = await started(Quota(), given)
         await given.store.wallet.adjust("acme", "down", -TOP_UP + 10, "test")
-        assert await refusal(plugin, asking()) == (402, "insufficient_balance")
+        assert await refusal(given, plugin, asking()) == (402, "insufficient_balance")
 
     async def test_a_credit_line_covers_it(self, given: Services) -> None:
         plugin = await started(Quota(), given)
         await given.store.wallet.adjust("acme", "down", -TOP_UP, "test")
         await given.store.accounts.change("acme", credit_line=1000)
         asked = asking()
-        await plugin.on_request(asked)
+        await run_request(plugin, asked, given)
         asked.attempts.append(Attempt("one", "m", usage=Usage(11, 6, "upstream")))
-        await plugin.on_end(asked)
+        await run_end(plugin, asked, given)
         assert (await account(given)).balance_micros == -23
 
     async def test_more_holds_than_an_account_may_have(self, given: Services) -> None:
         plugin = await started(Quota(max_holds=1), given)
         first = asking()
-        await plugin.on_request(first)
+        await run_request(plugin, first, given)
         second = asking()
         with pytest.raises(Refused, match="has 1 requests in progress, the most that it may have at once") as refused:
-            await plugin.on_request(second)
-        await plugin.on_end(second)
+            await run_request(plugin, second, given)
+        await run_end(plugin, second, given)
         assert (refused.value.status, refused.value.code) == (429, "too_many_concurrent")
-        await plugin.on_end(first)
+        await run_end(plugin, first, given)
         assert (await account(given)).holds == 0
 
     async def test_by_default_the_holds_of_an_account_are_no_limit_on_its_requests_at_once(
@@ -261,16 +261,16 @@ class TestRefusals:
         plugin = await started(Quota(), given)
         several = [asking() for _ in range(300)]
         for asked in several:
-            await plugin.on_request(asked)
+            await run_request(plugin, asked, given)
         assert (await account(given)).holds == 300
         for asked in several:
-            await plugin.on_end(asked)
+            await run_end(plugin, asked, given)
 
     @pytest.mark.parametrize("status", [AccountStatus.SUSPENDED, AccountStatus.CLOSED])
     async def test_an_account_that_is_not_active(self, given: Services, status: AccountStatus) -> None:
         plugin = await started(Quota(), given)
         await given.store.accounts.set_status("acme", status)
-        assert await refusal(plugin, asking()) == (403, "account_inactive")
+        assert await refusal(given, plugin, asking()) == (403, "account_inactive")
 
 
 class TestACrash:
@@ -279,12 +279,12 @@ class TestACrash:
         plugin = await started(Quota(on_crash=on_crash, lease_margin=60), given)  # type: ignore[arg-type]
         plugin.lease_ms = 1
         dead = asking(messages=[{"role": "user", "content": "x" * 400}])
-        await plugin.on_request(dead)
+        await run_request(plugin, dead, given)
         floor = (await dead.body()).prompt_tokens_estimate if on_crash == "charge_floor" else 0
         await asyncio.sleep(0.01)
         next_one = asking()
         with structlog.testing.capture_logs() as logs:
-            await plugin.on_request(next_one)
+            await run_request(plugin, next_one, given)
         assert {"event": "holds_expired", "account": "acme", "requests": [dead.id], "log_level": "warning"} in logs
         left = await account(given)
         assert (left.holds, left.balance_micros) == (1, TOP_UP - floor)
@@ -303,7 +303,7 @@ async def test_a_hold_whose_reply_was_lost_is_released(tmp_path: Path) -> None:
             asked = asking()
             os.kill(store.pid, signal.SIGSTOP)
             with pytest.raises(StoreAway):
-                await plugin.on_request(asked)
+                await run_request(plugin, asked, given)
             os.kill(store.pid, signal.SIGCONT)
             assert await ended(plugin, given, asked) == 0
     finally:
@@ -350,5 +350,5 @@ async def test_a_hold_beyond_every_balance_is_refused_without_asking_the_store(t
         asked = exchange({"n": 16, "max_tokens": 1_000_000})
         asked[Caller] = Caller("tester", "tester-1", "default")
         with pytest.raises(Refused) as refused:
-            await plugin.on_request(asked)
+            await run_request(plugin, asked, given)
     assert refused.value.code == "insufficient_balance"

@@ -18,7 +18,7 @@ from gateway.config.schema import Config, StoreSettings
 from gateway.errors import StoreAway
 from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
-from gateway.testing import PATIENT, exchange, services, started
+from gateway.testing import PATIENT, exchange, run_end, run_request, services, started
 from plugins import rate_limit
 from plugins.paced_refusals import REFUSALS_PER_S
 from plugins.rate_limit import RateLimit
@@ -48,16 +48,16 @@ def asking(limits: AccountLimits | None = None, path: str = "/v1/chat/completion
     return asked
 
 
-async def refusal(plugin: RateLimit, asked: Exchange) -> Refused:
+async def refusal(given: Services, plugin: RateLimit, asked: Exchange) -> Refused:
     with pytest.raises(Refused) as refused:
-        await plugin.on_request(asked)
+        await run_request(plugin, asked, given)
     return refused.value
 
 
 async def test_what_is_left_is_in_the_headers(given: Services) -> None:
     plugin = await started(RateLimit(requests_per_minute=60, tokens_per_minute=1000), given)
     asked = asking(max_tokens=100, n=2, messages=[{"role": "user", "content": "x" * 368}])
-    await plugin.on_request(asked)
+    await run_request(plugin, asked, given)
     assert asked.response_headers == {
         "x-ratelimit-limit-requests": "60",
         "x-ratelimit-remaining-requests": "59",
@@ -72,9 +72,9 @@ async def test_what_is_left_is_in_the_headers(given: Services) -> None:
 async def test_too_many_requests_a_minute_are_refused_with_a_time_to_retry_after(given: Services) -> None:
     plugin = await started(RateLimit(requests_per_minute=2, concurrent=None), given)
     for _ in range(2):
-        await plugin.on_request(asking())
+        await run_request(plugin, asking(), given)
     asked = asking()
-    refused = await refusal(plugin, asked)
+    refused = await refusal(given, plugin, asked)
     assert (refused.status, refused.code) == (429, "rate_limited")
     assert "limit of 2 requests a minute" in refused.message
     assert refused.retry_after_s is not None
@@ -86,22 +86,22 @@ async def test_too_many_requests_a_minute_are_refused_with_a_time_to_retry_after
 async def test_too_many_at_once_wait_for_one_to_end(given: Services, client: Client) -> None:
     plugin = await started(RateLimit(concurrent=2), given)
     first, second, third = asking(), asking(), asking()
-    await plugin.on_request(first)
-    await plugin.on_request(second)
-    refused = await refusal(plugin, third)
+    await run_request(plugin, first, given)
+    await run_request(plugin, second, given)
+    refused = await refusal(given, plugin, third)
     assert (refused.status, refused.code, refused.retry_after_s) == (429, "too_many_concurrent", 1)
     assert "limit of 2 requests at once" in refused.message
-    await plugin.on_end(third)
-    assert (await refusal(plugin, asking())).code == "too_many_concurrent"
-    await plugin.on_end(first)
-    await plugin.on_request(asking())
+    await run_end(plugin, third, given)
+    assert (await refusal(given, plugin, asking())).code == "too_many_concurrent"
+    await run_end(plugin, first, given)
+    await run_request(plugin, asking(), given)
     await plugin.stop()
 
 
 async def test_a_slot_is_leased_for_the_longest_request_and_a_minute(given: Services, client: Client) -> None:
     plugin = await started(RateLimit(), given)
     asked = asking()
-    await plugin.on_request(asked)
+    await run_request(plugin, asked, given)
     expiry = int(await client.call("ZSCORE", SLOTS, asked.id))
     assert abs(expiry - (time.time() + 160) * 1000) < PATIENCE_S * 1000
     await plugin.stop()
@@ -110,14 +110,14 @@ async def test_a_slot_is_leased_for_the_longest_request_and_a_minute(given: Serv
 async def test_the_true_count_of_tokens_replaces_the_estimate(given: Services) -> None:
     plugin = await started(RateLimit(tokens_per_minute=1000), given)
     asked = asking(max_tokens=800)
-    await plugin.on_request(asked)
-    refused = await refusal(plugin, asking(max_tokens=500))
+    await run_request(plugin, asked, given)
+    refused = await refusal(given, plugin, asking(max_tokens=500))
     assert (refused.status, refused.code) == (429, "rate_limited")
     assert "limit of 1000 tokens a minute" in refused.message
     asked.attempts.append(Attempt("short", "m", usage=Usage(100, 100, "upstream")))
-    await plugin.on_end(asked)
+    await run_end(plugin, asked, given)
     again = asking(max_tokens=500)
-    await plugin.on_request(again)
+    await run_request(plugin, again, given)
     remaining = int(again.response_headers["x-ratelimit-remaining-tokens"])
     assert 250 < remaining < 310
     await plugin.stop()
@@ -127,14 +127,14 @@ async def test_a_request_without_usage_counts_no_tokens(given: Services) -> None
     plugin = await started(RateLimit(tokens_per_minute=1000), given)
     for _ in range(5):
         asked = asking(max_tokens=900)
-        await plugin.on_request(asked)
-        await plugin.on_end(asked)
+        await run_request(plugin, asked, given)
+        await run_end(plugin, asked, given)
     await plugin.stop()
 
 
 async def test_a_request_larger_than_a_minutes_tokens_should_not_be_retried(given: Services) -> None:
     plugin = await started(RateLimit(tokens_per_minute=100), given)
-    refused = await refusal(plugin, asking(max_tokens=100))
+    refused = await refusal(given, plugin, asking(max_tokens=100))
     assert (refused.status, refused.code) == (429, "rate_limited")
     assert refused.should_retry is False
     assert refused.retry_after_s is None
@@ -146,18 +146,18 @@ async def test_other_requests_only_count_as_requests(given: Services, client: Cl
     plugin = await started(RateLimit(requests_per_minute=3, tokens_per_minute=1, concurrent=1), given)
     for path in ("/v1/models", "/v1/account", "/v1/requests/r"):
         asked = asking(path=path)
-        await plugin.on_request(asked)
+        await run_request(plugin, asked, given)
         assert not [name for name in asked.response_headers if name.endswith("tokens")]
-        await plugin.on_end(asked)
+        await run_end(plugin, asked, given)
     assert await client.call("EXISTS", SLOTS) == 0
-    assert (await refusal(plugin, asking(path="/v1/models"))).code == "rate_limited"
+    assert (await refusal(given, plugin, asking(path="/v1/models"))).code == "rate_limited"
     await plugin.stop()
 
 
 async def test_without_a_limit_of_tokens_the_body_is_not_read(given: Services) -> None:
     plugin = await started(RateLimit(), given)
     asked = asking()
-    await plugin.on_request(asked)
+    await run_request(plugin, asked, given)
     assert asked.model == ""
     await plugin.stop()
 
@@ -166,11 +166,11 @@ async def test_an_accounts_own_limits_replace_the_configured_ones(given: Service
     plugin = await started(RateLimit(requests_per_minute=1, concurrent=1), given)
     own = AccountLimits(requests_per_minute=100, concurrent=3)
     for _ in range(3):
-        await plugin.on_request(asking(own))
-    refused = await refusal(plugin, asking(own))
+        await run_request(plugin, asking(own), given)
+    refused = await refusal(given, plugin, asking(own))
     assert refused.code == "too_many_concurrent"
     assert "limit of 3" in refused.message
-    assert "limit of 1 requests a minute" in (await refusal(plugin, asking())).message
+    assert "limit of 1 requests a minute" in (await refusal(given, plugin, asking())).message
     await plugin.stop()
 
 
@@ -178,9 +178,9 @@ async def test_no_limits_at_all_let_everything_through(given: Services) -> None:
     plugin = await started(RateLimit(requests_per_minute=None, concurrent=None), given)
     for _ in range(100):
         asked = asking()
-        await plugin.on_request(asked)
+        await run_request(plugin, asked, given)
         assert asked.response_headers == {}
-        await plugin.on_end(asked)
+        await run_end(plugin, asked, given)
     await plugin.stop()
 
 
@@ -191,11 +191,11 @@ async def test_two_in_one_chain_count_separately_and_the_headers_show_the_tighte
     ]
     asked = asking()
     for plugin in plugins:
-        await plugin.on_request(asked)
+        await run_request(plugin, asked, given)
     assert asked.response_headers["x-ratelimit-limit-requests"] == "5"
     assert asked.response_headers["x-ratelimit-remaining-requests"] == "4"
     for plugin in plugins:
-        await plugin.on_end(asked)
+        await run_end(plugin, asked, given)
         await plugin.stop()
 
 
@@ -225,15 +225,15 @@ async def test_a_slot_taken_while_the_store_did_not_respond_is_released(frozen: 
     async with services(tmp_path / "data", frozen.url, HASTY) as given:
         plugin = await started(RateLimit(concurrent=1), given)
         warm = asking()
-        await plugin.on_request(warm)
-        await plugin.on_end(warm)
+        await run_request(plugin, warm, given)
+        await run_end(plugin, warm, given)
         os.kill(frozen.pid, signal.SIGSTOP)
         asked = asking()
         with pytest.raises(StoreAway):
-            await plugin.on_request(asked)
+            await run_request(plugin, asked, given)
         os.kill(frozen.pid, signal.SIGCONT)
-        await plugin.on_end(asked)
-        await plugin.on_request(asking())
+        await run_end(plugin, asked, given)
+        await run_request(plugin, asking(), given)
         assert await slots(frozen) == 1
         await plugin.stop()
 
@@ -245,9 +245,9 @@ async def test_a_failed_release_is_retried_when_the_store_is_back(
     async with services(tmp_path / "data", frozen.url, HASTY) as given:
         plugin = await started(RateLimit(concurrent=1), given)
         asked = asking()
-        await plugin.on_request(asked)
+        await run_request(plugin, asked, given)
         os.kill(frozen.pid, signal.SIGSTOP)
-        await plugin.on_end(asked)
+        await run_end(plugin, asked, given)
         os.kill(frozen.pid, signal.SIGCONT)
         async with asyncio.timeout(PATIENCE_S):
             while await slots(frozen):
@@ -259,9 +259,9 @@ async def test_pending_releases_are_retried_at_the_stop(frozen: EmbeddedStore, t
     async with services(tmp_path / "data", frozen.url, HASTY) as given:
         plugin = await started(RateLimit(concurrent=1), given)
         asked = asking()
-        await plugin.on_request(asked)
+        await run_request(plugin, asked, given)
         os.kill(frozen.pid, signal.SIGSTOP)
-        await plugin.on_end(asked)
+        await run_end(plugin, asked, given)
         os.kill(frozen.pid, signal.SIGCONT)
         await plugin.stop()
         assert await slots(frozen) == 0
@@ -275,11 +275,11 @@ async def test_a_release_that_can_never_succeed_does_not_block_the_others(
         broken, sound = asking(), asking()
         broken[Caller] = Caller(account="broken", token_id="broken-x", group="default")
         for asked in (broken, sound):
-            await plugin.on_request(asked)
+            await run_request(plugin, asked, given)
         await given.redis.call("SET", "gw:{broken}:limits:test:slots", "of another type")
         os.kill(frozen.pid, signal.SIGSTOP)
         for asked in (broken, sound):
-            await plugin.on_end(asked)
+            await run_end(plugin, asked, given)
         os.kill(frozen.pid, signal.SIGCONT)
         await plugin.stop()
         assert await slots(frozen) == 0
@@ -287,9 +287,9 @@ async def test_a_release_that_can_never_succeed_does_not_block_the_others(
 
 async def test_an_account_that_goes_on_is_refused_later_and_later(given: Services) -> None:
     plugin = await started(RateLimit(requests_per_minute=1), given)
-    await plugin.on_request(asking())
+    await run_request(plugin, asking(), given)
     began = time.monotonic()
-    refused = await asyncio.gather(*(refusal(plugin, asking()) for _ in range(REFUSALS_PER_S + 10)))
+    refused = await asyncio.gather(*(refusal(given, plugin, asking()) for _ in range(REFUSALS_PER_S + 10)))
     assert {each.code for each in refused} == {"rate_limited"}
     assert time.monotonic() - began > 10 / REFUSALS_PER_S / 2
     await plugin.stop()

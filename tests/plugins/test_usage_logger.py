@@ -17,7 +17,7 @@ from gateway.errors import StoreAway
 from gateway.request_id import arrival_ms, utc
 from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
-from gateway.testing import PATIENT, exchange, services, started
+from gateway.testing import PATIENT, exchange, run_end, run_request, services, started
 from gateway.usage.log import FIELD
 from gateway.usage.record import AttemptRecord, Record, decode
 from plugins.usage_logger import UsageLogger
@@ -41,9 +41,9 @@ async def log_of(given: Services) -> list[Record]:
 async def run(given: Services, of: Exchange) -> Record:
     """Return the closed record of an exchange whose only plugin is the logger."""
     logger = await started(UsageLogger(), given)
-    await logger.on_request(of)
+    await run_request(logger, of, given)
     await of.settle_pending()
-    await logger.on_end(of)
+    await run_end(logger, of, given)
     opened, closed = await log_of(given)
     assert (opened.id, closed.id) == (of.id, of.id)
     return closed
@@ -51,7 +51,7 @@ async def run(given: Services, of: Exchange) -> Record:
 
 async def test_the_arrival_is_recorded_before_an_upstream_may_be_called(given: Services) -> None:
     logger, of = await started(UsageLogger(), given), exchange(method="GET", path="/v1/models")
-    await logger.on_request(of)
+    await run_request(logger, of, given)
     await of.settle_pending()
     (opened,) = await log_of(given)
     assert opened == Record(id=of.id, arrived_at=utc(arrival_ms(of.id)), operation="models")
@@ -137,20 +137,20 @@ async def test_without_the_store_the_request_is_refused_and_the_spool_has_both_r
     store.stop()
     async with services(tmp_path, store.url, SETTINGS) as given:
         logger, of = await started(UsageLogger(), given), exchange()
-        await logger.on_request(of)
+        await run_request(logger, of, given)
         with pytest.raises(StoreAway):
             await of.settle_pending()
         of.status, of.outcome = 503, Outcome.REFUSED
-        await logger.on_end(of)
+        await run_end(logger, of, given)
         spooled = [decode(line) for file in given.store.usage.spool.files() for line in file.read_bytes().splitlines()]
         assert [(record.id, record.outcome) for record in spooled] == [(of.id, None), (of.id, Outcome.REFUSED)]
 
 
 async def test_an_arrival_that_was_not_awaited_is_not_left_behind(given: Services) -> None:
     logger, of = await started(UsageLogger(), given), exchange()
-    await logger.on_request(of)
+    await run_request(logger, of, given)
     of.outcome = Outcome.REFUSED
-    await logger.on_end(of)
+    await run_end(logger, of, given)
     assert [record.outcome for record in await log_of(given)] == [None, Outcome.REFUSED]
 
 

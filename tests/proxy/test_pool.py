@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.chain import Chain
+from gateway.chain.chain import Chain
 from gateway.config.channel import Channel
 from gateway.proxy.pool import Target, UpstreamPool
 from gateway.runtime.reload import Reloader

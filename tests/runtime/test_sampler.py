@@ -105,7 +105,7 @@ async def test_an_end_hook_that_hangs_is_logged_once_and_not_cancelled(
         assert (line["event"], line["plugin"], line["hook"]) == ("plugin_hangs", "slow", "on_end")
         assert line["request_id"] == request_id
         assert runner.hanging(60) == []
-        (plugin,) = (step.plugin for step in gateway.gateway.chain.steps if isinstance(step.plugin, Hanging))
+        (plugin,) = (entry.plugin for entry in gateway.gateway.chain.entries if isinstance(entry.plugin, Hanging))
         plugin.allowed.set()
         assert (await asking).headers["x-request-id"] == request_id
         await wait_until(lambda: runner.hanging(0) == [])

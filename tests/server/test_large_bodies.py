@@ -1,56 +1,71 @@
-"""Several large bodies at once: other work is done between their checks, for as long as the checks take."""
+"""Several large bodies at once: their checks are done in parts, accounts take turns, and other work goes first."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from itertools import pairwise
+from collections.abc import Generator
 
 import msgspec
 import pytest
 
-from gateway.chat.request import Body, BodyRules
+from gateway.chat.request import Body, BodyRules, check
 from gateway.errors import Refused
 from gateway.server import large_bodies
 from gateway.server.large_bodies import SMALL, LargeBodies
+from tests.patience import wait_until
 
 LARGE = msgspec.json.encode(
     {"model": "m", "stream": True, "messages": [{"role": "user", "content": "x" * 40}] * 10_000, "user": "x" * SMALL}
 )
+RULES = BodyRules()
 
 
-async def ticks(seen: list[int]) -> None:
-    """Count the turns of the event loop."""
-    while True:
+async def test_the_event_loop_turns_between_the_parts_of_a_check() -> None:
+    bodies, turned = LargeBodies(), 0
+    checking = asyncio.create_task(bodies.check(LARGE, RULES, "one"))
+    while not checking.done():
         await asyncio.sleep(0)
-        seen[0] += 1
+        turned += 1
+    assert await checking == check(LARGE, RULES)
+    assert turned > 3
 
 
-async def test_the_event_loop_turns_between_two_checks() -> None:
-    bodies, seen, at = LargeBodies(), [0], []
+async def test_a_body_does_not_wait_for_all_those_of_another_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = list[str]()
 
-    async def check() -> Body:
-        body = await bodies.check(LARGE, BodyRules())
-        at.append(seen[0])
-        return body
+    def parts(raw: bytes, rules: BodyRules) -> Generator[None, None, Body]:
+        for _ in range(4):
+            yield
+        done.append(raw.decode())
+        return check(LARGE, RULES)
 
-    ticking = asyncio.create_task(ticks(seen))
-    checked = await asyncio.gather(*(check() for _ in range(4)))
-    ticking.cancel()
-    assert [body.messages for body in checked] == [10_000] * 4
-    assert all(later - earlier > 2 for earlier, later in pairwise(at))
-
-
-async def test_other_work_gets_as_long_as_the_checks_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check is replaced by one that takes a known time, so that the sum does not depend on the machine."""
-    monkeypatch.setattr(large_bodies, "check", lambda raw, rules: time.sleep(0.05))
-    bodies, began = LargeBodies(), time.monotonic()
-    await asyncio.gather(*(bodies.check(LARGE, BodyRules()) for _ in range(4)))
-    assert time.monotonic() - began >= 4 * 0.05 + 3 * 0.05
+    monkeypatch.setattr(large_bodies, "check_in_steps", parts)
+    bodies = LargeBodies()
+    first = [asyncio.create_task(bodies.check(b"one", RULES, "one")) for _ in range(5)]
+    await asyncio.sleep(0)
+    await bodies.check(b"two", RULES, "two")
+    await asyncio.gather(*first)
+    assert done.index("two") <= 1
 
 
 async def test_a_refused_body_lets_the_next_one_be_checked() -> None:
     bodies = LargeBodies()
     with pytest.raises(Refused):
-        await bodies.check(b"[" * SMALL, BodyRules())
-    assert (await bodies.check(LARGE, BodyRules())).model == "m"
+        await bodies.check(b"[" * SMALL, RULES, "one")
+    assert (await bodies.check(LARGE, RULES, "one")).model == "m"
+
+
+async def test_the_check_of_a_caller_that_left_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [0]
+
+    def endless(raw: bytes, rules: BodyRules) -> Generator[None, None, Body]:
+        while True:
+            parts[0] += 1
+            yield
+
+    monkeypatch.setattr(large_bodies, "check_in_steps", endless)
+    bodies = LargeBodies()
+    checking = asyncio.create_task(bodies.check(LARGE, RULES, "one"))
+    await wait_until(lambda: parts[0] > 2)
+    checking.cancel()
+    await wait_until(lambda: not bodies._turns.waiting)

@@ -14,7 +14,8 @@ import uvloop
 
 from gateway.config.schema import Port
 from gateway.server.connections import Connections, Slot
-from gateway.server.listener import MAX_PER_TURN, Listener
+from gateway.server.listener import Listener
+from gateway.server.turns import AddressTurns
 from tests.patience import PATIENCE_S
 
 CROWD = 200
@@ -47,7 +48,9 @@ async def turns_to_accept_crowd() -> int:
         else:
             done.set_result(None)
 
-    accepting = Listener(listener, Connections(Port()), lambda _: RecordingProtocol(accepted, lambda: turn))
+    accepting = Listener(
+        listener, Connections(Port()), lambda _: RecordingProtocol(accepted, lambda: turn), AddressTurns()
+    )
     next_turn()
     async with asyncio.timeout(PATIENCE_S):
         await done
@@ -60,7 +63,7 @@ async def turns_to_accept_crowd() -> int:
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_waiting_connections_are_accepted_in_few_turns(run: Callable[[Coroutine[Any, Any, int]], int]) -> None:
-    assert run(turns_to_accept_crowd()) <= 3 * -(-CROWD // MAX_PER_TURN)
+    assert run(turns_to_accept_crowd()) <= 3 * CROWD
 
 
 async def addresses_in_order(first: int, then: int) -> tuple[list[str], Connections]:
@@ -76,7 +79,7 @@ async def addresses_in_order(first: int, then: int) -> tuple[list[str], Connecti
         opened.append(slot.address)
         return asyncio.Protocol()
 
-    accepting = Listener(listener, connections, protocol)
+    accepting = Listener(listener, connections, protocol, AddressTurns())
     async with asyncio.timeout(PATIENCE_S):
         while len(opened) < first // 2 + then:
             await asyncio.sleep(0.01)
@@ -96,10 +99,10 @@ async def test_addresses_take_turns_and_closed_connections_are_not_opened() -> N
 
 async def test_a_connection_that_is_not_opened_yet_can_be_closed_to_make_room() -> None:
     listener = socket.create_server(("127.0.0.1", 0), backlog=CROWD)
-    waiting = [socket.create_connection(listener.getsockname()) for _ in range(2 * MAX_PER_TURN + 10)]
+    waiting = [socket.create_connection(listener.getsockname()) for _ in range(74)]
     connections = Connections(Port(max_connections=10, max_connections_per_address=1000))
     accepted = list[int]()
-    accepting = Listener(listener, connections, lambda _: RecordingProtocol(accepted, lambda: 0))
+    accepting = Listener(listener, connections, lambda _: RecordingProtocol(accepted, lambda: 0), AddressTurns())
     async with asyncio.timeout(PATIENCE_S):
         while len(accepted) < 10:
             await asyncio.sleep(0.01)
@@ -117,7 +120,9 @@ async def test_accepting_resumes_when_a_file_descriptor_is_free(monkeypatch: pyt
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = os.dup(0)
     os.close(highest)
-    accepting = Listener(listener, Connections(Port()), lambda _: RecordingProtocol(accepted, lambda: 0))
+    accepting = Listener(
+        listener, Connections(Port()), lambda _: RecordingProtocol(accepted, lambda: 0), AddressTurns()
+    )
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest, hard))
     try:
         await asyncio.sleep(0.12)
@@ -136,7 +141,9 @@ async def connect_around_the_stop() -> None:
     """Stop a listener while one connection waits in the kernel's queue, and let another one try afterwards."""
     listener, accepted = socket.create_server(("127.0.0.1", 0)), list[int]()
     address = listener.getsockname()
-    accepting = Listener(listener, Connections(Port()), lambda _: RecordingProtocol(accepted, lambda: 0))
+    accepting = Listener(
+        listener, Connections(Port()), lambda _: RecordingProtocol(accepted, lambda: 0), AddressTurns()
+    )
     with socket.create_connection(address, timeout=PATIENCE_S) as queued, socket.socket() as late:
         for _ in range(2):
             accepting.stop()
@@ -160,11 +167,13 @@ async def test_after_the_stop_a_socket_that_the_parent_holds_refuses_and_can_lis
     listener = socket.create_server(("127.0.0.1", port), reuse_port=True)
     address, accepted = listener.getsockname(), list[int]()
     with listener.dup() as of_the_parent:
-        Listener(listener, Connections(Port()), lambda _: RecordingProtocol(accepted, lambda: 0)).stop()
+        Listener(listener, Connections(Port()), lambda _: RecordingProtocol(accepted, lambda: 0), AddressTurns()).stop()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address, timeout=PATIENCE_S)
         of_the_next = of_the_parent.dup()
-        again = Listener(of_the_next, Connections(Port()), lambda _: RecordingProtocol(accepted, lambda: 0))
+        again = Listener(
+            of_the_next, Connections(Port()), lambda _: RecordingProtocol(accepted, lambda: 0), AddressTurns()
+        )
         with socket.create_connection(address, timeout=PATIENCE_S):
             async with asyncio.timeout(PATIENCE_S):
                 while not accepted:
@@ -176,5 +185,5 @@ async def test_a_socket_of_a_service_manager_keeps_its_queue_after_the_stop() ->
     listener = socket.create_server(("127.0.0.1", 0))
     with listener.dup():
         address = listener.getsockname()
-        Listener(listener, Connections(Port()), lambda _: RecordingProtocol([], lambda: 0)).stop()
+        Listener(listener, Connections(Port()), lambda _: RecordingProtocol([], lambda: 0), AddressTurns()).stop()
         socket.create_connection(address, timeout=PATIENCE_S).close()

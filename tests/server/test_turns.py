@@ -1,14 +1,12 @@
-"""Half of the time at most goes into parsing, and those that wait take turns."""
+"""An address begins one thing at a time; another address does not wait behind it, unless all together begin too much."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-
 import pytest
 
+from gateway.proxy import turns as waiting
 from gateway.server import turns as module
-from gateway.server.turns import BURST_S, Turns
+from gateway.server.turns import ADDRESSES, BURST_S, AddressTurns
 from tests.patience import wait_until
 
 
@@ -18,7 +16,7 @@ class Time:
     def __init__(self) -> None:
         self.now = 1000.0
 
-    def monotonic(self) -> float:
+    def thread_time(self) -> float:
         return self.now
 
 
@@ -26,66 +24,56 @@ class Time:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     clock = Time()
     monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(waiting, "time", clock)
     return clock
 
 
-def work(turns: Turns, clock: Time, seconds: float) -> None:
+def work(turns: AddressTurns, clock: Time, address: str, seconds: float, more_s: float = 0.0) -> None:
     began = clock.now
     clock.now += seconds
-    turns.spend(began)
+    turns.spend(address, began, more_s)
 
 
-def test_a_burst_is_admitted_and_then_half_of_the_time(clock: Time) -> None:
-    turns, admitted = Turns(), 0
-    while turns.admit():
-        work(turns, clock, 0.001)
+def test_an_address_does_one_thing_at_a_time_and_others_do_not_wait_for_it(clock: Time) -> None:
+    turns = AddressTurns()
+    assert turns.admit("one")
+    work(turns, clock, "one", 0.001, 0.0005)
+    assert not turns.admit("one")
+    assert turns.admit("two")
+    clock.now += 0.0012
+    assert not turns.admit("one"), "what it began is not over"
+    clock.now += 0.0004
+    assert turns.admit("one")
+
+
+def test_all_addresses_together_use_half_of_the_time_after_a_burst(clock: Time) -> None:
+    turns, admitted = AddressTurns(), 0
+    while turns.admit(f"address {admitted}"):
+        work(turns, clock, f"address {admitted}", 0.001)
         admitted += 1
     assert admitted * 0.001 == pytest.approx(BURST_S, abs=0.0011)
-    clock.now += BURST_S
-    assert turns.admit()
     busy = 0
-    for _ in range(10_000):
-        if turns.admit():
-            work(turns, clock, 0.0005)
+    for number in range(10_000):
+        if turns.admit(f"later {number}"):
+            work(turns, clock, f"later {number}", 0.0005)
             busy += 1
         else:
             clock.now += 0.0005
     assert 4900 < busy < 5100
 
 
-def test_work_that_costs_little_is_always_admitted(clock: Time) -> None:
-    turns = Turns()
-    for _ in range(10_000):
-        assert turns.admit()
-        work(turns, clock, 0.0001)
-        clock.now += 0.0001
+async def test_an_address_that_waits_does_not_overtake_itself(clock: Time) -> None:
+    turns, done = AddressTurns(), list[str]()
+    for number in range(3):
+        turns.wait(lambda number=number: done.append(f"one{number}"), "one")  # type: ignore[misc]
+    assert not turns.admit("one")
+    assert turns.admit("two")
+    await wait_until(lambda: len(done) == 3)
+    assert turns.admit("one")
 
 
-async def test_those_that_wait_take_turns_and_each_turn_of_the_loop_is_bounded(clock: Time) -> None:
-    turns, done = Turns(), list[str]()
-    work(turns, clock, 2 * BURST_S)
-    assert not turns.admit()
-
-    def piece(name: str) -> Callable[[], None]:
-        def take_turn() -> None:
-            done.append(name)
-            work(turns, clock, BURST_S / 2)
-
-        return take_turn
-
-    for number in range(4):
-        turns.wait("one", piece(f"one{number}"))
-    turns.wait("two", piece("two0"))
-    clock.now += 2 * BURST_S
-    assert not turns.admit(), "others wait already"
-    await wait_until(lambda: len(done) == 2)
-    for _ in range(20):
-        await asyncio.sleep(0.002)
-    assert done == ["one0", "two0"], "more than the burst ran without a pause"
-    clock.now += BURST_S
-    await wait_until(lambda: len(done) == 4)
-    clock.now += BURST_S
-    await wait_until(lambda: len(done) == 5)
-    assert done == ["one0", "two0", "one1", "one2", "one3"]
-    clock.now += BURST_S
-    assert turns.admit()
+def test_few_addresses_are_remembered(clock: Time) -> None:
+    turns = AddressTurns()
+    for number in range(3 * ADDRESSES):
+        work(turns, clock, f"address {number}", 0.0)
+    assert len(turns._busy_until) <= ADDRESSES

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from gateway.store.accounts import Accounts, AccountStatus
+from gateway.facts import AccountLimits
+from gateway.store.accounts import Accounts, AccountStatus, Profile
 from gateway.store.client.client import Client
+from gateway.store.client.step import STOPPED, run_steps
+from gateway.store.known_tokens import Authenticated, TokenStatus
+from gateway.store.money.wallet import Wallet
 from gateway.store.token_format import TokenCodec
-from gateway.store.tokens import HOUR_S, TokenError, TokenRefused, Tokens, TokenStatus
+from gateway.store.tokens import HOUR_S, TokenError, TokenRefused, Tokens
+from tests.patience import wait_until
 
 PEPPER = b"a pepper of some length"
 
@@ -123,13 +129,21 @@ async def test_a_deleted_token_is_an_unknown_one(tokens: Tokens) -> None:
         await tokens.delete(created.id)
 
 
-async def test_a_change_that_races_with_a_deletion_never_brings_a_token_back(tokens: Tokens) -> None:
+async def touch(tokens: Tokens, client: Client, known: Authenticated) -> None:
+    step = tokens.touch_step(known)
+    if step is not None:
+        ((_, swapped),) = await run_steps(client, [step])
+        assert step.read is not None
+        await step.read(swapped)
+
+
+async def test_a_change_that_races_with_a_deletion_never_brings_a_token_back(tokens: Tokens, client: Client) -> None:
     for _ in range(50):
         created = await tokens.create("bob")
         known = await tokens.authenticate(created.token)
         results = await asyncio.gather(
             tokens.set_status(created.id, TokenStatus.DISABLED),
-            tokens.touch(known),
+            touch(tokens, client, known),
             tokens.delete(created.id),
             tokens.set_status(created.id, TokenStatus.ACTIVE),
             return_exceptions=True,
@@ -142,29 +156,100 @@ async def test_use_is_recorded_once_an_hour(tokens: Tokens, client: Client) -> N
     created, began = await tokens.create("alice"), int(time.time())
     known = await tokens.authenticate(created.token)
     assert known.token.last_used is None
-    await tokens.touch(known)
+    await touch(tokens, client, known)
     used = (await tokens.authenticate(created.token)).token.last_used
     assert used is not None
     assert used % HOUR_S == 0
     assert began - began % HOUR_S <= used <= time.time()
     before = await calls(client)
-    await tokens.touch(await tokens.authenticate(created.token))
+    await touch(tokens, client, await tokens.authenticate(created.token))
     assert await calls(client) - before == 2 + 1
 
 
-async def test_recording_use_does_not_undo_an_earlier_change(tokens: Tokens) -> None:
+async def test_recording_use_does_not_undo_an_earlier_change(tokens: Tokens, client: Client) -> None:
     created = await tokens.create("alice")
     known = await tokens.authenticate(created.token)
     await tokens.set_status(created.id, TokenStatus.DISABLED)
-    await tokens.touch(known)
+    await touch(tokens, client, known)
     assert (await tokens.get(created.id)).status is TokenStatus.DISABLED
 
 
-async def test_use_is_not_recorded_while_the_store_is_away(tokens: Tokens, tmp_path: Path) -> None:
-    known = await tokens.authenticate((await tokens.create("alice")).token)
-    away = Client.connect(f"unix://{tmp_path}/nothing")
-    await Tokens(away, lambda: PEPPER).touch(known)
-    await away.close()
+async def guard(tokens: Tokens, client: Client, text: str) -> Authenticated | TokenRefused | None:
+    """Return what a guard says of a token that is known; None where nothing has changed."""
+    known = tokens.known(text)
+    assert known is not None
+    found: list[Authenticated | TokenRefused] = []
+
+    async def then(now: Authenticated | TokenRefused) -> bool:
+        found.append(now)
+        return True
+
+    step = tokens.guard_step(known, then)
+    ((status, value),) = await run_steps(client, [step])
+    assert step.read is not None
+    assert await step.read(value) is (status == STOPPED) is bool(found)
+    return found[0] if found else None
+
+
+async def test_a_known_token_is_confirmed_by_one_call(tokens: Tokens, client: Client) -> None:
+    created = await tokens.create("alice")
+    assert tokens.known(created.token) is None
+    read = await tokens.authenticate(created.token)
+    assert tokens.known(created.token) is read
+    assert await guard(tokens, client, created.token) is None
+    assert tokens.known(created.token) is read
+
+
+CHANGES: dict[str, Callable[[Tokens, Accounts, str], Awaitable[object]]] = {
+    "disabled": lambda tokens, _, token_id: tokens.set_status(token_id, TokenStatus.DISABLED),
+    "deleted": lambda tokens, _, token_id: tokens.delete(token_id),
+    "suspended": lambda _, accounts, token_id: accounts.set_status("alice", AccountStatus.SUSPENDED),
+    "moved": lambda _, accounts, token_id: accounts.change("alice", group="vip"),
+    "restricted": lambda _, accounts, token_id: accounts.change("alice", models=["small"]),
+    "limited": lambda _, accounts, token_id: accounts.change("alice", limits=AccountLimits(concurrent=1)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_every_change_of_a_known_token_or_its_account_is_found(
+    tokens: Tokens, client: Client, change: str
+) -> None:
+    created, accounts = await tokens.create("alice"), Accounts(client)
+    await tokens.authenticate(created.token)
+    await CHANGES[change](tokens, accounts, created.id)
+    now = await guard(tokens, client, created.token)
+    if change in ("disabled", "deleted"):
+        assert isinstance(now, TokenRefused)
+        assert tokens.known(created.token) is None
+    else:
+        assert isinstance(now, Authenticated)
+        changed = await accounts.get("alice")
+        assert changed is not None
+        assert now.account == Profile(*(getattr(changed, field) for field in Profile.__struct_fields__))
+        assert await guard(tokens, client, created.token) is None
+
+
+async def test_a_change_of_the_balance_or_of_another_token_is_none(tokens: Tokens, client: Client) -> None:
+    created, other = await tokens.create("alice"), await tokens.create("alice")
+    await tokens.authenticate(created.token)
+    await Wallet(client).credit("alice", "top-up", 5)
+    await tokens.delete(other.id)
+    assert await guard(tokens, client, created.token) is None
+
+
+async def test_use_that_is_recorded_is_known(tokens: Tokens, client: Client) -> None:
+    created = await tokens.create("alice")
+    await touch(tokens, client, await tokens.authenticate(created.token))
+    assert await guard(tokens, client, created.token) is None
+    known = tokens.known(created.token)
+    assert known is not None
+    assert tokens.touch_step(known) is None
+
+
+async def test_a_known_token_expires(tokens: Tokens) -> None:
+    created = await tokens.create("alice", expires_at=int(time.time()) + 1)
+    await tokens.authenticate(created.token)
+    await wait_until(lambda: tokens.known(created.token) is None)
 
 
 async def test_the_secret_is_stored_and_shown_nowhere(tokens: Tokens, client: Client) -> None:

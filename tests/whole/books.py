@@ -139,12 +139,7 @@ class Books:
     async def records(self) -> dict[str, Record]:
         """Move the usage log into its files, close unfinished requests as crashed, and return the records by id."""
         async with self.store() as store:
-            sink = Sink(store.usage, retention_months=13, crashed_after_s=600)
-            while await sink.move_batch():
-                pass
-            sink.database.close_crashed(round(time.time() * 1000))
-            sink.database.close()
-            return {record.id: record for record in queries.select(store.usage.folder)}
+            return await records_of(store)
 
     async def charges(self) -> dict[str, list[int]]:
         """Return the charges of each request in micros, one for each line of the ledger."""
@@ -164,3 +159,13 @@ class Books:
         assert (account.held_micros, account.holds) == (0, 0)
         report: dict[str, Any] = json.loads(result.stdout)
         return report
+
+
+async def records_of(store: Store) -> dict[str, Record]:
+    """Move a usage log into its files, close unfinished requests as crashed, and return the records by id."""
+    sink = Sink(store.usage, retention_months=13, crashed_after_s=600)
+    while await sink.move_batch():
+        pass
+    sink.database.close_crashed(round(time.time() * 1000))
+    sink.database.close()
+    return {record.id: record for record in queries.select(store.usage.folder)}

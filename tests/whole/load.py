@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from gateway.exchange import Outcome
@@ -65,7 +65,8 @@ async def serving(file: Path, workers: int, log: Path) -> AsyncIterator[int]:
         await all_ready(process)
         yield process.pid
     finally:
-        process.terminate()
+        with suppress(ProcessLookupError):  # the test may have stopped it
+            process.terminate()
         assert await asyncio.wait_for(process.wait(), 40) == 0, await asyncio.to_thread(log.read_text)
 
 

@@ -57,7 +57,7 @@ async def conditions(gateway: Running) -> dict[str, Condition]:
 
 async def until(gateway: Running, channel: str, condition: Condition) -> None:
     """Wait until the channel has this condition in the store and in the gateway's copy."""
-    routing = gateway.gateway.chain.steps[-1].plugin
+    routing = gateway.gateway.chain.entries[-1].plugin
     assert isinstance(routing, ModelRouting)
     async with asyncio.timeout(PATIENCE_S):
         while {routing.health._channels[channel].status.condition, (await conditions(gateway))[channel]} != {condition}:

@@ -12,7 +12,7 @@ import pytest
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
-from gateway.store.tokens import TokenStatus
+from gateway.store.known_tokens import TokenStatus
 from gateway.testing import Running, running
 from tests.patience import wait_until
 from tests.whole.conftest import CHAIN, configuration

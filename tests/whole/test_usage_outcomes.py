@@ -22,7 +22,7 @@ from gateway import Outcome
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.accounts import AccountStatus
 from gateway.store.client.embedded import EmbeddedStore
-from gateway.store.tokens import TokenStatus
+from gateway.store.known_tokens import TokenStatus
 from gateway.testing import Running, running
 from gateway.usage import queries
 from gateway.usage.database import UsageDatabase

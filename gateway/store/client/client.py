@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from redis.asyncio import RedisCluster
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
 from gateway.errors import StoreAway
@@ -57,6 +58,8 @@ class Client:
         self._topology = topology
         self.redis = topology.redis
         """redis-py's client of the same store, for commands to every master of a cluster."""
+        self.sharded = isinstance(topology.redis, RedisCluster)
+        """Whether keys are spread over several servers, so that a script may use keys of one hash slot only."""
         self.timeout_s = timeout_s
         self._converters: dict[Any, Convert] = dict(topology.redis.response_callbacks)
 
@@ -84,7 +87,7 @@ class Client:
 
     async def keys(self, pattern: str) -> AsyncIterator[str]:
         """Yield every key that matches, in no order, possibly more than once. Raises `StoreAway` or `StoreError`."""
-        if isinstance(self.redis, RedisCluster):  # it scans all masters
+        if self.sharded:  # redis-py scans all masters
             try:
                 async for key in self.redis.scan_iter(match=pattern, count=_PAGE):
                     yield key.decode()
@@ -96,6 +99,10 @@ class Client:
             cursor, page = await self.call("SCAN", cursor or 0, "MATCH", pattern, "COUNT", _PAGE)
             for key in page:
                 yield key.decode()
+
+    async def new_link(self) -> AbstractConnection:
+        """Return a connection of redis-py, not open yet, for a subscription: to the primary, or to a node of a cluster."""
+        return await self._topology.new_link()
 
     async def follow(self) -> None:
         """Switch to the new primary if Sentinel has replaced it; the old one may still respond for seconds."""

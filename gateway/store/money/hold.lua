@@ -1,5 +1,5 @@
 -- hold(request_id, amount, floor, lease, fingerprint, max holds, keep, skew)
--- The second value, true where nothing is held, stops the steps that follow this one in a larger script.
+-- The second value that is returned is true where nothing is held: as a step, it ends the script.
 local request_id, fingerprint = ARGV[1], ARGV[5]
 local arrived = arrival_ms(request_id)
 local amount = integer(ARGV[2], 0, MOST, "the amount")

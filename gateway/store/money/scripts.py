@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -35,6 +35,7 @@ class AccountKeys(NamedTuple):
 KEYS: Final = AccountKeys._fields
 
 
+@cache
 def script(name: str) -> Script:
     """Return the script `name`, with the text of `wallet.lua` before it."""
     folder = Path(__file__).parent

@@ -1,4 +1,5 @@
 -- settle(request_id, kind: settle | release, cost, keep, skew)
+-- The second value that is returned is true where another amount than the cost was charged: as a step, it ends the script.
 local request_id, kind = ARGV[1], ARGV[2]
 local arrived = arrival_ms(request_id)
 local cost = integer(ARGV[3], 0, kind == "settle" and MOST or 0, "the cost")
@@ -10,7 +11,7 @@ end
 
 local account, record = wallet(request_id)
 if not account then
-  return { request_id, "NO_ACCOUNT", 0 }
+  return { request_id, "NO_ACCOUNT", 0 }, cost ~= 0
 end
 if account.balance - cost < -MOST then
   refuse("the new balance is beyond its range")
@@ -41,4 +42,4 @@ end
 if #account.changed > 0 then
   save(account)
 end
-return { request_id, result, charged }
+return { request_id, result, charged }, charged ~= cost

@@ -14,26 +14,26 @@ Amounts are micros below 2^53, times are milliseconds.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 import msgspec
 
 from gateway import crash_points
-from gateway.errors import StoreAway, StoreError
+from gateway.errors import GatewayError, StoreAway, StoreError
 from gateway.store.client.client import Argument, Client
 from gateway.store.client.replay_buffer import ReplayBuffer
-from gateway.store.money.archive import Archive, Archived
-from gateway.store.money.audit import Audit, Ledger, Snapshot, violations
+from gateway.store.client.retry import retried
+from gateway.store.client.step import Step
+from gateway.store.money.archive import Archive
+from gateway.store.money.audit import Audit, violations
 from gateway.store.money.journal import Journal
+from gateway.store.money.ledger_reader import read_ledger
 from gateway.store.money.results import Credit, Credited, Hold, HoldReply, Settle, Settled, Settlement
 from gateway.store.money.scripts import KEEP_S, SKEW_S, keys_of, script
 
 __all__ = ["Credit", "Credited", "Hold", "HoldReply", "Settle", "Settled", "Settlement", "Wallet"]
-
-Result = TypeVar("Result")
 
 PAGE_SIZE: Final = 1000
 _encode: Final = msgspec.json.Encoder().encode
@@ -41,7 +41,7 @@ _decode: Final = msgspec.json.Decoder(tuple[str, str, int, Literal["settle", "re
 
 
 class Wallet:
-    """The balances of one store. Each call may raise `StoreAway`, and `StoreError` for an argument outside its range.
+    """The balances of one store. Calls may raise `StoreAway`, and `StoreError` for an argument out of range.
 
     Settlements use the client `settling`, so that a burst of new requests cannot delay a charge. `keep_s`: how long a
     request's id is accepted; `skew_s`: the maximum difference between two clocks. All gateways of a store need the same
@@ -82,12 +82,52 @@ class Wallet:
         If the lease expires, `floor` is charged, or `amount` if that is less. The call is retried within the client's
         timeout. After `StoreAway` the hold may exist: release it.
         """
-        terms = (amount, min(floor, amount), lease_ms, fingerprint, max_holds, *self._window)
+        terms = self._terms(amount, floor, lease_ms, fingerprint, max_holds)
         crash_points.point("hold.before")
         attempt = partial(self._call, "hold", self._client, account, request_id, *terms)
-        _, outcome, balance, held, credit_line, *expired = await _retry(attempt, self._client.timeout_s)
-        crash_points.point("hold.after")
-        return HoldReply(Hold(outcome.decode()), balance, held, credit_line, tuple(_pairs(expired)))
+        return _hold_reply(await retried(attempt, self._client.timeout_s))
+
+    def hold_step(
+        self,
+        account: str,
+        request_id: str,
+        *,
+        amount: int,
+        floor: int,
+        lease_ms: int,
+        fingerprint: str,
+        max_holds: int,
+        then: Callable[[HoldReply], Awaitable[None]],
+    ) -> Step:
+        """Return the step that does what `hold` does. `then` is awaited with the result."""
+        terms = self._terms(amount, floor, lease_ms, fingerprint, max_holds)
+        crash_points.point("hold.before")
+
+        async def read(reply: list[Any]) -> None:
+            await then(_hold_reply(_checked(reply, request_id)))
+
+        return Step(self.scripts["hold"], keys_of(account), (request_id, *terms), read)
+
+    def settle_step(
+        self,
+        account: str,
+        request_id: str,
+        cost: int,
+        *,
+        then: Callable[[Settled], Awaitable[bool]],
+    ) -> Step:
+        """Return the step that settles, or releases where the cost is 0. `then` is awaited with the result."""
+        settlement = Settlement(account, request_id, cost, "settle" if cost else "release")
+        crash_points.point("settle.before")
+
+        async def read(reply: list[Any]) -> bool:
+            return await then(self._settled(settlement, _checked(reply, request_id)))
+
+        async def failed(_: GatewayError) -> None:
+            await then(await self._resolve(settlement))
+
+        arguments = (request_id, settlement.kind, cost, *self._window)
+        return Step(self.scripts["settle"], keys_of(account), arguments, read, failed)
 
     async def settle(self, account: str, request_id: str, cost: int) -> Settled:
         """Charge a request its cost and end its hold. With a journal, no error of the store is raised."""
@@ -128,15 +168,17 @@ class Wallet:
         """Send a settlement once."""
         terms = (settlement.kind, settlement.cost, *self._window)
         crash_points.point("settle.before")
-        _, outcome, charged = await self._call(
-            "settle", self._settling, settlement.account, settlement.request_id, *terms
-        )
+        account, request_id = settlement.account, settlement.request_id
+        return self._settled(settlement, await self._call("settle", self._settling, account, request_id, *terms))
+
+    def _settled(self, settlement: Settlement, reply: list[Any]) -> Settled:
+        _, outcome, charged = reply
         crash_points.point("settle.after")
         self._recent.add(_encode((settlement.account, settlement.request_id, settlement.cost, settlement.kind)))
         return Settled(Settle(outcome.decode()), charged)
 
     async def repeat(self) -> int:
-        """Send the latest settlements again, to a store that may have lost them; return how many. Raises `StoreAway`."""
+        """Send the latest settlements again, to a store that may have lost them; return how many."""
         delivered = (Settlement(*_decode(line)) for line in self._recent)
         recent = list({settlement.request_id: settlement for settlement in delivered}.values())
         for start in range(0, len(recent), PAGE_SIZE):
@@ -155,31 +197,16 @@ class Wallet:
         while ended:
             expired += ended
             swept_ms, ended = await self._sweep(account)
-        snapshot, ledger = await self._read_ledger(account, archive)
+        read_snapshot = partial(self._call, "snapshot", self._settling, account, account)
+        snapshot, ledger = await read_ledger(self._settling, account, read_snapshot, archive)
         requests = {request_id.decode(): resolved for request_id, resolved in ledger.requests.items()}
         stale = await self.dead_letters(account)
         wrong = violations(snapshot, ledger, swept_ms)
         return Audit(wrong, requests, ledger.lines, expired, stale, snapshot.now_ms, ledger.unread)
 
-    async def _read_ledger(self, account: str, archive: Archive | None) -> tuple[Snapshot, Ledger]:
-        """Return a snapshot of the account and its ledger up to then. Starts again if lines were archived meanwhile."""
-        snapshot = Snapshot.of(await self._call("snapshot", self._settling, account, account))
-        ledger, start = Ledger(snapshot.archived), "-"
-        if archive is not None:
-            entries = archive.entries(account, snapshot.archived)
-            ledger = await asyncio.to_thread(Ledger.after, snapshot.archived, entries)
-        while lines := await self._settling.call(
-            "XRANGE", keys_of(account).ledger, start, snapshot.last_line, "COUNT", PAGE_SIZE
-        ):
-            for line, fields in lines:
-                ledger.add(line, fields)
-            start = "(" + lines[-1][0].decode()
-        archived = Archived.of(await self._settling.call("HGET", keys_of(account).wallet, "archived"))
-        return (snapshot, ledger) if archived == snapshot.archived else await self._read_ledger(account, archive)
-
     async def _resolve(self, settlement: Settlement) -> Settled:
         try:
-            return await _retry(partial(self.deliver, settlement), self._retry_for_s)
+            return await retried(partial(self.deliver, settlement), self._retry_for_s)
         except asyncio.CancelledError:
             if self._journal is not None:
                 self._journal.keep(settlement)
@@ -202,34 +229,23 @@ class Wallet:
 
     async def _call(self, name: str, client: Client, account: str, key: str, *arguments: Argument) -> list[Any]:
         reply: list[Any] = await client.run(self.scripts[name], keys_of(account), (key, *arguments))
-        if reply[0] != key.encode():
-            raise StoreAway("the store's reply belongs to another call")
-        return reply
+        return _checked(reply, key)
+
+    def _terms(self, amount: int, floor: int, lease_ms: int, fingerprint: str, max_holds: int) -> tuple[Argument, ...]:
+        return (amount, min(floor, amount), lease_ms, fingerprint, max_holds, *self._window)
 
 
-async def _retry(attempt: Callable[[], Awaitable[Result]], retry_for_s: float) -> Result:
-    """Retry an idempotent call with backoff until it returns. Raises `StoreAway` after `retry_for_s`.
+def _checked(reply: list[Any], key: str) -> list[Any]:
+    """Return the reply. Raises `StoreAway` if it belongs to another call."""
+    if reply[0] != key.encode():
+        raise StoreAway("the store's reply belongs to another call")
+    return reply
 
-    Each attempt has the client's timeout, so the first one, which nearly always is the only one, needs no timer.
-    """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + retry_for_s
-    try:
-        return await attempt()
-    except StoreAway as error:
-        last_error = error
-    pause_s = 0.02
-    try:
-        async with asyncio.timeout_at(deadline):
-            while True:
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
-                pause_s = min(2 * pause_s, 0.5)
-                try:
-                    return await attempt()
-                except StoreAway as error:
-                    last_error = error
-    except TimeoutError:
-        raise last_error from None
+
+def _hold_reply(reply: list[Any]) -> HoldReply:
+    _, outcome, balance, held, credit_line, *expired = reply
+    crash_points.point("hold.after")
+    return HoldReply(Hold(outcome.decode()), balance, held, credit_line, tuple(_pairs(expired)))
 
 
 def _pairs(flat: list[Any]) -> list[tuple[str, int]]:

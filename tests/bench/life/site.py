@@ -15,7 +15,7 @@ from gateway import AccountLimits
 from gateway.config.schema import load
 from gateway.services import Store
 from gateway.store.client.embedded import EmbeddedStore
-from gateway.store.tokens import TokenStatus
+from gateway.store.known_tokens import TokenStatus
 from tests.bench.life.callers import FAST
 from tests.bench.life.hostile import EXACT_PRICE, EXACT_WORDS
 from tests.bench.life.settings import Settings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.server.fair_queue import FairQueue
+from gateway.proxy.fair_queue import FairQueue
 
 
 def test_addresses_take_turns_and_each_keeps_its_order() -> None:
@@ -14,4 +14,4 @@ def test_addresses_take_turns_and_each_keeps_its_order() -> None:
     queue.put("three", "three0")
     assert [queue.take() for _ in range(4)] == ["two0", "one1", "three0", "one2"]
     assert not queue
-    assert not queue._of_address
+    assert not queue._of_key

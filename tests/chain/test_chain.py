@@ -13,7 +13,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway import Caller, Exchange, Plugin, Refused, Reply, Route, Services
-from gateway.chain import Chain, Step, warnings
+from gateway.chain.chain import Chain
+from gateway.chain.entry import Entry
+from gateway.chain.order import warnings
 from gateway.errors import GatewayError, Misconfigured, StoreAway
 from gateway.testing import exchange, services
 from tests.patience import PATIENCE_S
@@ -90,8 +92,8 @@ def cancelled() -> object:
 
 
 def chain_of(*plugins: Recorder, ignore: str = "") -> Chain:
-    steps = [Step(plugin.name, plugin, "ignore" if plugin.name == ignore else "refuse") for plugin in plugins]
-    return Chain([*steps, Step("routing", Routes())])
+    steps = [Entry(plugin.name, plugin, "ignore" if plugin.name == ignore else "refuse") for plugin in plugins]
+    return Chain([*steps, Entry("routing", Routes())])
 
 
 async def test_a_plugin_that_calls_sys_exit_ends_neither_the_process_nor_another_plugin() -> None:
@@ -108,7 +110,7 @@ async def test_a_plugin_that_calls_sys_exit_ends_neither_the_process_nor_another
 
 async def run(chain: Chain, request: Exchange | None = None) -> Exception | Reply | None:
     request = request or exchange()
-    entered: list[Step] = []
+    entered: list[Entry] = []
     try:
         return await chain.request(request, entered)
     except Exception as error:
@@ -184,7 +186,7 @@ async def test_a_cancelled_end_gives_up_one_hook_and_runs_those_of_the_others() 
         Recorder(calls, "b", "end", asyncio.get_running_loop().create_future),
         Recorder(calls, "c"),
     )
-    entered: list[Step] = []
+    entered: list[Entry] = []
     await chain.request(exchange(), entered)
     task = asyncio.create_task(chain.end(exchange(), entered))
     while "b end" not in calls:
@@ -227,7 +229,7 @@ async def test_a_plugin_that_hangs_is_named_and_the_others_are_stopped(
 ) -> None:
     running.clear()
     calls: list[str] = []
-    steps = [Step("a", Recorder(calls, "a")), Step("slow", Hanging(stubborn=stubborn)), Step("routing", Routes())]
+    steps = [Entry("a", Recorder(calls, "a")), Entry("slow", Hanging(stubborn=stubborn)), Entry("routing", Routes())]
     with capture_logs() as lines:
         await asyncio.wait_for(Chain(steps).stop(limit_s=0.01), PATIENCE_S)
     assert calls == ["a stop"]
@@ -265,7 +267,7 @@ async def test_no_exception_of_a_hook_ends_more_than_the_request(
     calls: list[str] = []
     for hook in ("request", "end"):
         chain = chain_of(Recorder(calls, "a"), Recorder(calls, "b", hook, fail(error)))
-        entered: list[Step] = []
+        entered: list[Entry] = []
         given = exchange()
         with suppress(Exception):
             await chain.request(given, entered)
@@ -289,11 +291,11 @@ async def test_misdirected_requests_reach_only_plugins_with_sees_misdirected() -
 
 def test_a_hook_that_no_plugin_defines_costs_nothing() -> None:
     calls: list[str] = []
-    silent = Chain([Step("routing", Routes()), Step("needs nothing", Provides())])
+    silent = Chain([Entry("routing", Routes()), Entry("needs nothing", Provides())])
     assert (silent.on_response, silent.on_chunk) == ((), ())
     chain = chain_of(Recorder(calls, "a"), Recorder(calls, "b"))
     assert (len(chain.on_response), len(chain.on_chunk)) == (2, 2)
-    assert chain.on_chunk[0].__self__ is chain.steps[0].plugin  # type: ignore[attr-defined] # nothing in between
+    assert chain.on_chunk[0].__self__ is chain.entries[0].plugin  # type: ignore[attr-defined] # nothing in between
 
 
 def test_observing_hooks_run_in_order_and_fail_unless_errors_are_ignored() -> None:
@@ -331,26 +333,26 @@ async def test_a_failing_start_stops_the_plugins_already_started(
     tmp_path: Path, store_url: str, error: BaseException, raised: str
 ) -> None:
     calls: list[str] = []
-    good = [Step("a", Recorder(calls, "a")), Step("b", Recorder(calls, "b", "stop", fail(RuntimeError("another"))))]
-    bad = Step("c", Recorder(calls, "c", "start", fail(error)), wrong=lambda text: Misconfigured(f"here: {text}"))
+    good = [Entry("a", Recorder(calls, "a")), Entry("b", Recorder(calls, "b", "stop", fail(RuntimeError("another"))))]
+    bad = Entry("c", Recorder(calls, "c", "start", fail(error)), wrong=lambda text: Misconfigured(f"here: {text}"))
     async with services(tmp_path, store_url) as given:
         with pytest.raises(GatewayError) as refused:
-            await Chain([*good, bad, Step("routing", Routes())]).start(given)
+            await Chain([*good, bad, Entry("routing", Routes())]).start(given)
     text = re.sub(r"\(.*test_chain\.py, line \d+\)", "(FILE, line N)", str(refused.value))
     assert text == raised
     assert isinstance(refused.value, Misconfigured) is isinstance(error, ValueError), "only a wrong setting ends with 2"
     assert calls[-2:] == ["b stop", "a stop"]
 
 
-def refusal(*steps: Step) -> str:
+def refusal(*steps: Entry) -> str:
     with pytest.raises(Misconfigured) as refused:
         Chain(steps)
     return str(refused.value)
 
 
 def test_the_order_is_checked_and_the_remedy_named() -> None:
-    needs, provides, routes = Step("needs", Needs()), Step("gives", Provides()), Step("routes", Routes())
-    assert Chain([provides, needs, routes]).steps == (provides, needs, routes)
+    needs, provides, routes = Entry("needs", Needs()), Entry("gives", Provides()), Entry("routes", Routes())
+    assert Chain([provides, needs, routes]).entries == (provides, needs, routes)
     assert refusal(needs, routes, provides) == (
         "'needs' needs Caller, which nothing above it provides: move 'gives' above 'needs'"
     )
@@ -362,18 +364,18 @@ def test_the_order_is_checked_and_the_remedy_named() -> None:
 
 
 def test_a_required_fact_cannot_come_from_a_plugin_whose_errors_are_ignored() -> None:
-    needs, routes = Step("needs", Needs()), Step("routes", Routes())
-    ignored = Step("gives", Provides(), "ignore")
+    needs, routes = Entry("needs", Needs()), Entry("routes", Routes())
+    ignored = Entry("gives", Provides(), "ignore")
     remedy = "'gives' provides Caller, which is needed: remove its `on_error: ignore`"
     assert refusal(ignored, needs, routes) == remedy
-    assert Chain([ignored, routes]).steps[0] is ignored, "refused although no plugin requires the fact"
+    assert Chain([ignored, routes]).entries[0] is ignored, "refused although no plugin requires the fact"
     remedy = "'routes' provides Route, which is needed: remove its `on_error: ignore`"
-    assert refusal(Step("routes", Routes(), "ignore")) == remedy
+    assert refusal(Entry("routes", Routes(), "ignore")) == remedy
 
 
 def test_a_log_below_a_plugin_that_may_refuse_gives_a_warning() -> None:
     calls: list[str] = []
-    log, other = Step("log", Watcher(calls, "log")), Step("other", Recorder(calls, "other"))
+    log, other = Entry("log", Watcher(calls, "log")), Entry("other", Recorder(calls, "other"))
     assert warnings([log, other]) == []
     assert warnings([other, log]) == [
         "`log` is below `other`: requests refused there leave no record; move it to the top"
@@ -381,4 +383,6 @@ def test_a_log_below_a_plugin_that_may_refuse_gives_a_warning() -> None:
 
 
 def test_the_repr_of_a_chain_lists_its_plugins() -> None:
-    assert repr(Chain([Step("auth", Provides()), Step("routes", Routes())], generation=3)) == "<Chain 3: auth > routes>"
+    assert (
+        repr(Chain([Entry("auth", Provides()), Entry("routes", Routes())], generation=3)) == "<Chain 3: auth > routes>"
+    )

@@ -1,0 +1,133 @@
+"""The end hooks of one exchange, and the steps that they plan.
+
+Hooks run in the reverse order of the list. Steps are collected, and sent together before the next `on_end`, and when all hooks
+have run. The failure of one affects no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+import structlog
+
+from gateway.chain.entry import Entry
+from gateway.chain.failures import is_cancellation
+from gateway.errors import GatewayError, StoreAway
+from gateway.exchange import Exchange
+from gateway.store.client.client import Client
+from gateway.store.client.step import Reply, Step, error_in, in_one_slot, ran, submit
+
+log = structlog.get_logger("gateway.chain")
+
+Planned = tuple[Entry, Step]
+
+
+async def run_end_hooks(exchange: Exchange, entered: list[Entry], client: Client) -> None:
+    """Run the end hooks of all entries of `entered`, the last first. An entry is removed when its hook and step have ended.
+
+    To cancel this means to give up what is waited for: the hooks of the other plugins still run.
+    """
+    hooks = EndHooks(exchange, client)
+    while entered:
+        place = len(entered)
+        while place and not entered[place - 1].waits_at_end:
+            place -= 1
+            if entered[place].plans_end:
+                await hooks.plan(entered[place])
+        await hooks.send()
+        del entered[place:]
+        if entered:
+            entry = entered[-1]
+            try:
+                await entry.plugin.on_end(exchange)
+            except BaseException as error:
+                hooks.contain(entry, "on_end", error)
+            entered.pop()
+
+
+class EndHooks:
+    """The steps that are planned at the end of an exchange."""
+
+    __slots__ = ("_client", "_exchange", "_planned")
+
+    def __init__(self, exchange: Exchange, client: Client) -> None:
+        self._exchange = exchange
+        self._client = client
+        self._planned: list[Planned] = []
+
+    async def plan(self, entry: Entry) -> None:
+        """Ask one plugin for its step."""
+        try:
+            step = await entry.plugin.end_step(self._exchange)
+        except BaseException as error:
+            self.contain(entry, "end_step", error)
+        else:
+            if step is not None:
+                self._planned.append((entry, step))
+
+    async def send(self) -> None:
+        """Send the planned steps, and give each plugin its reply or its error. In a cluster, one script for each hash slot."""
+        while self._planned:
+            planned, self._planned = self._planned, []
+            scripts = [(batch, steps, submit(self._client, steps)) for batch, steps in self._batches(planned)]
+            for batch, steps, reply in scripts:
+                try:
+                    replies = ran(steps, await reply)
+                except BaseException as error:
+                    await self._all_failed(batch, error)
+                else:
+                    await self._read(batch, replies)
+
+    def _batches(self, planned: Sequence[Planned]) -> Iterator[tuple[Sequence[Planned], Sequence[Step]]]:
+        steps = [step for _, step in planned]
+        while steps:
+            count = in_one_slot(self._client, steps)
+            yield planned[:count], steps[:count]
+            planned, steps = planned[count:], steps[count:]
+
+    async def _read(self, batch: Sequence[Planned], replies: Sequence[Reply]) -> None:
+        """Read what one script returned. Steps that it did not run are sent once more, or planned again."""
+        again = False
+        for (entry, step), (status, value) in zip(batch, replies, strict=False):
+            again = False
+            if (failure := error_in(status, value)) is not None:
+                await self._fail(entry, step, failure)
+            elif step.read is not None:
+                try:
+                    again = bool(await step.read(value))
+                except BaseException as error:
+                    self.contain(entry, "end_step", error)
+        for entry, step in batch[len(replies) :]:
+            if again:
+                await self.plan(entry)
+            else:
+                self._planned.append((entry, step))
+
+    async def _all_failed(self, batch: Sequence[Planned], error: BaseException) -> None:
+        if isinstance(error, GatewayError):
+            failure = error
+        else:
+            self.contain(batch[0][0], "end_step", error)
+            failure = StoreAway("the store's reply was not waited for")
+        for entry, step in batch:
+            await self._fail(entry, step, failure)
+
+    async def _fail(self, entry: Entry, step: Step, failure: GatewayError) -> None:
+        if step.failed is None:
+            log.error("step_failed", plugin=entry.name, request_id=self._exchange.id, reason=str(failure))
+            return
+        try:
+            await step.failed(failure)
+        except BaseException as error:
+            self.contain(entry, "end_step", error)
+
+    def contain(self, entry: Entry, hook: str, error: BaseException) -> None:
+        """Log what a hook raised, or that it was given up. Raises an error that closes this coroutine."""
+        if isinstance(error, GeneratorExit) and is_cancellation(error):
+            raise error
+        if is_cancellation(error) and (task := asyncio.current_task()) is not None:
+            task.uncancel()
+            log.error("plugin_hangs", plugin=entry.name, hook=hook, request_id=self._exchange.id)
+        else:
+            log.error("plugin_failed", plugin=entry.name, hook=hook, request_id=self._exchange.id, exc_info=error)

@@ -1,0 +1,40 @@
+"""An entry of the list `plugins`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Literal
+
+from gateway.errors import Misconfigured
+from gateway.plugin import Plugin
+
+
+class Entry:
+    """A plugin and its place in the list.
+
+    `wrong` makes an error about this entry; for an entry of a file it names the place there.
+    """
+
+    __slots__ = ("name", "on_error", "plans_end", "plans_request", "plugin", "waits_at_end", "wrong")
+
+    def __init__(
+        self,
+        name: str,
+        plugin: Plugin,
+        on_error: Literal["refuse", "ignore"] = "refuse",
+        wrong: Callable[[str], Misconfigured] = Misconfigured,
+    ) -> None:
+        self.name: Final = name
+        self.plugin: Final = plugin
+        self.on_error: Final = on_error
+        self.wrong: Final = wrong
+        self.plans_request: Final = self.defines("request_step")
+        self.plans_end: Final = self.defines("end_step")
+        self.waits_at_end: Final = self.defines("on_end")
+
+    def defines(self, *hooks: str) -> bool:
+        """Return whether the plugin defines one of `hooks`."""
+        return any(getattr(type(self.plugin), hook) is not getattr(Plugin, hook) for hook in hooks)
+
+    def __repr__(self) -> str:
+        return f"<Entry {self.name}>"

@@ -1,0 +1,163 @@
+"""The request hooks of one exchange, and the steps that they plan.
+
+Hooks run in the order of the list. Steps are collected, and sent together before the next `on_request`, and when all hooks have
+run. What a plugin decides in `request_step` itself counts only once the steps above it have let the request pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import structlog
+
+from gateway.chain.entry import Entry
+from gateway.chain.failures import is_cancellation
+from gateway.errors import GatewayError, Refused
+from gateway.exchange import Exchange, Reply
+from gateway.store.client.client import Client
+from gateway.store.client.retry import retried
+from gateway.store.client.step import RAN, Step, error_in, in_one_slot, run_steps
+
+log = structlog.get_logger("gateway.chain")
+
+
+class PlanAgain(Exception):
+    """Ends a `request_step` that waits for the body, because a step above it says that plugins must plan again."""
+
+
+class RequestHooks:
+    """One run through the request hooks of `entries`. Each entry is appended to `entered` before its hook is called."""
+
+    __slots__ = ("_again", "_client", "_entered", "_entries", "_exchange", "_places", "_refusal", "_steps")
+
+    def __init__(self, exchange: Exchange, entries: Sequence[Entry], entered: list[Entry], client: Client) -> None:
+        self._exchange = exchange
+        self._entries = entries
+        self._entered = entered
+        self._client = client
+        self._steps: list[Step] = []
+        self._places: list[int] = []
+        """The place of each planned step's entry in the list."""
+        self._again: int | None = None
+        self._refusal: BaseException | None = None
+
+    async def run(self) -> Reply | None:
+        """Run the hooks, each once; `request_step` again where a step above it says so. Return the reply of a plugin, if any.
+
+        Raises what the first plugin raises that does not let the request pass.
+        """
+        entries, entered, exchange, place = self._entries, self._entered, self._exchange, 0
+        exchange.before_body = self._before_body
+        try:
+            while True:
+                entry = entries[place] if place < len(entries) else None
+                if self._steps and (entry is None or not entry.plans_request):
+                    await self._send()
+                    if self._again is not None:
+                        place, self._again = self._again, None
+                        continue
+                if entry is None:
+                    return None
+                if place >= len(entered):
+                    entered.append(entry)
+                if entry.plans_request:
+                    place = await self._plan(entry, place)
+                    continue
+                try:
+                    reply = await entry.plugin.on_request(exchange)
+                except BaseException as error:
+                    self._failed(entry, "on_request", error)
+                else:
+                    if reply is not None:
+                        exchange.refused_by = entry.name if reply.status >= 400 else ""
+                        return reply
+                place += 1
+        finally:
+            exchange.before_body = None
+
+    async def _plan(self, entry: Entry, place: int) -> int:
+        """Ask one plugin for its step. Return the place in the list at which to go on."""
+        error: BaseException | None = None
+        try:
+            step = await entry.plugin.request_step(self._exchange)
+        except BaseException as raised:
+            if is_cancellation(raised):
+                raise
+            step, error = None, raised
+            if self._steps and self._refusal is None and self._again is None:
+                await self._send()
+        if self._refusal is not None:  # found before the body was read: the plugin may have caught it
+            raise self._refusal
+        if self._again is not None:
+            again, self._again = self._again, None
+            return again
+        if error is not None:
+            self._failed(entry, "request_step", error)
+        elif step is not None:
+            self._steps.append(step)
+            self._places.append(place)
+        return place + 1
+
+    async def _before_body(self) -> None:
+        if self._steps:
+            try:
+                await self._send()
+            except BaseException as error:
+                self._refusal = error
+                raise
+            if self._again is not None:
+                raise PlanAgain
+
+    async def _send(self) -> None:
+        """Send the planned steps and read their replies. Raises what the first step raises that does not let the request pass.
+
+        Sets `_again` to the place in the list from which the plugins must plan again.
+        """
+        steps, self._steps = self._steps, []
+        places, self._places = self._places, []
+        while steps:
+            count = in_one_slot(self._client, steps)
+            replies = await self._replies(steps[:count], places)
+            for step, place, (status, value) in zip(steps, places, replies, strict=False):
+                if await self._read(self._entries[place], step, status, value):
+                    self._again = place + 1
+                    return
+            count = len(replies) or count
+            steps, places = steps[count:], places[count:]
+
+    async def _replies(self, steps: list[Step], places: list[int]) -> list[Any]:
+        """Return the replies of the steps that ran; none after an error that all these entries ignore."""
+        try:
+            return await retried(partial(run_steps, self._client, steps), self._client.timeout_s)
+        except GatewayError as error:
+            for place in places[: len(steps)]:
+                self._failed(self._entries[place], "request_step", error)
+            return []
+
+    async def _read(self, entry: Entry, step: Step, status: int, value: Any) -> bool:
+        """Return whether the plugins below must plan again."""
+        try:
+            if (error := error_in(status, value)) is not None:
+                raise error
+            if step.read is None or not await step.read(value):
+                return False
+            if status == RAN:
+                raise RuntimeError("`read` wants plugins to plan again whose steps have run")
+        except BaseException as error:
+            self._failed(entry, "request_step", error)
+            return False
+        return True
+
+    def _failed(self, entry: Entry, hook: str, error: BaseException) -> None:
+        """Log an error that the entry ignores. Raises any other."""
+        if is_cancellation(error):
+            raise error
+        if entry.on_error == "ignore" and not isinstance(error, Refused):
+            log.error("plugin_failed", plugin=entry.name, hook=hook, request_id=self._exchange.id, exc_info=error)
+            return
+        self._exchange.refused_by = entry.name
+        if not isinstance(error, Exception):
+            raise RuntimeError(f"'{entry.name}' raised {type(error).__name__}") from error
+        raise error

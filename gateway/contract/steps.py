@@ -1,0 +1,59 @@
+"""The checks of steps: planned twice they have the same effect as once, and so do those of requests when they are sent twice."""
+
+from __future__ import annotations
+
+from gateway.chain.failures import PLUGIN_ERRORS
+from gateway.contract.endings import COMPLETED
+from gateway.contract.scenarios import ScenarioRunner
+from gateway.errors import Refused
+from gateway.store.client.step import Step, error_in, run_steps, slot_tag
+
+
+async def step_problems(runner: ScenarioRunner) -> list[str]:
+    """Return what is wrong with the steps that a plugin plans for a request and for its end."""
+    plugin, problems = runner.plugin, list[str]()
+    exchange = await runner.arrived(COMPLETED)
+    try:
+        if runner.entry.plans_request:
+            await plugin.request_step(exchange)
+            step = await plugin.request_step(exchange)
+            problems += await _sent(runner, exchange.id, "request_step", step, times=2)
+        else:
+            await runner.request(plugin, exchange)
+        runner.respond(exchange, COMPLETED)
+        if runner.entry.plans_end:
+            await plugin.end_step(exchange)
+            problems += await _sent(runner, exchange.id, "end_step", await plugin.end_step(exchange))
+        else:
+            await runner.end(plugin, exchange)
+    except Refused:
+        return problems
+    except PLUGIN_ERRORS as error:
+        problems.append(f"{type(error).__name__}: {error}, where a step is planned or sent twice")
+    finally:
+        await runner.left(exchange)
+    return problems
+
+
+async def _sent(runner: ScenarioRunner, request_id: str, hook: str, step: Step | None, times: int = 1) -> list[str]:
+    """Send a step, and again as after a lost reply; give the plugin the last reply. Return what was wrong."""
+    if step is None:
+        return []
+    problems = []
+    if len({slot_tag(key) for key in step.keys}) != 1:
+        problems.append(f"the keys of `{hook}` are in several hash slots: put braces around the account in each")
+    ((status, value),) = await run_steps(runner.client, [step])
+    once = await runner.stored(request_id)
+    for _ in range(times - 1):
+        ((status, value),) = await run_steps(runner.client, [step])
+    again = await runner.stored(request_id)
+    problems += [
+        f"`{hook}` changes {name} again when its step is sent again: use the request's id"
+        for name in sorted(once.keys() | again.keys())
+        if once.get(name) != again.get(name)
+    ]
+    if (error := error_in(status, value)) is not None:
+        problems.append(f"the step of `{hook}` fails: {error}")
+    elif step.read is not None:
+        await step.read(value)
+    return problems

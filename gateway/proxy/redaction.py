@@ -1,0 +1,54 @@
+"""The channel's credentials are replaced wherever they occur in the bytes of events, however reads split them.
+
+A credential that an upstream spells in another way (escaped in JSON, or split over the texts of two events) is not recognised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from gateway.chat.events import EventStream
+from gateway.chat.sse import QUOTE
+from gateway.chat.template import ALL
+from gateway.proxy import failure
+
+REDACTED: Final = failure.REDACTED.encode()
+
+
+class Redaction:
+    """Replaces the credentials of a channel in one stream of events, which are called secrets here."""
+
+    __slots__ = ("_events", "_secrets", "_tail", "shortest")
+
+    def __init__(self, credentials: Iterable[str], events: EventStream) -> None:
+        self._events = events
+        self._secrets = tuple([credential.encode() for credential in credentials])
+        self._tail = b""
+        self.shortest = ALL + 1
+        """How many novel bytes of a text may contain a secret. A secret with a quote may begin before the text."""
+        for secret in self._secrets:
+            self.shortest = min(self.shortest, 0 if QUOTE in secret else len(secret))
+
+    def redact_whole(self, whole: bytes) -> bytes:
+        """Replace the secrets in `whole`, and hold back an end of it in which one may be split."""
+        if self._tail:
+            whole, self._tail = self._tail + whole, b""
+        whole = self._redact(whole)
+        if not self._events.at_boundary:
+            # Part of an event that is too long to wait for: a secret may be split here.
+            keep = max(1, *(len(secret) - 1 for secret in self._secrets))
+            whole, self._tail = whole[:-keep], whole[-keep:]
+        return whole
+
+    def redact_rest(self, rest: bytes) -> bytes:
+        """Replace the secrets in the rest of the stream, after what was held back."""
+        rest, self._tail = self._tail + rest, b""
+        return self._redact(rest)
+
+    def _redact(self, data: bytes) -> bytes:
+        for secret in self._secrets:
+            if data.find(secret) >= 0:  # `in` would raise and drop an exception
+                data = data.replace(secret, REDACTED)
+                self._events.template.forget()
+        return data

@@ -1,0 +1,166 @@
+"""The end of open requests whose token was deleted, disabled or has expired, or whose account was suspended or closed.
+
+1. **A message ends nothing by itself.** It causes the account's tokens to be read again, and only what the store says there
+   ends a request. While the store does not answer, nothing is ended but what has expired.
+2. **A lost message delays, and no more.** All that is open is checked when the subscription was opened, once a second while it
+   is not heard, and otherwise in turn, every account once in `ROUND` intervals.
+3. **A request costs nothing here** but its place in the runner's set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Container, Iterator, Mapping
+from itertools import islice
+from typing import Final
+
+import structlog
+
+from gateway.errors import StoreAway
+from gateway.exchange import Exchange
+from gateway.proxy.lifecycle import ExchangeRunner
+from gateway.runtime.background import BackgroundTask
+from gateway.runtime.revocation_news import RevocationNews
+from gateway.store.client.client import Client
+from gateway.store.known_tokens import Authenticated
+from gateway.store.revocations import EXPIRED, Revocation, Revocations, has_expired
+
+INTERVAL_S: Final = 1.0
+"""How often what is open is looked at."""
+ROUND: Final = 30
+"""In how many intervals each account is checked once although nothing was announced."""
+AGAIN_S: Final = 1.0
+"""An account is checked again so long after a message: a token may have been read before it for a request that is not known yet."""
+WARNED_AFTER: Final = 3
+"""Tests of the subscription that fail in a row before that is logged."""
+BATCH: Final = 100
+"""Accounts that are read at once."""
+SLICE: Final = 256
+"""Open requests that are looked at in one go."""
+PAUSE_S: Final = 0.02
+"""The pause between two batches, which leaves the loop and the store to the requests."""
+
+log = structlog.get_logger("gateway.runtime.revocation")
+
+
+class RevocationWatch(BackgroundTask):
+    """Ends the open requests of one worker whose tokens are revoked."""
+
+    def __init__(self, runner: ExchangeRunner, client: Client, news: RevocationNews) -> None:
+        self._runner = runner
+        self._revocations = Revocations(client)
+        self._news = news
+        self._due: dict[str, None] = {}
+        """Accounts to check, the first one first."""
+        self._again: deque[tuple[float, str]] = deque()
+        self._turn = 0
+        self._unheard = 0
+
+    async def look(self) -> None:
+        """Do what is due once in an interval. Raises `StoreAway`."""
+        self._turn = (self._turn + 1) % ROUND
+        now = asyncio.get_running_loop().time()
+        while self._again and self._again[0][0] <= now:
+            self._due[self._again.popleft()[1]] = None
+        heard = True
+        try:
+            heard = await self._news.test()
+            self._note(heard)
+        finally:
+            await self._look_through(self._turn if heard else None)
+
+    async def check_due(self) -> None:
+        """Read what is due, and end what is revoked. Raises `StoreAway` and `StoreError`; what was not read stays due."""
+        self._take_news()
+        while self._due:
+            tokens = self._open_tokens(self._due)
+            self._due = dict.fromkeys(account for account in self._due if account in tokens)
+            while self._due and not self._news.happened.is_set():
+                batch = list(islice(self._due, BATCH))
+                self._end(await self._revocations.find({account: tokens[account] for account in batch}))
+                for account in batch:
+                    del self._due[account]
+                if self._due:
+                    await asyncio.sleep(PAUSE_S)
+            self._take_news()
+
+    async def _look_through(self, turn: int | None) -> None:
+        """End the requests whose tokens have expired, and make the accounts of a turn due, or all. Leaves the loop to others."""
+        exchanges = list(self._runner.exchanges)
+        for start in range(0, len(exchanges), SLICE):
+            expired: dict[str, Revocation] = {}
+            for exchange in exchanges[start : start + SLICE]:
+                if (token := exchange.get(Authenticated)) is None or exchange.stopped is not None:
+                    continue
+                if has_expired(token.token.expires_at):
+                    expired[token.token.id] = EXPIRED
+                elif turn is None or hash(token.account.id) % ROUND == turn:
+                    self._due[token.account.id] = None
+            self._end(expired)
+            await asyncio.sleep(0)
+
+    def _open(self) -> Iterator[tuple[Exchange, Authenticated]]:
+        """Yield the open requests with a token of this store."""
+        for exchange in self._runner.exchanges:
+            token = exchange.get(Authenticated)
+            if token is not None and exchange.stopped is None:
+                yield exchange, token
+
+    def _open_tokens(self, accounts: Container[str]) -> dict[str, set[str]]:
+        """Return the tokens in use of these accounts, by account."""
+        found: dict[str, set[str]] = {}
+        for _, token in self._open():
+            if token.account.id in accounts:
+                found.setdefault(token.account.id, set()).add(token.token.id)
+        return found
+
+    def _take_news(self) -> None:
+        """Make due first what was announced, and all that is open where an announcement may have been lost."""
+        accounts, missed = self._news.take()
+        again_at = asyncio.get_running_loop().time() + AGAIN_S
+        self._again.extend((again_at, account) for account in accounts)
+        self._due = dict.fromkeys(accounts) | self._due
+        if missed:
+            self._due |= dict.fromkeys(token.account.id for _, token in self._open())
+
+    def _end(self, revoked: Mapping[str, Revocation]) -> None:
+        """End the open requests with these tokens."""
+        ended = Counter[str]()
+        for exchange, token in self._open() if revoked else ():
+            if revocation := revoked.get(token.token.id):
+                exchange.stop(revocation.error())
+                ended[token.token.id] += 1
+        for token_id, requests in ended.items():
+            log.info("requests_revoked", token=token_id, code=revoked[token_id].code, requests=requests)
+
+    def _note(self, heard: bool) -> None:
+        """Log once that announcements do not arrive, and that they do again."""
+        if heard and self._unheard >= WARNED_AFTER:
+            log.info("revocations_heard")
+        self._unheard = 0 if heard else self._unheard + 1
+        if self._unheard == WARNED_AFTER:
+            log.warning("revocations_not_heard", checked_every_s=INTERVAL_S)
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        look_at = loop.time() + INTERVAL_S
+        while True:
+            try:
+                if loop.time() >= look_at:
+                    look_at = loop.time() + INTERVAL_S
+                    await self.look()
+                await self.check_due()
+            except StoreAway:
+                pass  # what is due is checked when the store answers again
+            except Exception:
+                log.exception("revocations_not_checked")
+            await self._wait(look_at - loop.time())
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait for news, for this long at most."""
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._news.happened.wait()
+        except TimeoutError:
+            pass

@@ -1,0 +1,96 @@
+"""Revocations: which tokens that are in use may no longer be used, and the announcement that one is.
+
+The scripts that delete or disable a token, or suspend or close an account, publish the account's id on `CHANNEL`. A message
+only causes the gateways to read the account's tokens again, so one that is forged, late or repeated ends nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from typing import Final
+
+import msgspec
+
+from gateway.errors import Refused
+from gateway.store.accounts import AccountStatus, account_key
+from gateway.store.client.client import Client
+from gateway.store.known_tokens import TokenStatus
+from gateway.store.tokens import token_of, tokens_key
+
+CHANNEL: Final = "gw:revoked"
+"""Where the ids of accounts are published."""
+
+
+class Revocation(msgspec.Struct, frozen=True):
+    """Why a token that was accepted may no longer be used."""
+
+    status: int
+    code: str
+    message: str
+
+    def error(self) -> Refused:
+        """Return the error for a request that is in progress: with the code that the next request would get."""
+        return Refused(self.status, self.code, self.message)
+
+
+DELETED: Final = Revocation(401, "token_invalid", "The token was deleted while it was in use. Use another.")
+DISABLED: Final = Revocation(
+    401, "token_disabled", "The token was disabled while it was in use. Have it enabled, or use another."
+)
+EXPIRED: Final = Revocation(401, "token_expired", "The token expired while it was in use. Ask for a new one.")
+INACTIVE: Final = Revocation(
+    403, "account_inactive", "The account was suspended or closed. Ask the operator of this service."
+)
+
+
+class Revocations:
+    """Finds revoked tokens in one store."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def find(self, tokens: Mapping[str, Collection[str]]) -> dict[str, Revocation]:
+        """Return those of `tokens` that are revoked, by their ids. `tokens`: ids of tokens by account.
+
+        Of an account that the store does not know nothing is returned: the store has lost it, which revokes nothing. Raises
+        `StoreAway` and `StoreError`.
+        """
+        submit = self._client.submit
+        pending = [
+            (
+                ids,
+                submit("HMGET", tokens_key(account), *map(_short, ids)),
+                submit("HGET", account_key(account), "status"),
+            )
+            for account, ids in tokens.items()
+        ]
+        found: dict[str, Revocation] = {}
+        for ids, records, status in pending:
+            raws, state = await records, await status
+            if state is None:
+                continue
+            for token_id, raw in zip(ids, raws, strict=True):
+                revocation = INACTIVE if state.decode() != AccountStatus.ACTIVE else _revocation(raw)
+                if revocation is not None:
+                    found[token_id] = revocation
+        return found
+
+
+def _revocation(raw: bytes | None) -> Revocation | None:
+    """Return why a token with this record may not be used, None where it may."""
+    if raw is None:
+        return DELETED
+    token = token_of(raw)
+    if token.status is TokenStatus.DISABLED:
+        return DISABLED
+    return EXPIRED if has_expired(token.expires_at) else None
+
+
+def has_expired(expires_at: int | None) -> bool:
+    """Return whether a token with this time of expiry has expired."""
+    return expires_at is not None and expires_at <= time.time()
+
+
+def _short(token_id: str) -> str:
+    return token_id.rpartition("-")[2]

@@ -1,0 +1,242 @@
+"""Count the instructions of a worker for a request and for an event: `python -m tests.bench.instructions [--json]`.
+
+A gateway's worker runs under valgrind's callgrind, with all five plugins, a real store, and a channel with an API key. This
+process is its caller and its upstream: each sends only after the other has received, so that every event is a read of its own
+on a machine of any speed. The difference of two loads is counted, less what the worker does meanwhile without any request.
+
+- a request: one that is answered with one event, then finish, usage and `[DONE]` in one write;
+- an event: one more in the same stream.
+
+The exit code is 1 where a figure is more than 5 % above its budget. The figures depend on the interpreter: `BUDGETS` has those
+of Python 3.11 from Debian (3.11.2) and built with a shared library (3.11.7); others are counted and not judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from gateway.store.client.embedded import EmbeddedStore
+from tests.bench.gateways import CHAIN, GENEROUS
+from tests.bench.process import ROOT, free_port
+from tests.bench.question import PATH, question
+from tests.bench.upstream import END, EVENT, HEAD, chunk
+
+TOOLS: Final = ("valgrind", "callgrind_control")
+SLACK: Final = 1.05
+PATIENCE_S: Final = 60.0
+REQUESTS: Final = (20, 80)
+EVENTS: Final = (100, 1600)
+IDLE_S: Final = 2.0
+END_OF_ANSWER: Final = b"0\r\n\r\n"
+
+Figures = dict[str, int]
+
+BUDGETS: Final[dict[tuple[int, int, bool], Figures]] = {
+    (3, 11, False): {"request": 1_590_000, "event": 30_100},
+    (3, 11, True): {"request": 1_750_000, "event": 31_800},
+}
+"""The highest figures for a version of Python, with a shared library or without. One that is raised has the reason here."""
+
+
+def missing() -> str:
+    """Return what this machine lacks for the measure; empty where it has everything."""
+    return ", ".join(tool for tool in TOOLS if shutil.which(tool) is None)
+
+
+class Worker:
+    """A worker under callgrind, with its caller and its upstream."""
+
+    def __init__(self, folder: Path, store: str) -> None:
+        self._folder = folder
+        self._port = free_port()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._listening.settimeout(PATIENCE_S)
+        self._upstream: socket.socket | None = None
+        self._configuration = folder / "bench.yaml"
+        self._configuration.write_text(_configuration(folder, store, self._port, self._listening.getsockname()[1]))
+        self._command("account", "create", "bench", "--credit", "1000000")
+        token = next(word for word in self._command("token", "create", "bench").split() if word.startswith("sk-"))
+        body, headers = question(token, "", {})
+        lines = [f"{name}: {value}\r\n" for name, value in {"Host": "bench", **headers}.items()]
+        head = f"POST {PATH} HTTP/1.1\r\n{''.join(lines)}Content-Length: {len(body)}\r\n\r\n"
+        self._request = head.encode() + body
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the worker, and connect to it."""
+        program = [sys.executable, "-m", "tests.worker_process", str(self._configuration), str(self._port)]
+        counted = [
+            *("valgrind", "--tool=callgrind", "--instr-atstart=no"),
+            f"--callgrind-out-file={self._folder / 'counted'}",
+        ]
+        with (self._folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [*counted, *program],
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=os.environ | {"PYTHONHASHSEED": "0"},
+            )
+        with process, self._listening:
+            try:
+                if process.stdout is None or process.stdout.readline() != "ready\n":
+                    raise RuntimeError((self._folder / "log").read_text()[-2000:])
+                self._process = process
+                with socket.create_connection(("127.0.0.1", self._port), PATIENCE_S) as self._caller:
+                    yield
+            finally:
+                process.terminate()
+                if self._upstream is not None:
+                    self._upstream.close()
+
+    def ask(self, events: int = 1) -> None:
+        """Send a request and receive its answer, of so many events before the last."""
+        self._caller.sendall(self._request)
+        upstream = self._receive_request()
+        for number in range(events):
+            event = EVENT % (b"word %d" % number)
+            upstream.sendall((b"" if number else HEAD) + chunk(event))
+            self._receive_until(chunk(event))
+        upstream.sendall(END)
+        self._receive_until(END_OF_ANSWER)
+
+    def count(self, work: Callable[[], None]) -> tuple[int, float]:
+        """Return the instructions of the worker during `work`, and the seconds that it took."""
+        self._control("--zero")
+        began = time.monotonic()
+        work()
+        seconds = time.monotonic() - began
+        self._control("--dump")
+        dumped = max(self._folder.glob("counted.*"), key=lambda path: int(path.suffix[1:]))
+        total = re.search(r"^totals: (\d+)", dumped.read_text(), re.MULTILINE)
+        if total is None:
+            raise RuntimeError(f"{dumped} has no total")
+        return int(total[1]), seconds
+
+    def measure(self) -> Figures:
+        """Return the instructions of a request and of an event."""
+        for _ in range(20):
+            self.ask()
+        self._control("--instr=on")
+        self.ask(EVENTS[0])
+        idle, seconds = self.count(lambda: time.sleep(IDLE_S))
+        idle_rate = idle / seconds
+
+        def each(sizes: tuple[int, int], work: Callable[[int], None]) -> int:
+            few, many = (self.count(lambda size=size: work(size)) for size in sizes)  # type: ignore[misc]
+            return round((many[0] - few[0] - idle_rate * (many[1] - few[1])) / (sizes[1] - sizes[0]))
+
+        return {"request": each(REQUESTS, self._ask_often), "event": each(EVENTS, self.ask)}
+
+    def _ask_often(self, requests: int) -> None:
+        for _ in range(requests):
+            self.ask()
+
+    def _receive_request(self) -> socket.socket:
+        """Receive a request at the upstream, also on a connection after one that the worker has closed."""
+        while True:
+            if self._upstream is None:
+                self._upstream, _ = self._listening.accept()
+                self._upstream.settimeout(PATIENCE_S)
+            received = b""
+            while piece := self._upstream.recv(65536):
+                received += piece
+                head, _, body = received.partition(b"\r\n\r\n")
+                length = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+                if length and len(body) == int(length[1]):
+                    return self._upstream
+            self._upstream.close()
+            self._upstream = None
+
+    def _receive_until(self, end: bytes) -> None:
+        received = b""
+        while not received.endswith(end):
+            piece = self._caller.recv(65536)
+            if not piece or (not received and piece.startswith(b"HTTP") and b" 200 " not in piece[:16]):
+                raise RuntimeError(f"the answer is not the upstream's: {(received + piece)[-500:]!r}")
+            received += piece
+
+    def _command(self, *words: str) -> str:
+        command = [sys.executable, "-m", "gateway", *words, "-c", str(self._configuration)]
+        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+    def _control(self, option: str) -> None:
+        subprocess.run(["callgrind_control", option, str(self._process.pid)], check=True, capture_output=True)
+
+
+def _configuration(folder: Path, store: str, port: int, upstream: int) -> str:
+    uses = [f"{{use: {name}, with: {GENEROUS.get(name, '{}')}}}" for name in (*CHAIN, "model-routing")]
+    return f"""
+listen: 127.0.0.1:{port}
+admin: null
+redis: {store}
+data: {folder}/data
+store: {{timeout: 30, accept_loss: true}}
+channels: {{bench: {{base_url: 'http://127.0.0.1:{upstream}/v1', api_key: sk-the-key-of-the-channel-0123456789}}}}
+models: {{bench: {{input: 0.5, output: 1.5, max_output_tokens: 4096, channels: [bench]}}}}
+groups: {{default: {{}}}}
+plugins: [{", ".join(uses)}]
+"""
+
+
+def budget() -> Figures | None:
+    """Return the budget of this interpreter, or None where it has none."""
+    return BUDGETS.get((*sys.version_info[:2], bool(sysconfig.get_config_var("Py_ENABLE_SHARED"))))
+
+
+def exceeded(figures: Figures, allowed: Figures | None) -> list[str]:
+    """Return the names of the figures that are above the budget by more than the slack."""
+    return [name for name, count in figures.items() if allowed and count > allowed[name] * SLACK]
+
+
+def table(figures: Figures, allowed: Figures | None) -> str:
+    """Return the figures, the budget and their ratio as lines of text."""
+    lines = [f"{'':10}{'instructions':>14}{'budget':>14}{'ratio':>8}"]
+    for name, count in figures.items():
+        judged = f"{allowed[name]:14,}{count / allowed[name]:8.3f}" if allowed else f"{'none':>14}"
+        lines.append(f"{name:10}{count:14,}{judged}")
+    lines += [f"{name}: more than 5 % above the budget" for name in exceeded(figures, allowed)]
+    return "\n".join(lines)
+
+
+def measure() -> Figures:
+    """Return the instructions of a request and of an event, of a worker that is started for it."""
+    with tempfile.TemporaryDirectory(prefix="instructions") as name:
+        folder = Path(name)
+        store = EmbeddedStore.start(folder / "store")
+        try:
+            worker = Worker(folder, store.url)
+            with worker.running():
+                return worker.measure()
+        finally:
+            store.stop()
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--json", action="store_true", help="print the figures as JSON")
+    arguments = options.parse_args()
+    if lacking := missing():
+        sys.exit(f"this machine lacks {lacking}: apt-get install valgrind")
+    figures, allowed = measure(), budget()
+    print(json.dumps({"figures": figures, "budget": allowed}) if arguments.json else table(figures, allowed))
+    sys.exit(bool(exceeded(figures, allowed)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""Steps sent together leave the same state and replies as the same steps sent one by one, by random histories.
+
+`STEP_HISTORIES=100000 STEP_SEED=7 pytest tests/store/client/test_step_equivalence.py` runs more of them than the suite does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+from gateway import AccountLimits
+from gateway.store.accounts import Accounts, AccountStatus
+from gateway.store.client.client import Client, Script
+from gateway.store.client.step import STOPPED, Step, error_in, run_steps
+from gateway.store.known_tokens import Authenticated
+from gateway.store.limits import RateLimiter
+from gateway.store.money.wallet import Wallet
+from gateway.store.tokens import Tokens
+from tests.store.conftest import request_id_at
+from tests.store.money.wallet_machine import REAL_STAMP
+
+HISTORIES = int(os.environ.get("STEP_HISTORIES", "300"))
+SEED = int(os.environ.get("STEP_SEED", random.randrange(1 << 32)))
+ROUNDS = 8
+AT_ONCE = 25
+"""Keys that expire do so by the real clock, after a minute at the earliest: these must be through by then."""
+START_MS = 1_800_000_000_000
+CLOCK = "gw:clock"
+
+
+@cache
+def on_test_clock(script: Script) -> Script:
+    """Return the script with a clock that the test sets, so that both accounts see the same times."""
+    clock = f"{{ math.floor(redis.call('GET', '{CLOCK}') / 1000), (redis.call('GET', '{CLOCK}') % 1000) * 1000 }}"
+    text = script.text.replace('redis.call("TIME")', clock).replace("redis.call('TIME')", clock)
+    return Script(script.name, text.replace(REAL_STAMP, '"XADD", ledger, string.format("%d-*", clock())'))
+
+
+async def passed(_: object) -> None:
+    pass
+
+
+async def unchanged(_: object) -> bool:
+    return False
+
+
+class Account:
+    """One account, with what a gateway plans for its requests."""
+
+    def __init__(self, name: str, client: Client) -> None:
+        self.name = name
+        self.client = client
+        self.accounts, self.tokens = Accounts(client), Tokens(client, lambda: b"a pepper of some length")
+        self.limits, self.wallet = RateLimiter(client), Wallet(client)
+        self.known: Authenticated | None = None
+
+    async def open(self) -> None:
+        await self.accounts.create(self.name)
+        await self.wallet.credit(self.name, "opening", 200)
+        self.known = await self.tokens.authenticate((await self.tokens.create(self.name)).token)
+
+    def steps(self, operation: str, request_id: str, numbers: Sequence[int]) -> Iterator[Step]:
+        """Yield the steps of an operation, a part of them left out at random."""
+        assert self.known is not None
+        rules = AccountLimits(3 + numbers[0] % 3, 100, 2)
+        if operation == "request":
+            yield self.tokens.guard_step(self.known, unchanged)
+            for scope in ("one", "two"):
+                yield self.limits.take_step(
+                    self.name,
+                    request_id,
+                    scope=scope,
+                    rules=rules,
+                    tokens=numbers[1] % 60,
+                    lease_ms=600_000,
+                    then=passed,
+                )
+            yield self.wallet.hold_step(
+                self.name,
+                request_id,
+                amount=numbers[2] % 120,
+                floor=numbers[3] % 9,
+                lease_ms=4000,
+                fingerprint=f"{numbers[4] % 2}",
+                max_holds=3,
+                then=passed,
+            )
+        else:
+            yield self.wallet.settle_step(self.name, request_id, numbers[1] % 90, then=unchanged)
+            for scope in ("two", "one"):
+                yield self.limits.give_back_step(self.name, request_id, scope=scope, tokens=numbers[2] % 60)
+
+    async def change(self, operation: str) -> None:
+        """Change the account as an operator does."""
+        if operation == "suspend":
+            await self.accounts.set_status(self.name, AccountStatus.SUSPENDED)
+        elif operation == "resume":
+            await self.accounts.set_status(self.name, AccountStatus.ACTIVE)
+        else:
+            await self.wallet.credit(self.name, "top-up", 50)
+
+    async def state(self) -> dict[str, Any]:
+        """Return all that the store has of this account, without names, the token's digest and the ids of the ledger's lines."""
+        state = {}
+        for key in sorted([key async for key in self.client.keys(f"gw:{{{self.name}}}:*")]):
+            kind = (await self.client.call("TYPE", key)).decode()
+            read = {
+                "hash": ("HGETALL", key),
+                "zset": ("ZRANGE", key, 0, -1, "WITHSCORES"),
+                "stream": ("XRANGE", key, "-", "+"),
+                "string": ("GET", key),
+                "set": ("SMEMBERS", key),
+            }[kind]
+            value = await self.client.call(*read)
+            name = key.partition("}:")[2]
+            if kind == "stream":
+                value = [fields for _, fields in value]
+            elif kind == "hash":  # a large one has no order
+                value.pop(b"trimmed", None)  # the id of a line
+                value = len(value) if name == "tokens" else dict(sorted(value.items()))
+            state[name] = value
+        return state
+
+
+def without_name(value: Any, name: str) -> str:
+    """Return the value as text in which the two accounts do not differ: they have tokens of their own."""
+    return re.sub(r'\{"digest".*?\}\}', "TOKEN", repr(value).replace(name, "NAME"))
+
+
+async def one_by_one(client: Client, steps: Sequence[Step]) -> list[Any]:
+    """Send each step by itself, as far as none stops or fails."""
+    replies: list[Any] = []
+    for step in steps:
+        ((status, value),) = await run_steps(client, [step])
+        replies.append([status, value])
+        if status == STOPPED or error_in(status, value) is not None:
+            break
+    return replies
+
+
+class History:
+    """A random history, lived on two accounts, whose steps are sent one by one and together."""
+
+    def __init__(self, number: int, client: Client, chance: random.Random) -> None:
+        self.number = number
+        self.client = client
+        self.chance = chance
+        self.pair = (Account(f"one{number}", client), Account(f"two{number}", client))
+        self.ids: list[str] = []
+
+    async def open(self) -> None:
+        for account in self.pair:
+            await account.open()
+
+    async def act(self, now: int) -> None:
+        """Do one thing on both accounts. Raises `AssertionError` where the replies differ."""
+        chance = self.chance
+        operation = chance.choice(("request", "request", "request", "end", "end", "suspend", "resume", "credit"))
+        if operation not in ("request", "end"):
+            for account in self.pair:
+                await account.change(operation)
+            return
+        if not self.ids or (operation == "request" and chance.random() < 0.8):
+            self.ids.append(request_id_at(now - chance.choice((0, 10, 400_000))))
+        request_id = chance.choice(self.ids[-3:])
+        numbers = [chance.randrange(1000) for _ in range(5)]
+        kept = [index for index in range(4) if chance.random() < 0.8] or [0]
+        replies = []
+        for account, send in zip(self.pair, (one_by_one, run_steps), strict=True):
+            steps = [step for index, step in enumerate(account.steps(operation, request_id, numbers)) if index in kept]
+            for step in steps:
+                step.script = on_test_clock(step.script)
+            replies.append(without_name(await send(self.client, steps) if steps else [], account.name))
+        assert replies[0] == replies[1]
+
+    async def close(self) -> None:
+        """Compare what the store has of both accounts, and delete it."""
+        states = [without_name(await account.state(), account.name) for account in self.pair]
+        assert states[0] == states[1]
+        for account in self.pair:
+            async for key in self.client.keys(f"gw:{{{account.name}}}:*"):
+                await self.client.call("DEL", key)
+
+
+async def test_together_is_the_same_as_one_by_one(client: Client) -> None:
+    chance = random.Random(SEED)
+    numbers = range(HISTORIES)
+    while numbers:
+        at_once, numbers = numbers[:AT_ONCE], numbers[AT_ONCE:]
+        now = START_MS
+        await client.call("SET", CLOCK, now)
+        histories = [History(number, client, random.Random(chance.random())) for number in at_once]
+        try:
+            await asyncio.gather(*(history.open() for history in histories))
+            for _ in range(ROUNDS):
+                now += chance.choice((0, 1, 300, 4500, 70_000, 700_000))
+                await client.call("SET", CLOCK, now)
+                await asyncio.gather(*(history.act(now) for history in histories))
+            for history in histories:
+                await history.close()
+        except AssertionError as error:
+            raise AssertionError(f"STEP_SEED={SEED}, histories {at_once}") from error

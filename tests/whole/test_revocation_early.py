@@ -1,0 +1,227 @@
+"""A request whose token is revoked before its answer began gets the error as its response, in each of its waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway import Exchange, Outcome, Plugin
+from gateway.store.tokens import Created
+from gateway.testing import Running, running
+from gateway.usage.record import Record
+from tests.patience import PATIENCE_S, wait_until
+from tests.whole.aftermath import CREDIT, assert_released, last_end_record, tasks
+from tests.whole.conftest import CHAIN, configuration
+from tests.whole.raw import CHAT, Answer, chat, get, read_answer
+from tests.whole.scripted import CHUNKED, HEAD, Forever, Hold, Scripted, chunk
+
+EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"one two three"}}]}\n\n'
+
+
+class Waiting(Plugin):
+    """Lets requests through when the test says so."""
+
+    async def on_request(self, exchange: Exchange) -> None:
+        STEPS.append("waits")
+        await GATES[-1].wait()
+
+
+STEPS: list[str] = []
+GATES: list[asyncio.Event] = []
+WITH_WAITING = CHAIN.replace("  - use: rate-limit", f"  - use: {__name__}:Waiting\n  - use: rate-limit")
+
+
+@asynccontextmanager
+async def gateway_for(
+    base_url: str, folder: Path, url: str, *, chain: str = CHAIN, channel: str = "", more: str = ""
+) -> AsyncIterator[Running]:
+    async with running(configuration(base_url, chain=chain, channel=channel, more=more), folder, url) as gateway:
+        yield gateway
+
+
+async def token_of(gateway: Running) -> Created:
+    await gateway.store.accounts.create("tester")
+    await gateway.store.wallet.credit("tester", "opening", CREDIT)
+    return await gateway.store.tokens.create("tester")
+
+
+@asynccontextmanager
+async def sent(gateway: Running, request: bytes) -> AsyncIterator[asyncio.Task[Answer]]:
+    """Send a request, and yield the task that reads its response."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(request)
+    task = asyncio.create_task(read_answer(reader))
+    try:
+        yield task
+    finally:
+        writer.close()
+
+
+async def refused(
+    gateway: Running, token: Created, answer: asyncio.Task[Answer], upstream: Scripted | None = None
+) -> Record:
+    """Delete the token, assert that the request gets the error, and return the record of its end."""
+    await gateway.store.tokens.delete(token.id)
+    got = await asyncio.wait_for(answer, PATIENCE_S)
+    assert (got.status, got.whole, got.error["code"]) == (401, True, "token_invalid")
+    assert got.error["type"] == "authentication_error"
+    assert not {"retry-after", "retry-after-ms"} & got.headers.keys()
+    record = await last_end_record(gateway)
+    assert (record.status, record.error_code, record.id) == (401, "token_invalid", got.headers["x-request-id"])
+    account = await gateway.store.accounts.get("tester")
+    assert account is not None
+    assert (account.held_micros, account.holds) == (0, 0)
+    assert account.balance_micros == CREDIT - record.charge_micros
+    if upstream is not None:
+        await asyncio.wait_for(upstream.gone.wait(), PATIENCE_S)
+    return record
+
+
+async def test_a_request_that_waits_for_the_first_byte(store_url: str, tmp_path: Path) -> None:
+    async with (
+        Scripted([Hold]) as upstream,
+        gateway_for(upstream.base_url, tmp_path, store_url) as gateway,
+    ):
+        token = await token_of(gateway)
+        before = tasks()
+        async with sent(gateway, chat(token.token)) as answer:
+            await upstream.arrived.wait()
+            record = await refused(gateway, token, answer, upstream)
+        assert (record.outcome, record.charge_micros) == (Outcome.STOPPED, record.prompt_tokens)
+        assert record.prompt_tokens > 0
+        assert len(record.attempts) == 1
+        await assert_released(gateway, upstream, before, pooled=0)
+
+
+async def test_a_request_whose_head_has_come_and_no_event(store_url: str, tmp_path: Path) -> None:
+    async with (
+        Scripted([CHUNKED, Hold]) as upstream,
+        gateway_for(upstream.base_url, tmp_path, store_url) as gateway,
+    ):
+        token = await token_of(gateway)
+        async with sent(gateway, chat(token.token)) as answer:
+            await upstream.arrived.wait()
+            await asyncio.sleep(0.1)
+            assert (await refused(gateway, token, answer, upstream)).outcome is Outcome.STOPPED
+
+
+@pytest.mark.parametrize("status", [b"200 OK", b"500 Failed"])
+async def test_a_response_that_is_read_whole(store_url: str, tmp_path: Path, status: bytes) -> None:
+    head = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{" % status
+    async with (
+        Scripted([head, Hold]) as upstream,
+        gateway_for(upstream.base_url, tmp_path, store_url, more="port: {allow_non_streaming: true}") as gateway,
+    ):
+        token = await token_of(gateway)
+        async with sent(gateway, chat(token.token, {"stream": False})) as answer:
+            await upstream.arrived.wait()
+            await asyncio.sleep(0.1)
+            assert (await refused(gateway, token, answer, upstream)).outcome is Outcome.STOPPED
+        assert len(upstream.requests) == 1
+
+
+async def test_a_request_whose_upstream_does_not_finish_the_handshake(store_url: str, tmp_path: Path) -> None:
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        arrived.set()
+        await reader.read()
+        await reader.read()
+        writer.close()
+
+    arrived = asyncio.Event()
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        timers = ", timers: {connect: 200, first_byte: 200}"
+        async with gateway_for(url, tmp_path, store_url, channel=timers) as gateway:
+            token = await token_of(gateway)
+            async with sent(gateway, chat(token.token)) as answer:
+                await arrived.wait()
+                record = await refused(gateway, token, answer)
+        assert (record.outcome, record.charge_micros) == (Outcome.STOPPED, 0)
+
+
+async def test_a_request_whose_body_still_arrives(store_url: str, tmp_path: Path) -> None:
+    async with (
+        Scripted([Hold]) as upstream,
+        gateway_for(upstream.base_url, tmp_path, store_url) as gateway,
+    ):
+        token = await token_of(gateway)
+        request = chat(token.token, {"messages": [{"role": "user", "content": "word " * 40_000}]})
+        async with sent(gateway, request[:100_000]) as answer:
+            await wait_until(lambda: any(each.on_stop for each in gateway.gateway.runner.exchanges))
+            record = await refused(gateway, token, answer)
+        assert (record.outcome, record.charge_micros, record.refused_by) == (Outcome.REFUSED, 0, "")
+        assert not upstream.requests
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/models"])
+async def test_a_request_that_a_plugin_holds_up_is_not_served(store_url: str, tmp_path: Path, path: str) -> None:
+    GATES.append(asyncio.Event())
+    async with (
+        Scripted([Hold]) as upstream,
+        gateway_for(upstream.base_url, tmp_path, store_url, chain=WITH_WAITING) as gateway,
+    ):
+        token = await token_of(gateway)
+        STEPS.clear()
+        request = chat(token.token) if path == CHAT else get(path, token.token)
+        async with sent(gateway, request) as answer:
+            await wait_until(lambda: STEPS == ["waits"])
+            await gateway.store.tokens.delete(token.id)
+            await wait_until(lambda: all(each.stopped for each in gateway.gateway.runner.exchanges))
+            assert not answer.done()
+            GATES[-1].set()
+            got = await asyncio.wait_for(answer, PATIENCE_S)
+        assert (got.status, got.error["code"]) == (401, "token_invalid")
+        record = await last_end_record(gateway)
+        assert (record.outcome, record.charge_micros) == (Outcome.REFUSED, 0)
+        assert not upstream.requests
+
+
+async def test_a_stream_whose_caller_does_not_read(store_url: str, tmp_path: Path) -> None:
+    async with (
+        Scripted([CHUNKED, Forever(chunk(EVENT * 100))]) as upstream,
+        gateway_for(upstream.base_url, tmp_path, store_url) as gateway,
+    ):
+        token = await token_of(gateway)
+        _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, limit=1024)
+        writer.write(chat(token.token))
+        await wait_until(lambda: any(relay.unsent for relay in gateway.gateway.runner.failover.relays))
+        await gateway.store.tokens.delete(token.id)
+        await asyncio.wait_for(upstream.gone.wait(), PATIENCE_S)
+        record = await last_end_record(gateway)
+        assert (record.outcome, record.error_code) == (Outcome.STOPPED, "token_invalid")
+        writer.close()
+
+
+async def test_an_answer_that_is_complete_stays_so(store_url: str, tmp_path: Path) -> None:
+    """The finish and the usage are there, and only `[DONE]` is waited for."""
+    finish = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4,"total_tokens":7}}\n\n'
+    async with (
+        Scripted([HEAD + b"\r\n" + EVENT + finish + usage, Hold]) as upstream,
+        gateway_for(upstream.base_url, tmp_path, store_url) as gateway,
+    ):
+        token = await token_of(gateway)
+        async with sent(gateway, chat(token.token)) as answer:
+            await wait_until(lambda: any(each.first_byte for each in gateway.gateway.runner.exchanges))
+            await gateway.store.tokens.delete(token.id)
+            got = await asyncio.wait_for(answer, PATIENCE_S)
+        record = await last_end_record(gateway)
+        assert (record.outcome, record.error_code, record.charge_micros) == (Outcome.COMPLETED, "", 3 + 2 * 4)
+        assert b"error" not in got.body
+
+
+async def test_other_requests_of_a_connection_are_refused_as_before(store_url: str, tmp_path: Path) -> None:
+    async with (
+        Scripted([Hold]) as upstream,
+        gateway_for(upstream.base_url, tmp_path, store_url) as gateway,
+    ):
+        token = await token_of(gateway)
+        async with sent(gateway, get("/v1/models", token.token)) as answer:
+            assert (await answer).status == 200
+        await gateway.store.tokens.delete(token.id)
+        async with sent(gateway, get("/v1/models", token.token)) as answer:
+            assert (await answer).error["code"] == "token_invalid"
