@@ -30,7 +30,7 @@ from gateway.store import layout
 from gateway.store.client.client import Client
 async def main():
     client = Client.connect(sys.argv[1], timeout_s=50)
-    await layout.prepare(client, print)
+    await layout.prepare(client, print, listen_s=0)
 asyncio.run(main())
 """
 ACCOUNTS = 120
@@ -67,7 +67,7 @@ async def fill(client: Client, name: str, ends: int = 3, holds: int = 2) -> None
 
 async def convert(client: Client) -> list[str]:
     reports: list[str] = []
-    await layout.prepare(client, reports.append)
+    await layout.prepare(client, reports.append, listen_s=0)
     return reports
 
 
@@ -118,7 +118,7 @@ async def test_two_gateways_may_convert_at_once(client: Client) -> None:
 
 async def test_a_store_of_a_later_layout_is_refused(client: Client) -> None:
     await client.call("SET", layout.KEY, layout.LAYOUT + 1)
-    for refused in (layout.prepare(client, print), layout.check(client)):
+    for refused in (layout.prepare(client, print, 0), layout.check(client)):
         with pytest.raises(Misconfigured, match=f"in layout {layout.LAYOUT + 1}, this version knows"):
             await refused
 
@@ -131,6 +131,35 @@ async def test_commands_refuse_a_store_that_gateways_of_layout_1_may_use(client:
     await layout.check(client)
     await client.call("DEL", layout.KEY)
     await layout.check(client)
+
+
+async def test_a_store_that_a_gateway_of_layout_1_uses_is_not_converted(client: Client) -> None:
+    async def sweep() -> None:
+        while True:
+            await client.call("SET", "gw:sweep", "1", "NX", "EX", 30)
+            await asyncio.sleep(0.02)
+
+    await fill(client, "acme")
+    running = asyncio.create_task(sweep())
+    with pytest.raises(Misconfigured, match="stop all of them"):
+        await layout.prepare(client, print, listen_s=2)
+    running.cancel()
+    await asyncio.wait([running])
+    assert await client.call("HGET", "gw:{acme}:account", "holds") == b"2"
+    assert await client.call("TYPE", layout.FINGERPRINT) == b"none"
+    assert await client.call("EXISTS", "gw:sweep") == 1
+    await convert(client)  # the lock is still there, but is not taken again
+    await assert_converted(client)
+
+
+async def test_a_gateway_that_converted_the_store_meanwhile_is_no_gateway_of_layout_1(client: Client) -> None:
+    await fill(client, "acme")
+    waiting = asyncio.create_task(layout.prepare(client, print, listen_s=1))
+    await asyncio.sleep(0.5)
+    await convert(client)
+    await client.call("SET", layout.SWEEP_LOCK, "1")
+    await waiting
+    await assert_converted(client)
 
 
 async def test_an_account_that_cannot_be_read_stays_as_it_is(client: Client) -> None:

@@ -19,6 +19,7 @@ from tests.store.conftest import (
     StartStore,
     balance_and_held,
     new_request_id,
+    numbers,
     open_account,
     overdue,
     take,
@@ -124,6 +125,13 @@ class TestHold:
         reply = await take(wallet, own)
         assert (reply.outcome, set(reply.expired)) == (Hold.DONE, {(dead, 3), (own, 0)})
         assert (await take(wallet, new_request_id())).expired == ()
+
+    async def test_the_only_one_tells_when_a_lease_ends_first(self, client: Client, wallet: Wallet) -> None:
+        for lease_ms in (60_000, 120_000):
+            request_id = new_request_id()
+            await take(wallet, request_id, lease_ms=lease_ms)
+            assert (await numbers(client))[3] == await client.call("ZSCORE", KEY + "leases", request_id)
+            await wallet.release(ACCOUNT, request_id)
 
     async def test_amounts_near_the_largest_stay_exact(self, client: Client, wallet: Wallet) -> None:
         largest = 2**53 - 1

@@ -41,9 +41,7 @@ MUTANTS = {
         'change(account, request_id, string.format("1 %d %d %d %s", amount, expiry, floor, fingerprint))',
         "",
     ),
-    "changes are written twice": ("  account.changed = {}\n", ""),
     "what is due is not brought forward": ("account.holds == 0 or expiry < account.due", "account.holds == 0"),
-    "what is due is left from earlier holds": ("account.holds == 0 or expiry < account.due", "expiry < account.due"),
     "what is due after an expiry is not known": (
         'account.due = tonumber(redis.call("ZRANGE", leases, 0, 0, "WITHSCORES")[2] or 0)',
         "account.due = MOST",

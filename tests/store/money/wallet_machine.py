@@ -171,13 +171,16 @@ class WalletMachine(RuleBasedStateMachine):
         amounts=st.lists(AMOUNTS, min_size=1, max_size=MAX_HOLDS + 1),
         floor=FLOORS,
         again=st.sampled_from(("", "a", "b")),
+        lease_ms=st.sampled_from((LEASE_MS, LEASE_MS, 2 * LEASE_MS)),
     )
-    def requests_arrive_and_are_held(self, error_ms: int, amounts: list[int], floor: int, again: str) -> None:
+    def requests_arrive_and_are_held(
+        self, error_ms: int, amounts: list[int], floor: int, again: str, lease_ms: int
+    ) -> None:
         for amount in amounts:
             request_id = self._arrive(self.true_ms + error_ms)
-            self._hold(request_id, amount, floor, "a")
+            self._hold(request_id, amount, floor, "a", lease_ms)
             if again:
-                self._hold(request_id, amount, floor, again)
+                self._hold(request_id, amount, floor, again, lease_ms)
 
     @rule(
         passed_ms=st.sampled_from((LEASE_MS, 1, LEASE_MS - 1, SKEW_MS, KEEP_MS + 1, KEEP_MS + 3 * SKEW_MS)),
@@ -208,18 +211,19 @@ class WalletMachine(RuleBasedStateMachine):
     def hold(self, back: int, amount: int, floor: int, fingerprint: str) -> None:
         self._hold(self._recent(back), amount, floor, fingerprint)
 
-    def _hold(self, request_id: str, amount: int, floor: int, fingerprint: str) -> None:
-        expected = self._expected_of_hold(request_id, amount, min(floor, amount), fingerprint)
-        terms: dict[str, Any] = {"lease_ms": LEASE_MS, "fingerprint": fingerprint, "max_holds": MAX_HOLDS}
+    def _hold(self, request_id: str, amount: int, floor: int, fingerprint: str, lease_ms: int = LEASE_MS) -> None:
+        new = Held(amount, min(floor, amount), fingerprint, self.now + lease_ms)
+        expected = self._expected_of_hold(request_id, new)
+        terms: dict[str, Any] = {"lease_ms": lease_ms, "fingerprint": fingerprint, "max_holds": MAX_HOLDS}
         reply = self.run(self.wallet.hold(ACCOUNT, request_id, amount=amount, floor=floor, **terms))
         assert reply.outcome in expected, (reply, expected)
         assert (reply.balance, reply.held) == (self.truth.balance, self.truth.held)
 
-    def _expected_of_hold(self, request_id: str, amount: int, floor: int, fingerprint: str) -> set[Hold]:
+    def _expected_of_hold(self, request_id: str, new: Held) -> set[Hold]:
         truth, strange = self.truth, abs(self.born[request_id] - self.now) > SKEW_MS
         truth.expire(self.now)
         if request_id in truth.holds:
-            return {Hold.HELD if truth.holds[request_id].fingerprint == fingerprint else Hold.CONFLICT}
+            return {Hold.HELD if truth.holds[request_id].fingerprint == new.fingerprint else Hold.CONFLICT}
         if request_id in truth.expired or request_id in truth.resolved:
             return {Hold.DONE, Hold.SKEW} if strange else {Hold.DONE}
         if strange:
@@ -228,9 +232,9 @@ class WalletMachine(RuleBasedStateMachine):
             return {Hold.INACTIVE}
         if len(truth.holds) >= MAX_HOLDS:
             return {Hold.BUSY}
-        if truth.balance - truth.held + CREDIT_LINE < amount:
+        if truth.balance - truth.held + CREDIT_LINE < new.amount:
             return {Hold.FUNDS}
-        truth.holds[request_id] = Held(amount, floor, fingerprint, self.now + LEASE_MS)
+        truth.holds[request_id] = new
         return {Hold.HELD}
 
     @rule(back=RECENT, cost=AMOUNTS, calls=st.sampled_from((2, 1)))
