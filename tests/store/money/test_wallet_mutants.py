@@ -62,7 +62,7 @@ MUTANTS = {
     "ends are never trimmed": ("if #old > 0 then", "if false then"),
     "a settlement trims no ends": ('request_id:find("[08]$") and', "false and"),
     "ends are not deleted": ("    if #request_ids > 0 then\n      redis.call", "    if false then\n      redis.call"),
-    "ends are deleted where only a charge was corrected": (' and kind ~= "late" then', " then"),
+    "transactions are taken for requests": ('kind ~= "credit" and kind ~= "adjust" and kind', "kind"),
     "the line up to which ends were deleted is not stored": ('change(account, "trimmed", old[#old][1])', ""),
     "the ends of archived lines stay": (
         'if #request_ids > 0 then\n  redis.call("HDEL"',
