@@ -92,6 +92,14 @@ class Reply(msgspec.Struct, frozen=True):
         check_headers({"Content-Type": self.content_type, **self.headers})
 
 
+def _nothing() -> None:
+    return None
+
+
+async def _dropped() -> Body:
+    raise RuntimeError("the body was dropped before it was read")
+
+
 class Exchange:
     """One request on its way through the chain, and its response.
 
@@ -143,7 +151,7 @@ class Exchange:
         request: Request,
         read_body: Callable[[], Awaitable[Body]],
         *,
-        on_body_dropped: Callable[[], None] = lambda: None,
+        on_body_dropped: Callable[[], None] = _nothing,
         generation: int = 0,
         id: str = "",  # noqa: A002
     ) -> None:
@@ -224,7 +232,8 @@ class Exchange:
         """Free the values of the body, which no upstream is sent any more. Its numbers stay."""
         if self._body is not None:
             self._body.drop_values()
-        self._on_body_dropped()
+        on_dropped, self._on_body_dropped, self._read_body = self._on_body_dropped, _nothing, _dropped
+        on_dropped()
 
     def before_upstream(self, future: Awaitable[object]) -> None:
         """Require that `future` succeeds before an upstream is called. Its error refuses the request.

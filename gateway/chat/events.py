@@ -38,6 +38,8 @@ from gateway.chat.usage import ReportedUsage
 MAX_PARSED: Final = 16
 """Events that `feed` takes singly."""
 
+_NONE: Final[frozenset[bytes]] = frozenset()
+
 
 class EventStream:
     """The event stream of a response of `choices` choices. `drop_usage`: the caller did not ask for the usage-only chunk."""
@@ -84,9 +86,9 @@ class EventStream:
         self.concluded = False
         """`[DONE]`, an error, or all finish reasons and the final usage was received."""
         self._choices = choices
-        self._appeared: frozenset[bytes] = frozenset()
+        self._appeared = _NONE
         """Those that had an event, if there may be several."""
-        self._finished_choices: frozenset[bytes] = frozenset()
+        self._finished_choices = _NONE
         self._output_at_usage = -1
         self._drop_usage = drop_usage
         self._max_event_bytes = max_event_bytes

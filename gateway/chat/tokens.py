@@ -18,9 +18,11 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.chat.chunks import CHOICES
 from gateway.chat.sse import parse_event, whole_events
 from gateway.chat.usage import BYTES_PER_TOKEN
 
+BRACE: Final = ord("{")
 MAX_SAMPLES: Final = 16
 MIN_LARGE: Final = 1024
 MAX_UNMEASURED: Final = 4
@@ -46,6 +48,7 @@ class OutputCounter:
     """The output events of a response: how many, their bytes, and a sample of them. A few events are measured."""
 
     __slots__ = (
+        "_beginning",
         "_large",
         "_measured_bytes",
         "_measured_events",
@@ -63,6 +66,8 @@ class OutputCounter:
     def __init__(self) -> None:
         self.events = 0
         self.bytes = 0
+        self._beginning = b""
+        """How the first event of the sample begins. It is stored once, as nearly all events begin so."""
         self._large = MIN_LARGE
         self._measured_bytes = 0
         self._measured_events = 0
@@ -88,7 +93,7 @@ class OutputCounter:
             if events > 1 or size > self._large:
                 self._add_each(data, events)
                 return
-            self._samples.append(data if size <= MIN_LARGE else measure(data))
+            self._samples.append(self._sample(data))
             self._next += self._stride
             if len(self._samples) == MAX_SAMPLES:
                 self._thin_out()
@@ -114,7 +119,7 @@ class OutputCounter:
         text, least = self._measured_text, float(self._measured_least)
         if self._samples:
             # The first event often has the role alone, and is unlike all others.
-            first, *rest = map(_measured, self._samples)
+            first, *rest = map(self._measured, self._samples)
             text, least = text + first.tokens, least + (first.tokens > 0)
             if rest:
                 text += _extrapolate(rest, self.events - 1, self.bytes - first.size)
@@ -139,6 +144,20 @@ class OutputCounter:
                 self._measured_bytes += len(event)
                 self._large = max(MIN_LARGE, LARGE_TIMES * (self.bytes + self._measured_bytes) // self.all_events)
 
+    def _sample(self, data: bytes) -> bytes | Sample:
+        """Return what to keep of an event: how it goes on after its choices begin, if it begins like the first one."""
+        if len(data) > MIN_LARGE or data.startswith(b"{"):
+            return measure(data)
+        if not self._samples:
+            self._beginning = data[: data.find(CHOICES) + len(CHOICES)] if CHOICES in data else b""
+        beginning = self._beginning
+        return data[len(beginning) :] if data.startswith(beginning) and data[len(beginning)] == BRACE else data
+
+    def _measured(self, sample: bytes | Sample) -> Sample:
+        if isinstance(sample, Sample):
+            return sample
+        return measure(self._beginning + sample if sample[0] == BRACE else sample)
+
     def _thin_out(self) -> None:
         """Remove every second event of the sample."""
         del self._samples[1::2]
@@ -156,10 +175,6 @@ def _has_longer_event(data: bytes, limit: int) -> bool:
             return True
         start = end + len(boundary)
     return False
-
-
-def _measured(sample: bytes | Sample) -> Sample:
-    return sample if isinstance(sample, Sample) else measure(sample)
 
 
 def measure(event: bytes) -> Sample:

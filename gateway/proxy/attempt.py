@@ -43,6 +43,7 @@ STREAM_HEADERS: Final = {
     "X-Accel-Buffering": "no",
 }
 
+UPSTREAM_ID: Final = "x-request-id"
 TRACE_VALUE: Final = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,511}")
 
 log = structlog.get_logger("gateway.proxy.attempt")
@@ -71,6 +72,7 @@ class UpstreamCall:
         self.candidate = candidate
         self.breaker = breaker
         self.attempt = Attempt(candidate.name, candidate.model)
+        self.upstream: UpstreamConnection | None = None
         self.parts: list[BodyPart] = []
         self.message: list[BodyPart] = []
         self.began = time.monotonic()
@@ -106,6 +108,7 @@ class UpstreamCall:
             if opened is None:
                 return failure.unreachable()
             upstream, used = opened
+            self.upstream = upstream
             relay = Relay(
                 self.exchange,
                 self.body,
@@ -168,7 +171,7 @@ class UpstreamCall:
         reason = await relay.ended
         if upstream.status:
             attempt.status = upstream.status
-            attempt.upstream_request_id = failure.scrubbed(upstream.headers.get("x-request-id", ""), credentials)[:128]
+            attempt.upstream_request_id = failure.scrubbed(upstream.headers.get(UPSTREAM_ID, ""), credentials)[:128]
         if relay.state is not RelayState.COLLECTING:
             crash_points.point("stream.ended")
             await self._conclude(relay, reason)
@@ -216,6 +219,8 @@ class UpstreamCall:
         self.exchange.drop_body()  # no retry follows
         self.parts.clear()
         self.message.clear()
+        if self.upstream is not None:
+            _keep_only_id(self.upstream)
         return {**STREAM_HEADERS, **self.exchange.response_headers}
 
     def _answered(self) -> None:
@@ -271,3 +276,11 @@ class UpstreamCall:
             self.breaker.failed(self.candidate, self.exchange.id, code, None)
 
         await conclude(self.exchange, self.caller, relay, reason, on_failed)
+
+
+def _keep_only_id(upstream: UpstreamConnection) -> None:
+    """Free the headers of an answer that is passed on. Providers send some kilobytes of them."""
+    upstream_id = upstream.headers.get(UPSTREAM_ID)
+    upstream.headers.clear()
+    if upstream_id is not None:
+        upstream.headers[UPSTREAM_ID] = upstream_id

@@ -18,6 +18,9 @@ _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\
 _NOT_IN_NAME: Final = re.compile(r"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
 _NOT_IN_VALUE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 
+FRAMING: Final = frozenset({"content-length", "transfer-encoding"})
+"""Headers that say where the body ends. Two of them let a client and a proxy in between disagree about that."""
+
 
 class InvalidHeader(GatewayError):
     """A header cannot be sent. The message names it, and does not contain its value."""
@@ -29,11 +32,15 @@ def render_head(status: int, headers: Mapping[str, str], framing: str) -> bytes:
     names, values = "".join(map(str, headers)), "".join(map(str, headers.values()))
     plain = (names + values).isascii() and names.replace("-", "").isalnum() and values.isprintable()
     if "" in headers or not (plain or (_NOT_IN_NAME.search(names) or _NOT_IN_VALUE.search(values)) is None):
-        name = next(name for name, value in headers.items() if not _is_valid(name, value))
+        name = next(name for name, value in headers.items() if not _is_sendable(name, value))
         raise InvalidHeader(
             f"the response header {str(name)[:MAX_SHOWN]!r} cannot be sent: a name is a token, and a value has no control "
             "characters and none outside latin-1"
         )
+    lowered = names.lower()
+    if ("length" in lowered or "encoding" in lowered) and not FRAMING.isdisjoint(map(str.lower, headers)):
+        name = next(name for name in headers if name.lower() in FRAMING)
+        raise InvalidHeader(f"the response header {name!r} cannot be sent: the gateway writes its own")
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     start = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
     return f"{start}{_date.line()}{lines}{framing}\r\n".encode("latin-1")
@@ -45,6 +52,10 @@ def valid_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_valid(name: str, value: str) -> bool:
+    return _is_sendable(name, value) and name.lower() not in FRAMING
+
+
+def _is_sendable(name: str, value: str) -> bool:
     return bool(name) and not (_NOT_IN_NAME.search(str(name)) or _NOT_IN_VALUE.search(str(value)))
 
 

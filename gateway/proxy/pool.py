@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Any, Final
 from weakref import WeakSet
 
 from aiohttp import ClientRequest, ClientTimeout, TCPConnector, encode_basic_auth
@@ -14,6 +16,11 @@ from gateway.config.channel import Channel
 from gateway.proxy.credentials import Credentials
 from gateway.proxy.turns import Turns
 from gateway.proxy.upstream import UpstreamConnection
+
+AIOHTTP_ATTRIBUTES: Final = ("_buffer",)
+"""Of `aiohttp.client_proto.ResponseHandler`, as read in 3.14.5: the responses that it has parsed."""
+_NEVER_FILLED: Final = deque[Any]()
+"""For all connections: aiohttp's protocol parses nothing here, and an empty deque takes 760 bytes."""
 
 
 class UpstreamPool:
@@ -100,6 +107,7 @@ class Target:
                 continue
             if not used:
                 self._used.add(protocol)
+                protocol._buffer = _NEVER_FILLED  # type: ignore[union-attr]
             return UpstreamConnection(connection, self._turns), used
 
     async def close(self) -> None:

@@ -23,6 +23,7 @@ from gateway.facts import Caller
 from gateway.proxy.caller import CallerConnection
 from gateway.server.body_budget import BodyBudget, BodyShare
 from gateway.server.large_bodies import SMALL
+from gateway.server.received import ReceivedRequest
 
 
 class BodyReader:
@@ -39,7 +40,7 @@ class BodyReader:
         self.exchange: Exchange | None = None
         """Whose body it is. Forgotten in `release`, since the exchange refers to its reader."""
 
-    async def read(self, request: web.BaseRequest, caller: CallerConnection) -> bytes | bytearray:
+    async def read(self, request: ReceivedRequest, caller: CallerConnection) -> bytes | bytearray:
         """Return the whole body. Raises `Refused`, and `ConnectionError` if the caller left."""
         self.owner = _owner(self.exchange)
         self._share = BodyShare(self._budget, self.owner)
@@ -49,22 +50,25 @@ class BodyReader:
             await self._decide_first(request)
             if expects_continue(request):
                 caller.send_continue()
-            if request.content.is_eof():  # the whole body is here: nothing to wait for
-                raw = await request.content.readany()
+            content = request.content
+            if content is None:  # it was read and released
+                raise ConnectionResetError
+            if content.is_eof():  # the whole body is here: nothing to wait for
+                raw = await content.readany()
                 self._check_size(len(raw))
                 return raw
             if self.exchange is not None:
-                return await self._collect_unless_stopped(request.content, self.exchange)
-            return await self._collect(request.content)
+                return await self._collect_unless_stopped(content, self.exchange)
+            return await self._collect(content)
         except TimeoutError:
             raise Refused(408, "body_timeout", "The body took too long to arrive. Send it again.") from None
         except (ClientPayloadError, web.RequestPayloadError, HttpProcessingError):
             raise Refused(400, "invalid_request", "The body's framing is broken.") from None
 
-    async def _decide_first(self, request: web.BaseRequest) -> None:
+    async def _decide_first(self, request: ReceivedRequest) -> None:
         """Let the plugins above decide before a body is read that is large, or may be."""
         length = request.content_length
-        small = request.content.is_eof() if length is None else length <= SMALL
+        small = request.is_eof() if length is None else length <= SMALL
         if not small and self.exchange is not None and self.exchange.before_body is not None:
             await self.exchange.before_body()
 
@@ -107,7 +111,7 @@ class BodyReader:
         self._share.grow(size)
 
 
-def expects_continue(request: web.BaseRequest) -> bool:
+def expects_continue(request: ReceivedRequest) -> bool:
     """Return whether the caller waits for `100 Continue` before it sends the body."""
     return request.headers.get("Expect", "").lower() == "100-continue"
 
@@ -120,7 +124,7 @@ def _owner(exchange: Exchange | None) -> str:
     return f"address {network_of(exchange.request.peer)}" if caller is None else f"account {caller.account}"
 
 
-def _check_head(request: web.BaseRequest, max_body: int) -> None:
+def _check_head(request: ReceivedRequest, max_body: int) -> None:
     if any(value.lower() != "identity" for value in request.headers.getall("Content-Encoding", ())):
         raise Refused(415, "unsupported_media_type", "Send the body without Content-Encoding.")
     if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":

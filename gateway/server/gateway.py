@@ -10,7 +10,6 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from itertools import chain as chained
 from typing import Final, cast
 
 from aiohttp import HttpVersion10, HttpVersion11, web
@@ -31,6 +30,7 @@ from gateway.server.connections import Connections
 from gateway.server.large_bodies import SMALL, LargeBodies
 from gateway.server.listener import Listener
 from gateway.server.protocol import ServerProtocol
+from gateway.server.received import ReceivedRequest
 from gateway.server.routes import HEALTH, LocalRoutes, misdirected, operation_of
 from gateway.server.server import Server
 from gateway.server.turns import AddressTurns
@@ -92,7 +92,7 @@ class Gateway:
             await asyncio.wait(self._unserved, timeout=HANDLER_STOP_S)
         await self.runner.wait_ended(HANDLER_STOP_S)
 
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _handle(self, request: ReceivedRequest) -> web.StreamResponse:
         protocol, transport = cast("ServerProtocol", request.protocol), request.transport
         path = request.raw_path.partition("?")[0]
         if transport is None:  # it was closed between the end of the head and now
@@ -102,7 +102,7 @@ class Gateway:
             protocol,
             transport,
             http_1_1=request.version >= HttpVersion11,
-            keep_alive=bool(request.keep_alive),
+            keep_alive=request.keep_alive,
             bodyless=request.method == "HEAD",
         )
         if path in HEALTH and request.method == "GET":
@@ -120,21 +120,19 @@ class Gateway:
             caller.refuse(error, exchange.id, exchange.response_headers)
             await asyncio.sleep(0)  # requests that cost nothing leave the loop to others, too
             return SentResponse(caller)
-        reader = BodyReader(self.port, self.budget)
-        exchange = self._exchange(
-            request, operation, argument, lambda: self._body(request, caller, reader), reader.release
-        )
-        reader.exchange = exchange
+        body = IncomingBody(self, request, caller)
+        exchange = self._exchange(request, operation, argument, body.read, body.release)
+        body.belongs_to(exchange)
         try:
             await self.runner.run(exchange, self.chain, caller, _refuse_with(refusal) if refusal else self.routes)
         finally:
-            reader.release()
+            body.end()
         protocol.slot.known |= Caller in exchange
         return SentResponse(caller)
 
     def _exchange(
         self,
-        request: web.BaseRequest,
+        request: ReceivedRequest,
         operation: Operation,
         argument: str,
         read_body: Callable[[], Awaitable[Body]],
@@ -153,7 +151,7 @@ class Gateway:
         exchange.response_headers["x-request-id"] = exchange.id
         return exchange
 
-    def _on_unserved(self, request: web.BaseRequest, *, left: bool) -> None:
+    def _on_unserved(self, request: ReceivedRequest, *, left: bool) -> None:
         """Leave a record of a request that was read and is not served, because its connection closes."""
         if not request.raw_path.startswith(BASE):
             return
@@ -167,9 +165,9 @@ class Gateway:
         self._unserved.add(task)
         task.add_done_callback(self._unserved.discard)
 
-    def _refusal(self, request: web.BaseRequest, *, crowded: bool) -> Refused | None:
+    def _refusal(self, request: ReceivedRequest, *, crowded: bool) -> Refused | None:
         """Return why no caller could be served with this head: unclear framing, too large, or no capacity. Else None."""
-        if sum(map(len, chained.from_iterable(request.raw_headers))) > self.port.max_head:
+        if request.head_bytes > self.port.max_head:
             return head_too_large(self.port.max_head)
         coding = request.headers.get("Transfer-Encoding")
         if request.version not in (HttpVersion10, HttpVersion11):
@@ -189,24 +187,57 @@ class Gateway:
             headers["x-config-generation"] = str(self.chain.generation)
         caller.reply(200 if ready else 503, headers, b"ok\n" if ready else b"degraded\n")
 
-    async def _body(self, request: web.BaseRequest, caller: CallerConnection, reader: BodyReader) -> Body:
+    async def check(self, raw: bytes | bytearray, owner: str) -> Body:
+        """Return the checked body; `owner` is whose it is. Raises `Refused`."""
+        return check(raw, self._rules) if len(raw) <= SMALL else await self._large_bodies.check(raw, self._rules, owner)
+
+
+class IncomingBody:
+    """The body of one request, until the answer begins: then `release` frees what was needed to receive the request."""
+
+    __slots__ = ("_caller", "_gateway", "_reader", "_request")
+
+    def __init__(self, gateway: Gateway, request: ReceivedRequest, caller: CallerConnection) -> None:
+        self._gateway = gateway
+        self._request = request
+        self._caller = caller
+        self._reader: BodyReader | None = BodyReader(gateway.port, gateway.budget)
+
+    def belongs_to(self, exchange: Exchange) -> None:
+        """Set whose body it is."""
+        if self._reader is not None:
+            self._reader.exchange = exchange
+
+    async def read(self) -> Body:
         """Read the whole body within the limits and check it. Raises `Refused`, and `ConnectionError` if the caller left."""
+        if self._reader is None:
+            raise ConnectionResetError
         try:
-            raw = await reader.read(request, caller)
+            raw = await self._reader.read(self._request, self._caller)
         except Refused:
-            caller.close_after()
-            cast("ServerProtocol", request.protocol).unclear = True
+            self._caller.close_after()
+            cast("ServerProtocol", self._request.protocol).unclear = True
             raise
-        if len(raw) <= SMALL:
-            return check(raw, self._rules)
-        return await self._large_bodies.check(raw, self._rules, reader.owner)
+        return await self._gateway.check(raw, self._reader.owner if self._reader is not None else "")
+
+    def end(self) -> None:
+        """Give back what the body holds of the budget. May be called again."""
+        if self._reader is not None:
+            self._reader.release()
+            self._reader = None
+
+    def release(self) -> None:
+        """Free what was needed to receive the request."""
+        self.end()
+        self._request.release()
+        cast("ServerProtocol", self._request.protocol).release()
 
 
 async def _no_body() -> Body:
     raise ConnectionResetError
 
 
-def _is_unclear(request: web.BaseRequest) -> bool:
+def _is_unclear(request: ReceivedRequest) -> bool:
     """Return whether caller and gateway may disagree about where the next request begins."""
     coding = request.headers.get("Transfer-Encoding", "chunked")
     return coding.lower() != "chunked" or expects_continue(request) or request.method == "CONNECT"

@@ -14,12 +14,14 @@ fails when an installed aiohttp lacks one. The twin for aiohttp's client is `gat
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from typing import Any, Final
 
 from aiohttp import StreamReader, web
-from aiohttp.http import RawRequestMessage
+from aiohttp.http import HttpRequestParser, RawRequestMessage
 
 from gateway.proxy.turns import TURN_S
+from gateway.server.received import ReceivedRequest
 from gateway.server.turns import BEGIN_S, AddressTurns
 
 AIOHTTP_ATTRIBUTES: Final = (
@@ -51,10 +53,22 @@ MAX_AHEAD: Final = 16
 """Requests that may wait on a connection behind the one that is served. aiohttp parses no more once it has 32."""
 PIECE: Final = 1024
 """Bytes of a chunked body that are parsed at once: in chunks of one byte, this takes a third of a millisecond."""
+READ_BUFFER: Final = 64 * 1024
+"""Bytes of a body that wait for their reader before the connection is no longer read."""
 HEAD_END: Final = b"\r\n\r\n"
 
 
-class PipelinedHandler(web.RequestHandler):
+class Messages(list[Any]):
+    """The requests that were parsed and not handled yet, of which there is seldom one. An empty deque takes ten times as much."""
+
+    __slots__ = ()
+
+    def popleft(self) -> Any:
+        """Return and remove the first one."""
+        return self.pop(0)
+
+
+class PipelinedHandler(web.RequestHandler, ABC):
     """aiohttp's protocol of one connection, reading in pieces. The methods that count are the derived class's."""
 
     __slots__ = (
@@ -63,6 +77,7 @@ class PipelinedHandler(web.RequestHandler):
         "_ahead_at",
         "_ahead_bytes",
         "_body_length",
+        "_closes",
         "_has_turn",
         "_head_rest",
         "_malformed",
@@ -77,6 +92,7 @@ class PipelinedHandler(web.RequestHandler):
         self, server: web.Server, *, max_ahead_bytes: int, turns: AddressTurns, address: str, **settings: Any
     ) -> None:
         super().__init__(server, **settings)
+        self._messages = Messages()  # type: ignore[assignment]
         self._turns = turns
         self._address = address
         self._has_turn = self._waits_for_turn = False
@@ -86,7 +102,9 @@ class PipelinedHandler(web.RequestHandler):
         self._head_rest = b""
         """The last bytes of an incomplete head: the end of the head may be split."""
         self._malformed = False
-        """Whether what came last is no HTTP: nothing after it can be read as a request."""
+        """Whether nothing after what came last can be read as a request: it is no HTTP, or it closes the connection."""
+        self._closes = False
+        """Whether the request that was parsed last closes the connection."""
         self._ahead = b""
         """What was received and not parsed yet, from `_ahead_at` on."""
         self._ahead_at = 0
@@ -94,17 +112,29 @@ class PipelinedHandler(web.RequestHandler):
         self._body_length: int | None = None
         """The length of the body of the request that was parsed last; None if it is chunked."""
 
+    @abstractmethod
     def _count_message(self, *, valid: bool) -> None:
         """Take note of a head that is complete, or, if it is not `valid`, of what is no HTTP."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _count_body(self, size: int) -> None:
         """Count `size` bytes of a body that is not complete, with its framing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _count_head(self, size: int) -> None:
         """Count `size` bytes of a head that is not complete."""
-        raise NotImplementedError
+
+    def release(self) -> None:
+        """Free what only a further request needs: the parser, which keeps the last head, and the timer for idle connections.
+
+        Both are made again when they are needed.
+        """
+        payload = self._payload
+        if self._head_rest or self._upgraded or (payload is not None and not payload.is_eof()):
+            return  # the parser is inside a request
+        self._payload = self._parser = None
+        self._malformed |= self._closes
+        self.keep_alive(True)
 
     def data_received(self, data: bytes) -> None:
         """Parse what arrived, and what waits from before, piece by piece: each ends where a head or a body ends.
@@ -182,11 +212,13 @@ class PipelinedHandler(web.RequestHandler):
 
     def _parse(self, piece: bytes) -> None:
         """Parse one piece, and count it as part of a body or of a head."""
+        if self._parser is None:
+            self._parser = self._open_parser()
         payload = self._payload
         in_body = self._in_body
         super().data_received(piece)
         while self._upgraded:  # never granted: what follows is HTTP like everything else
-            self._parser.set_upgraded(False)  # type: ignore[union-attr]
+            self._parser.set_upgraded(False)
             self._upgraded = False
             tail, self._message_tail = self._message_tail, b""
             super().data_received(tail)
@@ -199,8 +231,12 @@ class PipelinedHandler(web.RequestHandler):
             self._ahead_bytes += len(piece)
             self._head_rest = b""
             self._body_length = None
-            if isinstance(message, RawRequestMessage) and not message.chunked:
-                self._body_length = int(message.headers.get("Content-Length", "0"))
+            if isinstance(message, RawRequestMessage):
+                request = ReceivedRequest(message, payload, self)
+                self._messages[-1] = (request, request)  # type: ignore[assignment]
+                self._closes = message.should_close
+                if not message.chunked:
+                    self._body_length = request.content_length or 0
         elif in_body and payload is not None:
             if not payload.is_eof():
                 self._count_body(len(piece))
@@ -208,6 +244,18 @@ class PipelinedHandler(web.RequestHandler):
                 self._count_rest(piece[piece.rfind(HEAD_END) + len(HEAD_END) :])
         elif piece:
             self._count_rest(piece)
+
+    def _open_parser(self) -> HttpRequestParser:
+        return HttpRequestParser(
+            self,
+            self._loop,
+            READ_BUFFER,
+            max_line_size=self.max_line_size,
+            max_headers=self.max_headers,
+            max_field_size=self.max_field_size,
+            payload_exception=web.RequestPayloadError,
+            auto_decompress=False,
+        )
 
     def _count_rest(self, piece: bytes) -> None:
         """Count what belongs to a head that is not complete."""

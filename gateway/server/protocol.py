@@ -17,7 +17,6 @@ from typing import Any, Final, Protocol
 
 import msgspec
 from aiohttp import web
-from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from gateway.config.schema import Port
@@ -35,6 +34,7 @@ from gateway.server.answers import (
 )
 from gateway.server.connections import Connections, Slot
 from gateway.server.pipeline import PipelinedHandler
+from gateway.server.received import ReceivedRequest
 from gateway.server.turns import AddressTurns
 
 WRITE_BUFFER: Final = 64 * 1024
@@ -52,7 +52,7 @@ class Unserved(Protocol):
     `left`: it is the caller who closed the connection.
     """
 
-    def __call__(self, request: web.BaseRequest, *, left: bool) -> None:
+    def __call__(self, request: ReceivedRequest, *, left: bool) -> None:
         """Take note of one request."""
 
 
@@ -108,15 +108,13 @@ class ServerProtocol(PipelinedHandler):
 
     async def start(self) -> None:
         """Serve the requests of the connection; at the end, report those that were read and not served."""
-        make_request = self._request_factory
-        if make_request is None:  # closed already
+        if self._request_factory is None:  # closed already
             return
         try:
             await super().start()
         finally:
-            for message, payload in () if self.unclear else self._messages:
-                if isinstance(message, RawRequestMessage):
-                    request = make_request(message, payload, self, None, None)  # type: ignore[arg-type]
+            for request, _ in () if self.unclear else self._messages:
+                if isinstance(request, ReceivedRequest):
                     self._shared.unserved(request, left=self.transport is None and not self.cut_off)
 
     def begin(self) -> None:

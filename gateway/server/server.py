@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final, cast
+from typing import cast
 
 from aiohttp import web
 
 from gateway.config.schema import Port
 from gateway.server.answers import LINGER_S, MAX_HEADERS, MAX_LINE
 from gateway.server.connections import Connections, Slot, max_descriptor
+from gateway.server.pipeline import READ_BUFFER
 from gateway.server.protocol import ServerProtocol, Shared, Unserved
+from gateway.server.received import ReceivedRequest, received
 from gateway.server.turns import AddressTurns
 
-READ_BUFFER: Final = 64 * 1024
-
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+Handler = Callable[[ReceivedRequest], Awaitable[web.StreamResponse]]
 
 
 class Server(web.Server):
@@ -25,7 +25,7 @@ class Server(web.Server):
     def __init__(
         self, handler: Handler, unserved: Unserved, port: Port, connections: Connections, turns: AddressTurns
     ) -> None:
-        super().__init__(self._serve)  # type: ignore[arg-type, unused-ignore]
+        super().__init__(self._serve, request_factory=received)  # type: ignore[arg-type]
         self._handler = handler
         self._shared = Shared(port, connections, unserved, max_descriptor(), turns)
 
@@ -46,7 +46,7 @@ class Server(web.Server):
             auto_decompress=False,
         )
 
-    async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _serve(self, request: ReceivedRequest) -> web.StreamResponse:
         protocol = cast("ServerProtocol", request.protocol)
         protocol.begin()
         try:

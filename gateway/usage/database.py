@@ -215,8 +215,14 @@ def path_of(folder: Path, month: str, suffix: str = "") -> Path:
 
 
 def months(folder: Path) -> list[str]:
-    """Return the months that have a file, the oldest first."""
-    matches = (FILE_NAME.fullmatch(path.name) for path in folder.glob("usage-*.sqlite"))
+    """Return the months that have a file, the oldest first. Raises `UnusableFile` for what is no folder."""
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UnusableFile(f"usage: cannot use {folder}: {error.strerror}") from None
+    matches = map(FILE_NAME.fullmatch, names)
     return sorted(match[1] for match in matches if match)
 
 

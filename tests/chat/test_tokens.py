@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 from typing import Any
@@ -182,3 +183,13 @@ def test_events_that_are_unlike_the_others_are_counted_whenever_the_estimate_is_
         often.add_measured(odd)
         often.tokens()
     assert once.tokens() == often.tokens() == sum(range(3 * MAX_UNMEASURED))
+
+
+def test_what_all_events_have_in_common_is_kept_once() -> None:
+    name = "m" * 700
+    events = [event({"model": name} | chunk({"content": word})) for word in WORDS[1:] * 10]
+    counter = OutputCounter()
+    for each in events:
+        counter.add(each, 1)
+    kept = sum(len(each) for each in gc.get_referents(counter) + counter._samples if isinstance(each, bytes))
+    assert kept < MAX_SAMPLES * 100 + len(name) + 100

@@ -31,6 +31,8 @@ INVALID = {
     "a space in a name": ("X-A ", "b"),
     "a letter in a name": ("X-Ä", "b"),
     "no name": ("", "b"),
+    "a length": ("Content-Length", "5"),
+    "a coding in another spelling": ("tRANSFER-eNCODING", "chunked"),
 }
 JSON_ANSWER = b'{"choices":[{"index":0,"message":{"content":"hi"},"finish_reason":"stop"}],"usage":null}'
 JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(JSON_ANSWER)
@@ -104,6 +106,26 @@ async def test_a_plugins_invalid_header_is_an_internal_error_that_costs_nothing(
             return
         assert ("Content-Type" if where == "type" else "X-A") in line["reason"]
         assert "exc_info" not in line
+
+
+@pytest.mark.parametrize("where", ["response", "request", "json"])
+async def test_a_plugins_framing_header_is_an_internal_error_that_is_logged(
+    where: str, store_url: str, client: Client, tmp_path: Path
+) -> None:
+    settings = {"where": "request" if where == "json" else where, "header": "content-length", "value": "5"}
+    step = f"  - use: tests.proxy.test_head:Stamps\n    with: {json.dumps(settings)}\n"
+    script = [JSON_HEAD + JSON_ANSWER] if where == "json" else [CHUNKED + chunk(STREAM) + LAST]
+    more = "port: {allow_non_streaming: true}"
+    async with (
+        Scripted(script) as upstream,
+        running(configuration(upstream.base_url, chain=CHAIN + step, more=more), tmp_path, store_url) as gateway,
+    ):
+        with capture_logs() as lines:
+            answer = await ask(gateway.port, chat(await gateway.token(), {"stream": where != "json"}))
+            await last_end_record(gateway)
+    assert (answer.status, answer.error["code"]) == (500, "internal_error")
+    (line,) = [line for line in lines if line["log_level"] == "error"]
+    assert "'content-length'" in line["reason"]
 
 
 async def test_the_shipped_stamp_serves_a_channel_with_any_name(store_url: str, client: Client, tmp_path: Path) -> None:

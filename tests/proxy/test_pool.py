@@ -11,10 +11,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from aiohttp.client_proto import ResponseHandler
 
 from gateway.chain.chain import Chain
 from gateway.config.channel import Channel
-from gateway.proxy.pool import Target, UpstreamPool
+from gateway.proxy.pool import AIOHTTP_ATTRIBUTES, Target, UpstreamPool
 from gateway.runtime.reload import Reloader
 from gateway.store.channel_health import ChannelHealth
 from gateway.store.client.client import Client
@@ -139,3 +140,9 @@ async def test_reloads_leave_no_object_no_descriptor_and_no_key(
     assert after[2] <= before[2] + 1
     assert after[3] <= before[3]
     assert after[4] <= before[4], "fields of the channel's state in the store"
+
+
+async def test_aiohttp_has_the_attributes_that_are_not_public() -> None:
+    protocol = ResponseHandler(asyncio.get_running_loop())
+    missing = [name for name in AIOHTTP_ATTRIBUTES if not hasattr(protocol, name)]
+    assert not missing, "this version of aiohttp differs: read its client_proto.py before you raise the version"

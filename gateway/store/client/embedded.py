@@ -136,7 +136,7 @@ class StoreStart:
         with _in(data):
             data.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._path = _socket_path(data)
-            self._lock = (data / "store.lock").open("ab")
+            self._lock = open(data / "store.lock", "ab", opener=_at_once)  # noqa: SIM115 - held until the server ends
         self._heard = time.monotonic()
 
     def poll(self) -> EmbeddedStore | None:
@@ -182,9 +182,8 @@ class StoreStart:
         with _in(self._data):
             append_only.check(self._data, expected=self._lock.tell() > 0)
             self._path.unlink(missing_ok=True)
-            log = os.open(
-                self._data / "store.log", os.O_WRONLY | os.O_CREAT, 0o600
-            )  # the server prints nothing if it cannot
+            # The server prints nothing if it cannot write it.
+            log = os.open(self._data / "store.log", os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o600)
             self._log_start = os.lseek(log, 0, os.SEEK_END)
             os.close(log)
             self._process = _spawn(self._data, self._path, self._lock.fileno())
@@ -266,6 +265,11 @@ def _end_with(parent: int) -> Callable[[], None] | None:
             os._exit(1)
 
     return set_death_signal
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open a file without waiting, as a named pipe would until another process reads it."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 @contextlib.contextmanager

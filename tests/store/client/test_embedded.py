@@ -304,6 +304,23 @@ def test_a_directory_in_the_place_of_a_file_is_named(start: Starts, tmp_path: Pa
         start(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["store.lock", "store.log"])
+def test_a_named_pipe_in_the_place_of_a_file_is_named(start: Starts, tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError("it waits for a process that reads the pipe")
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(20)
+    try:
+        with pytest.raises(Misconfigured, match=f"cannot use {tmp_path}/{name}: "):
+            start(tmp_path)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
 def test_a_damaged_pid_file_does_not_matter(start: Starts, tmp_path: Path) -> None:
     store = start(tmp_path)
     (tmp_path / "store.pid").write_text("garbage")

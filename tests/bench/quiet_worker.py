@@ -1,0 +1,46 @@
+"""A worker that does little but serve requests: `python -m tests.bench.quiet_worker FILE PORT`.
+
+From SIGUSR2 on, its timers take a thousand times as long. What it does once a second would else be a part of what is counted,
+and a larger part on a slower machine.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from gateway.config.schema import load
+from gateway.runtime import logs, worker
+
+SLOWED = 1000
+
+
+class Loop(uvloop.Loop):
+    """uvloop's event loop with slow timers. `call_at` calls `call_later`."""
+
+    slowed = 1
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> Any:
+        return super().call_later(delay * Loop.slowed, callback, *args, context=context)
+
+
+def slow_down(*_: object) -> None:
+    Loop.slowed = SLOWED
+
+
+if __name__ == "__main__":
+    logs.configure()
+    uvloop.new_event_loop = Loop
+    signal.signal(signal.SIGUSR2, slow_down)
+    loaded = load(Path(sys.argv[1]))
+    listener = socket.create_server(("127.0.0.1", int(sys.argv[2])), backlog=1024)
+    listener.setblocking(False)
+    worker.run(loaded, loaded.config.redis, listener, lambda: print("ready", flush=True))
