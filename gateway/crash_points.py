@@ -31,8 +31,13 @@ LABELS: Final = (
     "record.after",
     "answer.finished",
     "archive.written",
+    "layout.begun",
+    "layout.page",
+    "layout.accounts",
+    "layout.limits",
 )
-"""In the order of a request. `settle.*` is also reached where a settlement is repeated, the last one only by the archiver."""
+"""In the order of a request. `settle.*` is also reached where a settlement is repeated, `archive.written` only by the archiver,
+`layout.*` only by the conversion of the store's data at the start of a gateway."""
 
 EXIT_CODE: Final = 66
 

@@ -20,8 +20,10 @@ from rich.table import Table
 
 from gateway.catalogue import MICROS
 from gateway.config.schema import Config, find, load
+from gateway.errors import StoreAway
 from gateway.runtime.data_folder import data_folder
 from gateway.services import Store
+from gateway.store import layout
 
 Result = TypeVar("Result")
 
@@ -59,23 +61,38 @@ def configuration(path: Path | None) -> Config:
 @contextmanager
 def store_url(config: Config) -> Iterator[str]:
     """Yield the URL of the configuration's store. An embedded one that does not run is started, and stopped at the end."""
+    with _running(config) as (url, _):
+        yield url
+
+
+@contextmanager
+def _running(config: Config) -> Iterator[tuple[str, bool]]:
+    """Do as `store_url`, and yield also whether the store was started here, so that no gateway uses it."""
     from gateway.store.client.embedded import EmbeddedStore
 
     if config.redis != "embedded":
-        yield config.redis
+        yield config.redis, False
         return
     embedded = EmbeddedStore.start(data_folder(config))
     try:
-        yield embedded.url
+        yield embedded.url, embedded.owned
     finally:
         embedded.stop()
 
 
 @asynccontextmanager
 async def store_of(config: Config) -> AsyncIterator[Store]:
-    """Open the configuration's store, see `store_url`."""
-    with store_url(config) as url:
+    """Open the configuration's store, see `store_url`, and check the layout of its data.
+
+    A store that was started here is converted if it is of an earlier layout. Raises `Misconfigured` for another one.
+    """
+    with _running(config) as (url, owned):
         async with Store.open(config, url) as store:
+            if owned:
+                await layout.prepare(store.client, lambda progress: typer.echo(progress, err=True))
+            else:
+                with suppress(StoreAway):  # the command says it, if it needs the store
+                    await layout.check(store.client)
             yield store
 
 

@@ -14,11 +14,10 @@ import structlog
 from gateway.errors import GatewayError
 from gateway.runtime.background import BackgroundTask
 from gateway.services import Store
+from gateway.store.layout import SWEEP_LOCK
 
 INTERVAL_S: Final = 2.0
 SWEEP_INTERVAL_S: Final = 30
-SWEEP_LOCK: Final = "gw:sweep"
-"""A key that expires after the interval: of all workers on all machines, the one that sets it sweeps."""
 
 log = structlog.get_logger("gateway.runtime.maintenance")
 

@@ -38,6 +38,7 @@ from gateway.runtime.supervisor import Ready, Supervisor, Work, open_listeners
 from gateway.runtime.trial import Trial
 from gateway.server.tls import certificate_of
 from gateway.services import Store
+from gateway.store import layout
 from gateway.store.client.client import Client
 from gateway.store.client.durability import check_store
 from gateway.usage import clickhouse, sink
@@ -96,7 +97,7 @@ class ParentProcess:
         `plugins`: their names in the chain. `began`: the monotonic time of the start.
         """
         try:
-            token = asyncio.run(_prepare(self._active.loaded, self._store_url))
+            token = asyncio.run(_prepare(self._active.loaded, self._store_url, self._report_start))
             self._start_children()
             self._supervisor.handle_signals()
             log.info("event_path", compiled=not event_pass.WHY_PURE, reason=event_pass.WHY_PURE)
@@ -166,8 +167,8 @@ class ParentProcess:
             self._supervisor.signal("worker", signal.SIGHUP)
 
 
-async def _prepare(loaded: Loaded, url: str) -> str | None:
-    """Wait for the store, check it and the pepper, and create the demo's account. Return the demo's token.
+async def _prepare(loaded: Loaded, url: str, report: Callable[[str], None]) -> str | None:
+    """Wait for the store, check it, convert its data, check the pepper, and create the demo's account. Return the demo's token.
 
     Raises `StoreAway` when the store does not answer within `store.connect_for`, and `Misconfigured` when it is not fit.
     """
@@ -191,6 +192,7 @@ async def _prepare(loaded: Loaded, url: str) -> str | None:
     for note in notes:
         typer.echo(f"warning: {note}", err=True)
     async with Store.open(config, url) as store:
+        await layout.prepare(store.client, report)
         await store.tokens.check_pepper()
         if config.demo is None:
             return None

@@ -15,8 +15,9 @@ from typing import Final
 import msgspec
 
 from gateway.config.schema import ACCOUNT_ID
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, StoreError
 from gateway.facts import AccountLimits
+from gateway.store import layout
 from gateway.store.client.client import Client, Script
 
 MAX_AMOUNT: Final = 2**53 - 1
@@ -38,18 +39,23 @@ class AccountStatus(StrEnum):
     CLOSED = "closed"
 
 
-class Account(msgspec.Struct, frozen=True):
-    """An account as it was read. `models` restricts the models of its group; empty means no restriction."""
+class Profile(msgspec.Struct, frozen=True):
+    """An account without its balance. `models` restricts the models of its group; empty means no restriction."""
 
     id: str
     status: AccountStatus
     group: str
-    balance_micros: int
-    held_micros: int
-    holds: int
     credit_line_micros: int
     models: tuple[str, ...]
     limits: AccountLimits
+
+
+class Account(Profile, frozen=True):
+    """An account as it was read."""
+
+    balance_micros: int
+    held_micros: int
+    holds: int
 
 
 class Accounts:
@@ -62,13 +68,14 @@ class Accounts:
         """Create an active account with a balance of zero. Raises `AccountError` for an id that is invalid or taken."""
         if not ACCOUNT_ID.fullmatch(account_id):
             raise AccountError(f"{account_id!r} is not an account id: use 3 to 32 of a-z and 0-9")
-        account = Account(account_id, AccountStatus.ACTIVE, group, 0, 0, 0, _amount(credit_line), (), AccountLimits())
-        await self._write("new", account_id, _fields(account))
-        return account
+        profile = Profile(account_id, AccountStatus.ACTIVE, group, _amount(credit_line), (), AccountLimits())
+        await self._write("new", account_id, _fields(profile))
+        return _with_numbers(profile, b"0 0 0 0")
 
     async def get(self, account_id: str) -> Account | None:
         """Return the account, or None if there is none."""
-        return account_of(account_id, await self._client.call("HGETALL", account_key(account_id)))
+        accounts = await self._read([account_id])
+        return accounts[0] if accounts else None
 
     async def all(self) -> AsyncIterator[Account]:
         """Yield every account, in no order. One that is created meanwhile may be missing."""
@@ -124,7 +131,9 @@ class Accounts:
 
     async def _write(self, which: str, account_id: str, fields: Mapping[str, str | int | bytes]) -> None:
         flat = [item for pair in fields.items() for item in pair]
-        reply = await self._client.run(_WRITE, [account_key(account_id)], [which, *flat])
+        reply = await self._client.run(
+            _WRITE, [account_key(account_id), wallet_key(account_id)], [which, layout.ABOUT, *flat]
+        )
         if reply == b"EXISTS":
             raise AccountError(f"the account `{account_id}` exists already: see `gateway account show {account_id}`")
         if reply == b"UNKNOWN":
@@ -133,47 +142,70 @@ class Accounts:
             raise AccountError(f"the account `{account_id}` is closed for good: create another")
 
     async def _read(self, ids: Sequence[str]) -> list[Account]:
-        replies = await asyncio.gather(*(self._client.submit("HGETALL", account_key(account_id)) for account_id in ids))
-        accounts = (account_of(account_id, reply) for account_id, reply in zip(ids, replies, strict=True))
-        return [account for account in accounts if account is not None]
+        hashes = [self._client.submit("HGETALL", account_key(account_id)) for account_id in ids]
+        numbers = [self._client.submit("HGET", wallet_key(account_id), "numbers") for account_id in ids]
+        replies = await asyncio.gather(*hashes, *numbers)
+        profiles = (profile_of(account_id, fields) for account_id, fields in zip(ids, replies, strict=False))
+        pairs = zip(profiles, replies[len(ids) :], strict=True)
+        return [_with_numbers(profile, stored) for profile, stored in pairs if profile is not None]
 
 
 def account_key(account_id: str) -> str:
-    """Return the Redis key of an account. The braces put all keys of an account in one hash slot of a cluster."""
+    """Return the Redis key of an account's profile. The braces put all keys of an account in one hash slot of a cluster."""
     return f"gw:{{{account_id}}}:account"
 
 
-def account_of(account_id: str, fields: Mapping[bytes, bytes]) -> Account | None:
-    """Return the account in a reply to HGETALL, or None if the reply is empty."""
+def wallet_key(account_id: str) -> str:
+    """Return the Redis key of an account's balance and requests, which only the wallet changes. It may be large."""
+    return f"gw:{{{account_id}}}:wallet"
+
+
+def profile_of(account_id: str, fields: Mapping[bytes, bytes]) -> Profile | None:
+    """Return the profile in a reply to HGETALL, or None if the reply is empty."""
     if not fields:
         return None
     models = fields[b"models"].decode()
-    return Account(
+    return Profile(
         account_id,
         AccountStatus(fields[b"status"].decode()),
         fields[b"group"].decode(),
-        int(fields[b"balance"]),
-        int(fields[b"held"]),
-        int(fields[b"holds"]),
         int(fields[b"credit_line"]),
         tuple(models.split(",")) if models else (),
         _limits(fields[b"limits"]),
     )
 
 
+def _with_numbers(profile: Profile, numbers: bytes | None) -> Account:
+    if numbers is None:
+        raise StoreError(
+            f"the account `{profile.id}` was written by a gateway of another version after the store's data was converted: "
+            f"delete the key {layout.KEY} and start this version again, which converts it"
+        )
+    balance, held, holds, _ = map(int, numbers.split())
+    return Account(
+        profile.id,
+        profile.status,
+        profile.group,
+        profile.credit_line_micros,
+        profile.models,
+        profile.limits,
+        balance,
+        held,
+        holds,
+    )
+
+
 _limits = msgspec.json.Decoder(AccountLimits).decode
 
 
-def _fields(account: Account) -> dict[str, str | int | bytes]:
+def _fields(profile: Profile) -> dict[str, str | int | bytes]:
     return {
-        "status": account.status.value,
-        "group": account.group,
-        "balance": account.balance_micros,
-        "held": account.held_micros,
-        "holds": account.holds,
-        "credit_line": account.credit_line_micros,
-        "models": ",".join(account.models),
-        "limits": msgspec.json.encode(account.limits),
+        "status": profile.status.value,
+        "group": profile.group,
+        "credit_line": profile.credit_line_micros,
+        "models": ",".join(profile.models),
+        "limits": msgspec.json.encode(profile.limits),
+        "balance": layout.UNREADABLE,
     }
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.store.accounts import Account
+from gateway.store.accounts import Profile
 
 MOST: Final = 4096
 """Tokens that are remembered."""
@@ -43,13 +43,13 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Authenticated(msgspec.Struct, frozen=True):
-    """A valid token, its record in the store, and its account, which may have any status.
+    """A valid token, its record in the store, and its account without the balance, which may have any status.
 
     `text` is the token itself; `profile` is the account's status, group, models and limits as the store has them.
     """
 
     token: Token
-    account: Account
+    account: Profile
     record: bytes
     text: str
     profile: tuple[bytes, ...]

@@ -2,7 +2,7 @@
 -- A rate is a leaky bucket of integers, which is GCRA with a burst of one minute: each unit taken adds MINUTE, each
 -- microsecond removes `limit`, and the capacity is limit * MINUTE. Nothing is rounded below 2^53.
 --
--- KEYS  bucket of requests, bucket of tokens, slots (request_id -> expiry in ms), what this request_id took
+-- KEYS  rates: the level of requests and its time, then of tokens; slots (request_id -> expiry in ms); what this request_id took
 -- ARGV  'take', request_id, tokens, lease in ms, requests per minute, tokens per minute, concurrent (0: no limit)
 --       'look', then the same arguments: returns what 'take' would return, and takes nothing
 --       'give_back', request_id, tokens
@@ -16,43 +16,46 @@ local RENEW_MS = 30000 -- the key of slots is renewed about once in this time
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local request_id, tokens = ARGV[2], ARGV[3] + 0
-local requests_kept, tokens_kept, taken = unpack(redis.call('MGET', KEYS[1], KEYS[2], KEYS[4]))
+local rates, taken = unpack(redis.call('MGET', KEYS[1], KEYS[3]))
+local requests_kept, requests_at, tokens_kept, tokens_at = (rates or '0 0 0 0'):match('^(%d+) (%d+) (%d+) (%d+)$')
 
-local function level(kept, limit)
-  if limit == 0 or not kept then return 0 end
-  local amount, at = kept:match('^(%d+) (%d+)$')
-  local elapsed = math.max(0, now - at)
+local function level(amount, at, limit)
   amount = amount + 0
+  if limit == 0 or amount == 0 then return 0 end
+  local elapsed = math.max(0, now - at)
   if elapsed >= amount / limit then return 0 end
   return amount - elapsed * limit
 end
 
-local function fill(bucket, amount, limit)
-  if amount <= 0 then
-    redis.call('DEL', bucket)
-  else
-    local empty_in_ms = math.ceil(amount / limit / 1000)
-    redis.call('SET', bucket, string.format('%.0f %.0f', math.min(amount, LARGEST), now), 'PX', empty_in_ms + 60000)
-  end
+-- Writes both levels. That of requests is at most the limit of a minute, so it is empty within one.
+local function fill(requests, requests_at, tokens, tokens_at, tokens_limit)
+  tokens = math.max(0, math.min(tokens, LARGEST))
+  local empty_in_ms = tokens_limit > 0 and math.ceil(tokens / tokens_limit / 1000) or 0
+  local levels = string.format('%d %d %d %d', requests, requests_at, tokens, tokens_at)
+  redis.call('SET', KEYS[1], levels, 'PX', math.max(60000, empty_in_ms) + 60000)
 end
 
 if ARGV[1] == 'give_back' then
-  redis.call('ZREM', KEYS[3], request_id)
+  redis.call('ZREM', KEYS[2], request_id)
   if taken and taken ~= GIVEN_BACK then
     local estimate, limit = taken:match('^(%d+) (%d+)$')
     limit = limit + 0
     if limit > 0 then
-      fill(KEYS[2], level(tokens_kept, limit) + (tokens - estimate) * MINUTE, limit)
+      local before = level(tokens_kept, tokens_at, limit)
+      local after = before + (tokens - estimate) * MINUTE
+      if before > 0 or after > 0 then -- else the bucket is empty and stays so
+        fill(requests_kept, requests_at, after, now, limit)
+      end
     end
   end
   -- Stored for a minute, so that neither a repeated call nor a late `take` of this request counts again.
-  redis.call('SET', KEYS[4], GIVEN_BACK, 'PX', 60000)
+  redis.call('SET', KEYS[3], GIVEN_BACK, 'PX', 60000)
   return taken and 1 or 0
 end
 
 local lease_ms, requests_limit, tokens_limit, concurrent = ARGV[4] + 0, ARGV[5] + 0, ARGV[6] + 0, ARGV[7] + 0
-local requests_level = level(requests_kept, requests_limit)
-local tokens_level = level(tokens_kept, tokens_limit)
+local requests_level = level(requests_kept, requests_at, requests_limit)
+local tokens_level = level(tokens_kept, tokens_at, tokens_limit)
 if taken then return { '', 0, requests_level, tokens_level } end
 
 local function wait(amount, units, limit)
@@ -70,26 +73,29 @@ if tokens_wait > 0 then
   return { 'tokens', tokens_wait, requests_level, tokens_level }, true
 end
 local now_ms = math.floor(now / 1000)
-local slots = concurrent > 0 and redis.call('ZCARD', KEYS[3])
+local slots = concurrent > 0 and redis.call('ZCARD', KEYS[2])
 local crowded = slots and slots >= concurrent -- counting those whose lease has expired
-if crowded and redis.call('ZCOUNT', KEYS[3], '(' .. now_ms, '+inf') >= concurrent then
+if crowded and redis.call('ZCOUNT', KEYS[2], '(' .. now_ms, '+inf') >= concurrent then
   return { 'concurrent', 1000, requests_level, tokens_level }, true -- when a slot becomes free is not known
 end
 if ARGV[1] == 'look' then return { '', 0, requests_level, tokens_level } end
 if slots then
-  if crowded then redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now_ms) end
-  redis.call('ZADD', KEYS[3], now_ms + lease_ms, request_id)
-  if slots == 0 or redis.call('PTTL', KEYS[3]) < lease_ms then
-    redis.call('PEXPIRE', KEYS[3], lease_ms + RENEW_MS)
+  if crowded then redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now_ms) end
+  redis.call('ZADD', KEYS[2], now_ms + lease_ms, request_id)
+  if slots == 0 or redis.call('PTTL', KEYS[2]) < lease_ms then
+    redis.call('PEXPIRE', KEYS[2], lease_ms + RENEW_MS)
   end
 end
 if requests_limit > 0 then
   requests_level = requests_level + MINUTE
-  fill(KEYS[1], requests_level, requests_limit)
+  requests_kept, requests_at = requests_level, now
 end
 if tokens_limit > 0 then
   tokens_level = tokens_level + tokens * MINUTE
-  fill(KEYS[2], tokens_level, tokens_limit)
+  tokens_kept, tokens_at = tokens_level, now
 end
-redis.call('SET', KEYS[4], ARGV[3] .. ' ' .. ARGV[6], 'PX', lease_ms)
+if requests_limit > 0 or tokens_limit > 0 then
+  fill(requests_kept, requests_at, tokens_kept, tokens_at, tokens_limit)
+end
+redis.call('SET', KEYS[3], ARGV[3] .. ' ' .. ARGV[6], 'PX', lease_ms)
 return { '', 0, requests_level, tokens_level }

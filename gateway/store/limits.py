@@ -139,7 +139,7 @@ def _result(rules: AccountLimits, reply: Any) -> Taken | Limited:
 
 def _keys(account: str, scope: str, request_id: str) -> list[str]:
     prefix = f"gw:{{{account}}}:limits:{scope}"
-    return [f"{prefix}:requests", f"{prefix}:tokens", f"{prefix}:slots", f"{prefix}:taken:{request_id}"]
+    return [f"{prefix}:rates", f"{prefix}:slots", f"{prefix}:taken:{request_id}"]
 
 
 def _rate(limit: int | None, level: int) -> Rate | None:

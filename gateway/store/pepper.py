@@ -14,11 +14,9 @@ from typing import Final
 from gateway.config.secrets import secret_of
 from gateway.errors import Misconfigured
 from gateway.store.client.client import Client
+from gateway.store.layout import FINGERPRINT
 
 VARIABLE: Final = "GATEWAY_PEPPER"
-FINGERPRINT: Final = "gw:pepper"
-"""The store's key that has the fingerprint of the pepper."""
-
 USED: Final = Path("usage", "installation")
 """A file of the data folder that is there once a gateway has been started with it."""
 
@@ -44,18 +42,18 @@ async def check(client: Client, pepper: bytes) -> None:
     Raises `Misconfigured` where they were made with another one, and `StoreAway`.
     """
     own = hmac.new(pepper, b"fingerprint of the pepper", hashlib.sha256).hexdigest()[:16].encode()
-    known = await client.call("GET", FINGERPRINT)
+    known = await client.call("HGET", FINGERPRINT, "fingerprint")
     if known == own:
         return
     if known is None:
-        await client.call("SET", FINGERPRINT, own, "NX")
+        await client.call("HSETNX", FINGERPRINT, "fingerprint", own)
     elif await _has_tokens(client):
         raise Misconfigured(
             f"the pepper is not the one with which the store's tokens were made: restore the file `pepper` from a backup, or set "
             f"${VARIABLE}; if it is lost, delete the tokens (`gateway token delete`) and make others"
         )
     else:
-        await client.call("SET", FINGERPRINT, own)
+        await client.call("HSET", FINGERPRINT, "fingerprint", own)
 
 
 async def _has_tokens(client: Client) -> bool:

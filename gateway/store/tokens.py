@@ -20,7 +20,7 @@ import msgspec
 
 from gateway.errors import GatewayError, Refused, StoreAway
 from gateway.store import pepper
-from gateway.store.accounts import AccountStatus, account_key, account_of
+from gateway.store.accounts import AccountStatus, account_key, profile_of
 from gateway.store.client.client import Client, Script
 from gateway.store.client.step import Step
 from gateway.store.known_tokens import Authenticated, KnownTokens, Token, TokenStatus
@@ -148,7 +148,7 @@ class Tokens:
         digest = self._codec.digest(text)
         record = _decode(raw) if raw else None
         matches = hmac.compare_digest(record.digest if record else bytes(len(digest)), digest)
-        account = account_of(account_id, fields)
+        account = profile_of(account_id, fields)
         if raw is None or record is None or account is None or not matches:
             raise invalid_token()
         token = record.token

@@ -33,7 +33,7 @@ SLICE = 50_000
 QUIET_S = 12.0
 """Seconds until idle connections are closed and the usage log is on the disk."""
 MAX_GROWTH = 1.05
-HOLDS = "gw:{bench}:holds"
+HOLDS = "gw:{bench}:leases"
 
 
 class Resources(msgspec.Struct):
@@ -72,7 +72,7 @@ async def _store_resources(data: Path) -> tuple[int, int, int]:
     try:
         memory, spaces = await client.call("INFO", "memory"), await client.call("INFO", "keyspace")
         lasting = spaces["db0"]["keys"] - spaces["db0"]["expires"]
-        return await client.call("HLEN", HOLDS), lasting, memory["used_memory"] // 1024
+        return await client.call("ZCARD", HOLDS), lasting, memory["used_memory"] // 1024
     finally:
         await client.close()
 

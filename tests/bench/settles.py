@@ -51,7 +51,7 @@ async def measure(url: str, count: int, folder: Path) -> None:
         took_us = (time.perf_counter() - began) * 1e6
         sizes = [await client.call("MEMORY", "USAGE", key, "SAMPLES", 0) or 0 for key in keys_of("bench")]
         lines = await client.call("XLEN", "gw:{bench}:ledger")
-        ended = await client.call("ZCARD", "gw:{bench}:ended_at")
+        ended = await client.call("HLEN", "gw:{bench}:wallet")
         used = (await client.call("INFO", "memory"))["used_memory"] / 2**20
         file = archive.file("bench").stat().st_size / 2**20 if moved else 0
         cells = (

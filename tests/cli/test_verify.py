@@ -96,7 +96,7 @@ async def test_people_get_a_sentence(books: Books) -> None:
     assert await books.say() == (
         "all is right: 1 accounts, 2 ledger lines, 1 requests agree with the usage log, 0 could not be compared\n"
     )
-    await books.store.client.call("HINCRBY", "gw:{acme}:account", "balance", 1)
+    await books.store.client.call("HSET", "gw:{acme}:wallet", "numbers", "999974 0 0 0")
     out = await books.say(code=1)
     assert out.startswith(
         "WRONG: account acme: the balance is 999974, the ledger adds up to 999973\n1 things are wrong"

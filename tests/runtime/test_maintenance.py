@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import structlog
 
-from gateway.runtime.maintenance import SWEEP_LOCK, Maintenance
+from gateway.runtime.maintenance import Maintenance
 from gateway.services import Store
 from gateway.store.client.client import Client
+from gateway.store.layout import SWEEP_LOCK
 from gateway.store.money.results import Settlement
 from gateway.testing import services
 from tests.patience import PATIENCE_S

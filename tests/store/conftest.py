@@ -32,16 +32,33 @@ def new_request_id(age_s: float = 0) -> str:
 
 async def open_account(client: Client, balance: int = 0, **fields: str | int) -> None:
     """Create an account and credit it."""
-    start: dict[str, str | int] = {"status": "active", "balance": 0, "held": 0, "holds": 0, "credit_line": 0}
+    start: dict[str, str | int] = {"status": "active", "credit_line": 0}
     for name, value in (start | fields).items():
         await client.call("HSET", KEY + "account", name, value)
+    await set_numbers(client, 0, 0, 0, 0)
     if balance:
         await Wallet(client).credit(ACCOUNT, "opening", balance)
 
 
+async def numbers(client: Client) -> list[int]:
+    """Return the balance, the sum of holds, their number, and a time before which no lease ends."""
+    return [int(number) for number in (await client.call("HGET", KEY + "wallet", "numbers")).split()]
+
+
+async def set_numbers(client: Client, *values: int) -> None:
+    """Set what `numbers` returns."""
+    await client.call("HSET", KEY + "wallet", "numbers", " ".join(map(str, values)))
+
+
+async def move_balance(client: Client, amount: int) -> None:
+    """Add to the balance without a line in the ledger."""
+    balance, *others = await numbers(client)
+    await set_numbers(client, balance + amount, *others)
+
+
 async def balance_and_held(client: Client) -> tuple[int, int]:
-    balance, held = await client.call("HMGET", KEY + "account", "balance", "held")
-    return int(balance), int(held)
+    balance, held, _, _ = await numbers(client)
+    return balance, held
 
 
 async def take(wallet: Wallet, request_id: str, amount: int = 10, **terms: int | str) -> HoldReply:
@@ -52,9 +69,10 @@ async def take(wallet: Wallet, request_id: str, amount: int = 10, **terms: int |
 
 async def overdue(client: Client, request_id: str) -> None:
     """Move the end of a hold's lease to the past."""
-    version, amount, _, floor, fingerprint = (await client.call("HGET", KEY + "holds", request_id)).split()
-    await client.call("HSET", KEY + "holds", request_id, b" ".join((version, amount, b"1", floor, fingerprint)))
+    version, amount, _, floor, fingerprint = (await client.call("HGET", KEY + "wallet", request_id)).split()
+    await client.call("HSET", KEY + "wallet", request_id, b" ".join((version, amount, b"1", floor, fingerprint)))
     await client.call("ZADD", KEY + "leases", 1, request_id)
+    await set_numbers(client, *(await numbers(client))[:3], 1)
 
 
 def wallet_of_then(client: Client, age_s: float) -> Wallet:

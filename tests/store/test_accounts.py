@@ -21,7 +21,7 @@ def accounts(client: Client) -> Accounts:
 
 async def test_a_new_account_is_active_with_a_balance_of_zero(accounts: Accounts) -> None:
     created = await accounts.create("alice", group="trial", credit_line=5)
-    assert created == Account("alice", AccountStatus.ACTIVE, "trial", 0, 0, 0, 5, (), AccountLimits())
+    assert created == Account("alice", AccountStatus.ACTIVE, "trial", 5, (), AccountLimits(), 0, 0, 0)
     assert await accounts.get("alice") == created
 
 
@@ -49,7 +49,7 @@ async def test_a_change_sets_what_is_given_and_leaves_the_rest(accounts: Account
     assert (await accounts.change("alice", models=["a", "b-*"])).models == ("a", "b-*")
     limits = AccountLimits(requests_per_minute=5)
     changed = await accounts.change("alice", group="default", limits=limits)
-    assert changed == Account("alice", AccountStatus.ACTIVE, "default", 0, 0, 0, 7, ("a", "b-*"), limits)
+    assert changed == Account("alice", AccountStatus.ACTIVE, "default", 7, ("a", "b-*"), limits, 0, 0, 0)
     assert (await accounts.change("alice", models=[])).models == ()
     assert (await accounts.change("alice", credit_line=0)).credit_line_micros == 0
 

@@ -11,7 +11,8 @@ import pytest
 from gateway.errors import Misconfigured, StoreAway
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
-from gateway.store.pepper import FINGERPRINT, check, make_pepper, pepper_of
+from gateway.store.layout import FINGERPRINT
+from gateway.store.pepper import check, make_pepper, pepper_of
 from gateway.store.tokens import Tokens
 
 
@@ -101,7 +102,7 @@ async def test_tokens_of_a_store_without_a_fingerprint_keep_their_pepper(client:
     await Tokens(client, lambda: b"one" * 10).create("acme")
     await client.call("DEL", FINGERPRINT)
     await check(client, b"one" * 10)
-    assert len(await client.call("GET", FINGERPRINT)) == 16
+    assert len(await client.call("HGET", FINGERPRINT, "fingerprint")) == 16
 
 
 async def test_without_a_pepper_a_token_is_a_503_and_other_calls_work(client: Client, tmp_path: Path) -> None:

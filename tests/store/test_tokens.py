@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.facts import AccountLimits
-from gateway.store.accounts import Accounts, AccountStatus
+from gateway.store.accounts import Accounts, AccountStatus, Profile
 from gateway.store.client.client import Client
 from gateway.store.client.step import STOPPED, run_steps
 from gateway.store.known_tokens import Authenticated, TokenStatus
@@ -54,7 +54,9 @@ async def test_a_token_authenticates_its_account_with_its_restrictions(tokens: T
         "alice", name="laptop", expires_at=later, models=["a", "b-*"], addresses=["10.1.2.3/8", "::1"]
     )
     known = await tokens.authenticate(created.token)
-    assert known.account == await accounts.get("alice")
+    account = await accounts.get("alice")
+    assert account is not None
+    assert (known.account.id, known.account.group, known.account.limits) == ("alice", account.group, account.limits)
     assert known.token == (await tokens.all_of("alice"))[0] == await tokens.get(created.id)
     assert (known.token.id, known.token.name, known.token.expires_at) == (created.id, "laptop", later)
     assert (known.token.models, known.token.addresses) == (("a", "b-*"), ("10.0.0.0/8", "::1/128"))
@@ -221,7 +223,9 @@ async def test_every_change_of_a_known_token_or_its_account_is_found(
         assert tokens.known(created.token) is None
     else:
         assert isinstance(now, Authenticated)
-        assert now.account == await accounts.get("alice")
+        changed = await accounts.get("alice")
+        assert changed is not None
+        assert now.account == Profile(*(getattr(changed, field) for field in Profile.__struct_fields__))
         assert await guard(tokens, client, created.token) is None
 
 

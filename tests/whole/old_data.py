@@ -107,7 +107,7 @@ class OldData:
     def _pending(self, store: Raw) -> list[object]:
         files = [*(self.data / "journal").glob("*.jsonl"), *(self.data / "usage" / "spool").glob("*.jsonl")]
         streams = [key for key in store.keys("gw:usage:*") if store.ask("XLEN", key)]
-        return [*files, *streams, *store.keys("gw:{*}:holds")]
+        return [*files, *streams, *store.keys("gw:{*}:leases")]
 
     async def _started(self, *arguments: str, stderr: int) -> asyncio.subprocess.Process:
         place = ("--config", "gateway.yaml") if arguments[0] != "fake-upstream" else ()

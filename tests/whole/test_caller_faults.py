@@ -125,7 +125,7 @@ async def test_a_caller_that_leaves_while_the_upstream_connects_is_not_charged(
                 caller = Caller(gateway.port)
                 await caller.send(chat(token))
                 async with asyncio.timeout(PATIENCE_S):
-                    while not await gateway.store.client.call("HLEN", "gw:{tester}:holds"):
+                    while not await gateway.store.client.call("ZCARD", "gw:{tester}:leases"):
                         await asyncio.sleep(0.01)
                 await asyncio.sleep(0.1)
                 assert gateway.gateway.runner.open == 1

@@ -1,10 +1,10 @@
 -- archive(account, the field `archived` as read before, number of lines, id of the last one, keep, skew)
--- Trims the first lines of the ledger, which are already in a file, and adds their sums to the account's field `archived`.
+-- Trims the first lines of the ledger, which are already in a file, and adds their sums to the wallet's field `archived`.
 local before, last = ARGV[2], ARGV[4]
 local count = integer(ARGV[3], 1, 1000, "the number of lines")
 local keep = integer(ARGV[5], 1, MOST, "keep")
 local skew = integer(ARGV[6], 1, MOST, "skew")
-if (redis.call("HGET", account_key, "archived") or "") ~= before then
+if (redis.call("HGET", wallet_key, "archived") or "") ~= before then
   return { ARGV[1], "CHANGED", "" }
 end
 local lines, total, transactions, credited = before:match("^1 (%d+) (%-?%d+) (%d+) (%-?%d+) %d+%-%d+$")
@@ -22,7 +22,6 @@ if tonumber(ms) >= clock() - keep - 2 * skew then
 end
 
 total, transactions, credited = tonumber(total or 0), tonumber(transactions or 0), tonumber(credited or 0)
-local resolved = {}
 for _, line in ipairs(page) do
   local fields = {}
   for at = 1, #line[2], 2 do
@@ -32,8 +31,6 @@ for _, line in ipairs(page) do
   total = total + amount
   if fields.kind == "credit" or fields.kind == "adjust" then
     transactions, credited = transactions + 1, credited + amount
-  else
-    resolved[#resolved + 1] = fields.id
   end
 end
 integer(digits(total), -MOST, MOST, "what is archived")
@@ -41,11 +38,11 @@ integer(digits(credited), -MOST, MOST, "what is archived")
 
 -- Free memory first: a store that is out of memory refuses a script whose first write allocates some.
 redis.call("XTRIM", ledger, "MINID", "=", ms .. "-" .. digits(tonumber(number) + 1))
-if #resolved > 0 then
-  redis.call("HDEL", ended, unpack(resolved))
-  redis.call("ZREM", ended_at, unpack(resolved))
+local request_ids = resolved_by(page)
+if #request_ids > 0 then
+  redis.call("HDEL", wallet_key, unpack(request_ids))
 end
 local sums = { "1", digits((lines or 0) + count), digits(total), digits(transactions), digits(credited), last }
 local archived = table.concat(sums, " ")
-redis.call("HSET", account_key, "archived", archived)
+redis.call("HSET", wallet_key, "archived", archived)
 return { ARGV[1], "OK", archived }

@@ -47,7 +47,7 @@ class Archived(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, field: bytes | None) -> Archived:
-        """Decode the account's field `archived`."""
+        """Decode the wallet's field `archived`."""
         if not field:
             return cls()
         _, lines, total, transactions, credited, last = field.decode().split()
@@ -55,7 +55,7 @@ class Archived(msgspec.Struct, frozen=True):
 
     @property
     def field(self) -> str:
-        """The account's field `archived`."""
+        """The wallet's field `archived`."""
         sums = (1, self.lines, self.total, self.transactions, self.credited, self.last)
         return " ".join(map(str, sums)) if self.lines else ""
 

@@ -42,7 +42,7 @@ class Archiver:
             return 0
         moved = 0
         with self.archive.locked(account) as file:
-            archived = Archived.of(await self._client.call("HGET", keys_of(account).account, "archived"))
+            archived = Archived.of(await self._client.call("HGET", keys_of(account).wallet, "archived"))
             await asyncio.to_thread(file.verify, archived)
             while page := await self._lines(account, f"({archived.last}", before_ms):
                 await asyncio.to_thread(file.append, page)

@@ -34,12 +34,13 @@ class Snapshot(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, reply: list[Any]) -> Snapshot:
         """Return the snapshot in a reply of the script `snapshot`."""
-        _, (balance, held, count, archived), holds, leases, moved, resolved, last_line, now_ms = reply
+        _, (numbers, archived), holds, leases, moved, resolved, last_line, now_ms = reply
+        balance, held, count, _ = (numbers or b"0 0 0 0").split()
         terms = {request_id: record.split() for request_id, record in _pairs(holds)}
         return cls(
-            int(balance or 0),
-            int(held or 0),
-            int(count or 0),
+            int(balance),
+            int(held),
+            int(count),
             {request_id: (int(parts[1]), int(parts[2])) for request_id, parts in terms.items()},
             {request_id: int(float(expiry)) for request_id, expiry in _pairs(leases)},
             {transaction: int(amount) for transaction, amount in _pairs(moved)},

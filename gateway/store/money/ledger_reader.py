@@ -29,5 +29,5 @@ async def read_ledger(
             for line, fields in lines:
                 ledger.add(line, fields)
             start = "(" + lines[-1][0].decode()
-        if Archived.of(await client.call("HGET", keys.account, "archived")) == snapshot.archived:
+        if Archived.of(await client.call("HGET", keys.wallet, "archived")) == snapshot.archived:
             return snapshot, ledger

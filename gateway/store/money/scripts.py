@@ -18,15 +18,12 @@ class AccountKeys(NamedTuple):
     """The Redis keys of one account, all in one hash slot of a cluster. The scripts unpack `KEYS` in this order."""
 
     account: str
-    """Hash: the account's fields, with its balance and the sum of its holds."""
-    holds: str
-    """Hash: request id -> amount, end of the lease, floor, fingerprint."""
+    """Hash: the account's status, group, models, limits and credit line."""
+    wallet: str
+    """Hash: `numbers` (the balance, the sum and the number of holds, a time before which no lease ends); request id -> its hold,
+    or how it was resolved and its charge; `trimmed`, the line of the ledger up to which ends were deleted; `archived`."""
     leases: str
     """Sorted set: the request ids of holds by the end of their lease."""
-    ended: str
-    """Hash: request id -> how it was resolved, and its charge."""
-    ended_at: str
-    """Sorted set: the ids of resolved requests by the time of their end."""
     ledger: str
     """Stream: every change of the balance."""
     credits: str

@@ -9,7 +9,7 @@ if kind ~= "settle" and kind ~= "release" then
   refuse("the kind is neither settle nor release")
 end
 
-local account = wallet()
+local account, record = wallet(request_id)
 if not account then
   return { request_id, "NO_ACCOUNT", 0 }, cost ~= 0
 end
@@ -17,30 +17,29 @@ if account.balance - cost < -MOST then
   refuse("the new balance is beyond its range")
 end
 local now = clock()
-if request_id:find("[08]$") then -- the last digit is random: one settlement in eight trims up to 32 ends
-  trim(now, keep, skew)
+-- The last digit is random: one settlement in eight trims up to 32 ends.
+if request_id:find("[08]$") and trim(account, now, keep, skew) then
+  record = redis.call("HGET", wallet_key, request_id)
 end
 
-local hold = hold_of(request_id)
+local hold, past = hold_in(record), end_in(record)
+local result, charged = "OK", cost
 if hold then
-  finish(account, request_id, hold, kind, cost, now)
-  save(account)
-  return { request_id, "OK", cost }
-end
-local past = end_of(request_id)
-if past and past.kind ~= "expire" then
-  return { request_id, "DONE", past.charged }, past.charged ~= cost
-end
-if past then -- the total charge becomes the cost: expiry charged the floor, or nothing
-  redis.call("HSET", ended, request_id, "1 late " .. digits(cost))
+  finish(account, request_id, hold, kind, cost)
+elseif past and past.kind ~= "expire" then
+  result, charged = "DONE", past.charged
+elseif past then -- the total charge becomes the cost: expiry charged the floor, or nothing
+  change(account, request_id, "1 late " .. digits(cost))
   move(account, "late", request_id, past.charged - cost)
-  save(account)
-  return { request_id, "LATE", cost }
-end
-if arrived < now - keep or arrived > now + skew then
+  result = "LATE"
+elseif arrived < now - keep or arrived > now + skew then
   redis.call("HSETNX", stale, request_id, digits(cost))
-  return { request_id, "STALE", 0 }, cost ~= 0
+  result, charged = "STALE", 0
+else
+  finish(account, request_id, nil, "orphan", cost)
+  result = "ORPHAN"
 end
-finish(account, request_id, nil, "orphan", cost, now)
-save(account)
-return { request_id, "ORPHAN", cost }
+if #account.changed > 0 then
+  save(account)
+end
+return { request_id, result, charged }, charged ~= cost

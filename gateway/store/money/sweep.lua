@@ -7,5 +7,9 @@ if not account then
   return { ARGV[1], 0 }
 end
 local now = clock()
-trim(now, keep, skew)
-return { ARGV[1], now, unpack(expire(account, now, limit)) }
+trim(account, now, keep, skew)
+local over = expire(account, now, limit)
+if #over > 0 or #account.changed > 0 then
+  save(account)
+end
+return { ARGV[1], now, unpack(over) }

@@ -1,23 +1,26 @@
 -- What all wallet scripts share. Amounts are micros, times are milliseconds of the store's own clock.
 -- A script is atomic but is never rolled back: every argument and every stored number is checked before the first write.
-local account_key, holds, leases, ended, ended_at, ledger, credits, stale = unpack(KEYS)
+local account_key, wallet_key, leases, ledger, credits, stale = unpack(KEYS)
 local MOST = 9007199254740991 -- 2^53 - 1: larger integers are not exact in a Lua number
 
 local function refuse(text)
   error({ err = "ERR wallet: " .. text })
 end
 
-local function integer(text, least, most, what)
-  local number = text and #text <= 17 and text:find("^%-?%d+$") and text + 0
+local function in_range(number, least, most, what)
   if not number or number < least or number > most then
     refuse(what .. " is not an integer in its range")
   end
   return number
 end
 
--- `..` and tostring lose digits from 1e14 on; adding 0 turns -0 into 0. redis.call writes its number arguments in full.
+local function integer(text, least, most, what)
+  return in_range(text and #text <= 17 and text:find("^%-?%d+$") and text + 0, least, most, what)
+end
+
+-- `..` and tostring lose digits from 1e14 on. %d is exact, and writes -0 as 0.
 local function digits(number)
-  return string.format("%.0f", number + 0)
+  return string.format("%d", number)
 end
 
 local function clock()
@@ -34,49 +37,56 @@ local function arrival_ms(request_id)
   return tonumber(high .. low, 16)
 end
 
--- The account's numbers, or nil if there is no such account. They are read once; between a change and `save` nothing may
--- raise an error.
-local function wallet()
-  local stored = redis.call("HMGET", account_key, "status", "balance", "held", "holds", "credit_line")
+-- The account's numbers, or nil if there is no such account, and what is stored of a request. They are read once; between a
+-- change and `save` nothing may raise an error. `due`: no lease ends before it. `changed`: what `save` writes besides.
+local function wallet(request_id)
+  local stored = redis.call("HMGET", wallet_key, "numbers", request_id or "numbers")
   if not stored[1] then
+    if redis.call("EXISTS", account_key) == 1 then
+      refuse("the account has no numbers: its data is of another version")
+    end
     return nil
   end
+  local balance, held, holds, due = stored[1]:match("^(%-?%d+) (%d+) (%d+) (%d+)$")
   return {
-    status = stored[1],
-    balance = integer(stored[2], -MOST, MOST, "the balance"),
-    held = integer(stored[3], 0, MOST, "the sum of holds"),
-    holds = integer(stored[4], 0, MOST, "the number of holds"),
-    credit_line = integer(stored[5] or "0", 0, MOST, "the credit line"),
-  }
+    balance = in_range(tonumber(balance), -MOST, MOST, "the balance"),
+    held = in_range(tonumber(held), 0, MOST, "the sum of holds"),
+    holds = in_range(tonumber(holds), 0, MOST, "the number of holds"),
+    due = in_range(tonumber(due), 0, MOST, "the end of the first lease"),
+    changed = {},
+  }, stored[2]
+end
+
+local function change(account, field, value)
+  local changed = account.changed
+  changed[#changed + 1], changed[#changed + 2] = field, value
 end
 
 local function save(account)
-  redis.call("HSET", account_key, "balance", account.balance, "held", account.held, "holds", account.holds)
+  local numbers = string.format("%d %d %d %d", account.balance, account.held, account.holds, account.due)
+  redis.call("HSET", wallet_key, "numbers", numbers, unpack(account.changed))
+  account.changed = {}
 end
 
-local function hold_of(request_id)
-  local stored = redis.call("HGET", holds, request_id)
-  if not stored then
+-- The hold in what is stored of a request, or nil.
+local function hold_in(record)
+  if not record or record:find("^1 %l") then
     return nil
   end
-  local amount, expiry, floor, fingerprint = stored:match("^1 (%d+) (%d+) (%d+) (%w+)$")
+  local amount, expiry, floor, fingerprint = record:match("^1 (%d+) (%d+) (%d+) (%w+)$")
   if not amount then
     refuse("a hold is not readable")
   end
   return { amount = amount + 0, expiry = expiry + 0, floor = floor + 0, fingerprint = fingerprint }
 end
 
--- How a request was resolved and its charge, or nil.
-local function end_of(request_id)
-  local stored = redis.call("HGET", ended, request_id)
-  if not stored then
-    return nil
-  end
-  local kind, charged = stored:match("^1 (%l+) (%d+)$")
-  if not kind then
+-- How a request was resolved and its charge, by what is stored of it; or nil.
+local function end_in(record)
+  local kind, charged = (record or ""):match("^1 (%l+) (%d+)$")
+  if not kind and record and record:find("^1 %l") then
     refuse("an ended request is not readable")
   end
-  return { kind = kind, charged = charged + 0 }
+  return kind and { kind = kind, charged = charged + 0 }
 end
 
 -- Changes the balance by `amount` and adds a line to the ledger.
@@ -85,25 +95,42 @@ local function move(account, kind, id, amount, ...)
   redis.call("XADD", ledger, "*", "kind", kind, "id", id, "amount", digits(amount), ...)
 end
 
--- Deletes the ends of requests whose id is no longer accepted. They are kept for two skews longer: one for the clock that
--- made the id, one for a store that took over with another clock.
-local function trim(now, keep, skew)
-  local old = redis.call("ZRANGEBYSCORE", ended_at, "-inf", "(" .. digits(now - keep - 2 * skew), "LIMIT", 0, 32)
-  if #old > 0 then
-    redis.call("HDEL", ended, unpack(old))
-    redis.call("ZREM", ended_at, unpack(old))
+-- The requests that these lines of the ledger resolve.
+local function resolved_by(lines)
+  local request_ids = {}
+  for _, line in ipairs(lines) do
+    local kind, id = line[2][2], line[2][4]
+    if kind ~= "credit" and kind ~= "adjust" and kind ~= "late" then
+      request_ids[#request_ids + 1] = id
+    end
   end
+  return request_ids
 end
 
--- Resolves a request: deletes its hold if it has one, charges it, stores its end.
-local function finish(account, request_id, hold, kind, charge, now)
-  if hold then
-    redis.call("HDEL", holds, request_id)
+-- Deletes the ends of requests whose id is no longer accepted. They are kept for two skews longer: one for the clock that
+-- made the id, one for a store that took over with another clock. The ledger has the ends in the order of their times.
+-- Returns whether there were any.
+local function trim(account, now, keep, skew)
+  local trimmed = redis.call("HGET", wallet_key, "trimmed") or "0-0"
+  local before = now - keep - 2 * skew
+  local old = before > 0 and redis.call("XRANGE", ledger, "(" .. trimmed, digits(before - 1), "COUNT", 32) or {}
+  if #old > 0 then
+    local request_ids = resolved_by(old)
+    if #request_ids > 0 then
+      redis.call("HDEL", wallet_key, unpack(request_ids))
+    end
+    change(account, "trimmed", old[#old][1])
+  end
+  return #old > 0
+end
+
+-- Resolves a request: deletes its hold's lease if it has one, charges it, stores its end in place of the hold.
+local function finish(account, request_id, hold, kind, charge)
+  if hold then -- first what frees memory: a store that is out of it refuses a script whose first write allocates some
     redis.call("ZREM", leases, request_id)
     account.held, account.holds = account.held - hold.amount, account.holds - 1
   end
-  redis.call("HSET", ended, request_id, "1 " .. kind .. " " .. digits(charge))
-  redis.call("ZADD", ended_at, now, request_id)
+  change(account, request_id, string.format("1 %s %d", kind, charge))
   move(account, kind, request_id, -charge)
 end
 
@@ -111,18 +138,17 @@ end
 -- All are read before the first one is ended.
 local function expire(account, now, limit)
   local request_ids = redis.call("ZRANGEBYSCORE", leases, "-inf", now, "LIMIT", 0, limit)
-  if #request_ids == 0 then
-    return request_ids
-  end
   local found, over = {}, {}
-  for index, request_id in ipairs(request_ids) do
-    found[index] = hold_of(request_id) or refuse("a lease has no hold")
+  if #request_ids > 0 then
+    for index, record in ipairs(redis.call("HMGET", wallet_key, unpack(request_ids))) do
+      found[index] = hold_in(record) or refuse("a lease has no hold")
+    end
   end
   for index, request_id in ipairs(request_ids) do
     local hold = found[index]
-    finish(account, request_id, hold, "expire", hold.floor, now)
+    finish(account, request_id, hold, "expire", hold.floor)
     over[2 * index - 1], over[2 * index] = request_id, hold.floor
   end
-  save(account)
+  account.due = tonumber(redis.call("ZRANGE", leases, 0, 0, "WITHSCORES")[2] or 0)
   return over
 end

@@ -2,8 +2,8 @@
 
 1. **Every call carries an idempotency key** (the request's id, or the operator's transaction id), so a retry after a lost
    reply changes nothing. Every reply repeats the key, and a reply with another key counts as no reply.
-2. **A charge is never dropped.** A settlement is retried while the store is away, then written to the journal. So is a
-   settlement that the store refuses.
+2. **A charge is never dropped.** A settlement is retried while the store is away, then written to the journal, as is one
+   that the store refuses.
 3. **A request is charged once.** The store remembers its end for as long as its id is accepted. A settlement of an older
    request that the store does not know is not charged, but stored where an operator finds it: `Wallet.dead_letters`.
 4. **Leases expire by the store's own clock**, and the next hold of an account ends an overdue one, swept or not.
@@ -150,13 +150,10 @@ class Wallet:
         return (await self._sweep(account, limit))[1]
 
     async def ends(self, account: str, request_ids: Sequence[str]) -> dict[str, int]:
-        """Return which of these requests of the account are resolved, and the charge of each."""
-        ends = await self._settling.call("HMGET", keys_of(account).ended, *request_ids)
-        return {
-            request_id: int(end.split()[2])
-            for request_id, end in zip(request_ids, ends, strict=True)
-            if end is not None
-        }
+        """Return the charges of those of these requests that are resolved."""
+        records = await self._settling.call("HMGET", keys_of(account).wallet, *request_ids)
+        stored = {key: record.split() for key, record in zip(request_ids, records, strict=True) if record}
+        return {key: int(words[2]) for key, words in stored.items() if words[1].isalpha()}
 
     async def dead_letters(self, account: str) -> dict[str, int]:
         """Return the requests, with their costs, whose settlement came too late to know whether they were charged."""

@@ -17,7 +17,19 @@ from gateway.store.money.archive import Archive, Archived, ArchiveError, encode
 from gateway.store.money.archiver import YOUNGEST_S, Archiver
 from gateway.store.money.wallet import Credit, Settle, Wallet
 from tests.patience import PATIENCE_S
-from tests.store.conftest import ACCOUNT, KEY, StartStore, new_request_id, open_account, overdue, take, wallet_of_then
+from tests.store.conftest import (
+    ACCOUNT,
+    KEY,
+    StartStore,
+    move_balance,
+    new_request_id,
+    numbers,
+    open_account,
+    overdue,
+    set_numbers,
+    take,
+    wallet_of_then,
+)
 
 DAY_S = 24 * 3600
 OLD_S = 100 * DAY_S
@@ -33,7 +45,7 @@ async def text_of_ledger(client: Client) -> bytes:
 
 
 async def archived(client: Client) -> Archived:
-    return Archived.of(await client.call("HGET", KEY + "account", "archived"))
+    return Archived.of(await client.call("HGET", KEY + "wallet", "archived"))
 
 
 @pytest.fixture
@@ -121,13 +133,13 @@ class TestArchiver:
     ) -> None:
         request_id = new_request_id(OLD_S)
         wallet = Wallet(client)
-        await client.call("HSET", KEY + "holds", request_id, "1 10 1 4 a")
+        await client.call("HSET", KEY + "wallet", request_id, "1 10 1 4 a")
         await client.call("ZADD", KEY + "leases", 1, request_id)
-        await client.call("HSET", KEY + "account", "held", 10, "holds", 1)
+        await set_numbers(client, (await numbers(client))[0], 10, 1, 1)
         await past.sweep(ACCOUNT)
         await archiver.move(ACCOUNT, days_ago(90))
         assert (await wallet.settle(ACCOUNT, request_id, 9)).outcome is Settle.STALE
-        assert await client.call("HLEN", KEY + "ended") == await client.call("ZCARD", KEY + "ended_at") == 0
+        assert await client.call("HGET", KEY + "wallet", request_id) is None
 
     async def test_a_credit_whose_line_moved_is_not_repeated(
         self, client: Client, past: Wallet, archiver: Archiver
@@ -145,7 +157,7 @@ class TestArchiver:
             with archive.locked(ACCOUNT) as file:
                 file.verify(Archived())
             archive.file(ACCOUNT).write_bytes(whole[:size])
-            dump = {name: await client.call("DUMP", KEY + name) for name in ("ledger", "account")}
+            dump = {name: await client.call("DUMP", KEY + name) for name in ("ledger", "wallet")}
             assert await archiver.move(ACCOUNT, days_ago(90)) == 4
             assert archive.file(ACCOUNT).read_bytes() == whole
             for name, copy in dump.items():  # the trim is forgotten, as by a store that lost its last second
@@ -237,7 +249,7 @@ async def test_an_audit_reports_violations_across_archive_and_ledger(
     await past.settle(ACCOUNT, request_id, 7)
     await archiver.move(ACCOUNT, days_ago(90))
     line = await client.call("XADD", KEY + "ledger", "*", "kind", "orphan", "id", request_id, "amount", -7)
-    await client.call("HINCRBY", KEY + "account", "balance", -7)
+    await move_balance(client, -7)
     wallet = Wallet(client)
     assert await wallet.verify(ACCOUNT) == []
     assert (await wallet.audit(ACCOUNT, archive)).wrong == [
@@ -245,7 +257,7 @@ async def test_an_audit_reports_violations_across_archive_and_ledger(
     ]
     await client.call("XDEL", KEY + "ledger", line)
     assert await wallet.verify(ACCOUNT) == ["the balance is 986, the ledger adds up to 993"]
-    await client.call("HINCRBY", KEY + "account", "balance", 7)
+    await move_balance(client, 7)
     await client.call("HSET", KEY + "credits", "made-up", 5)
     assert await wallet.verify(ACCOUNT) == [
         "credits whose lines are archived come to 1005 in 2 transactions, the archive to 1000 in 1"
@@ -278,7 +290,7 @@ async def test_a_late_line_whose_expiry_is_archived_is_no_violation(
     for kind, amount in (("expire", -9), ("late", 4)):
         stamp = f"{days_ago(100 - 1)}-*" if kind == "late" else f"{days_ago(100)}-*"
         await client.call("XADD", KEY + "ledger", stamp, "kind", kind, "id", request_id, "amount", amount)
-        await client.call("HINCRBY", KEY + "account", "balance", amount)
+        await move_balance(client, amount)
     assert await archiver.move(ACCOUNT, days_ago(99.5)) == 2
     wallet = Wallet(client)
     audit = await wallet.audit(ACCOUNT)

@@ -59,13 +59,13 @@ async def test_a_settlement_that_the_store_refuses_is_kept(client: Client, walle
     journal = Journal(tmp_path)
     keeping, request_id = Wallet(client, journal=journal), new_request_id()
     await take(keeping, request_id)
-    await client.call("RENAME", KEY + "holds", "aside")
-    await client.call("SET", KEY + "holds", "no hash")
+    await client.call("RENAME", KEY + "wallet", "aside")
+    await client.call("SET", KEY + "wallet", "no hash")
     assert await keeping.settle(ACCOUNT, request_id, 4) == Settled(Settle.KEPT, 4)
     assert journal.waiting() == [Settlement(ACCOUNT, request_id, 4)]
     with pytest.raises(StoreError):
         await journal.replay(keeping.deliver)
-    await client.call("RENAME", "aside", KEY + "holds")
+    await client.call("RENAME", "aside", KEY + "wallet")
     assert await journal.replay(keeping.deliver) == 1
     assert await balance_and_held(client) == (96, 0)
     assert journal.waiting() == []
@@ -216,7 +216,7 @@ async def test_a_line_that_the_store_refuses_does_not_stop_the_others(
         journal.append(settlement)
     with pytest.raises(StoreError):
         await journal.replay(wallet.deliver)
-    assert await client.call("HGET", KEY + "account", "balance") == b"-150"
+    assert await balance_and_held(client) == (-150, 0)
     assert b"not-a-uuid" in files(tmp_path)[0].read_bytes()
     assert files(tmp_path)[0].read_bytes().count(b"\n") == 1
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -20,9 +19,11 @@ from tests.store.conftest import (
     StartStore,
     balance_and_held,
     new_request_id,
+    numbers,
     open_account,
     overdue,
     take,
+    wallet_of_then,
 )
 
 DAY_S = 24 * 3600
@@ -106,11 +107,11 @@ class TestHold:
             await take(wallet, request_id, floor=3)
         for request_id in request_ids:
             await overdue(client, request_id)
-        terms = await client.call("HGET", KEY + "holds", max(request_ids))
-        await client.call("HSET", KEY + "holds", max(request_ids), "unreadable")
+        terms = await client.call("HGET", KEY + "wallet", max(request_ids))
+        await client.call("HSET", KEY + "wallet", max(request_ids), "unreadable")
         with pytest.raises(StoreError, match="a hold is not readable"):
             await take(wallet, new_request_id())
-        await client.call("HSET", KEY + "holds", max(request_ids), terms)
+        await client.call("HSET", KEY + "wallet", max(request_ids), terms)
         assert await balance_and_held(client) == (100, 20)
         assert len(await wallet.sweep(ACCOUNT)) == 2
         assert await wallet.verify(ACCOUNT) == []
@@ -124,6 +125,13 @@ class TestHold:
         reply = await take(wallet, own)
         assert (reply.outcome, set(reply.expired)) == (Hold.DONE, {(dead, 3), (own, 0)})
         assert (await take(wallet, new_request_id())).expired == ()
+
+    async def test_the_only_one_tells_when_a_lease_ends_first(self, client: Client, wallet: Wallet) -> None:
+        for lease_ms in (60_000, 120_000):
+            request_id = new_request_id()
+            await take(wallet, request_id, lease_ms=lease_ms)
+            assert (await numbers(client))[3] == await client.call("ZSCORE", KEY + "leases", request_id)
+            await wallet.release(ACCOUNT, request_id)
 
     async def test_amounts_near_the_largest_stay_exact(self, client: Client, wallet: Wallet) -> None:
         largest = 2**53 - 1
@@ -188,22 +196,24 @@ class TestSettle:
         assert (await Wallet(client).settle(ACCOUNT, new_request_id(), 1)).outcome is Settle.NO_ACCOUNT
         assert await client.call("DBSIZE") == 0
 
-    async def test_the_memory_of_ended_requests_is_trimmed(self, client: Client, wallet: Wallet) -> None:
-        old = new_request_id()
-        await wallet.settle(ACCOUNT, old, 1)
-        await client.call("ZADD", KEY + "ended_at", int((time.time() - DAY_S - 601) * 1000), old)
+    async def test_the_memory_of_ended_requests_is_trimmed(self, client: Client) -> None:
+        await open_account(client)
+        old, request_ids = new_request_id(), [new_request_id() for _ in range(8)]
+        await wallet_of_then(client, DAY_S + 601).settle(ACCOUNT, old, 1)
+        assert await client.call("HEXISTS", KEY + "wallet", old) == 1
+        for request_id in request_ids:
+            await Wallet(client).settle(ACCOUNT, request_id, 1)
+        known = await client.call("HMGET", KEY + "wallet", old, *request_ids)
+        assert known == [None] + [b"1 orphan 1"] * 8
+
+    async def test_an_end_is_remembered_while_any_clock_may_think_the_id_fresh(self, client: Client) -> None:
+        await open_account(client)
+        still_fresh = new_request_id(DAY_S - 5)
+        await wallet_of_then(client, DAY_S + 595).settle(ACCOUNT, still_fresh, 1)
+        wallet = Wallet(client)
+        assert await wallet.settle(ACCOUNT, still_fresh, 1) == Settled(Settle.DONE, 1)
         for _ in range(8):
             await wallet.settle(ACCOUNT, new_request_id(), 1)
-        assert await client.call("HEXISTS", KEY + "ended", old) == 0
-        assert await client.call("ZCARD", KEY + "ended_at") == 8
-
-    async def test_an_end_is_remembered_while_any_clock_may_think_the_id_fresh(
-        self, client: Client, wallet: Wallet
-    ) -> None:
-        still_fresh = new_request_id(DAY_S - 5)
-        await wallet.settle(ACCOUNT, still_fresh, 1)
-        ended_by_a_slow_clock = int((time.time() - DAY_S - 595) * 1000)
-        await client.call("ZADD", KEY + "ended_at", ended_by_a_slow_clock, still_fresh)
         assert await wallet.settle(ACCOUNT, still_fresh, 1) == Settled(Settle.DONE, 1)
 
     async def test_every_movement_has_its_line(self, client: Client, wallet: Wallet) -> None:
@@ -433,12 +443,13 @@ class TestVerify:
     @pytest.mark.parametrize(
         ("damage", "words"),
         [
-            (("HINCRBY", "account", "balance", 1), "the balance is 101, the ledger adds up to 100"),
-            (("HINCRBY", "account", "held", 1), "the account says it holds 11 in 1 holds, there are 10 in 1"),
-            (("HINCRBY", "account", "holds", 1), "the account says it holds 10 in 2 holds, there are 10 in 1"),
-            (("DEL", "leases"), "the leases are not those of the holds"),
+            (("HSET", "wallet", "numbers", "101 10 1 0"), "the balance is 101, the ledger adds up to 100"),
+            (("HSET", "wallet", "numbers", "100 11 1 0"), "the account says it holds 11 in 1 holds, there are 10 in 1"),
+            (("HSET", "wallet", "numbers", "100 10 2 0"), "the account says it holds 10 in 2 holds, there are 10 in 1"),
+            (("DEL", "leases"), "the account says it holds 10 in 1 holds, there are 0 in 0"),
+            (("HDEL", "wallet", "RID"), "the leases are not those of the holds"),
             (("HSET", "credits", "t9", 5), "credits and ledger differ in transactions t9"),
-            (("HSET", "ended", "RID", "1 settle 5"), "request RID is held although it was resolved"),
+            (("HSET", "wallet", "RID", "1 settle 5"), "request RID is held although it was resolved"),
             (("XADD", "ledger", "*", "kind", "settle", "id", "RID", "amount", 0), ""),
             (("XADD", "ledger", "*", "kind", "late", "id", "RID", "amount", 0), "request RID was resolved twice"),
             (("XADD", "ledger", "*", "kind", "settle", "id", "RID", "amount", 5), "request RID was given 5 micros"),
@@ -459,7 +470,7 @@ class TestVerify:
     async def test_names_a_request_that_was_charged_twice(self, client: Client, wallet: Wallet) -> None:
         request_id = new_request_id()
         await wallet.settle(ACCOUNT, request_id, 5)
-        await client.call("HDEL", KEY + "ended", request_id)
+        await client.call("HDEL", KEY + "wallet", request_id)
         await wallet.settle(ACCOUNT, request_id, 5)
         assert await wallet.verify(ACCOUNT) == [f"request {request_id} was resolved twice: orphan after orphan"]
 

@@ -23,6 +23,7 @@ from gateway.errors import StoreError
 from gateway.store.client.client import Client, Script
 from gateway.store.money.archive import Archive, Archived, ArchiveError, Entry
 from gateway.store.money.archiver import Archiver
+from gateway.store.money.audit import RESOLVING_KINDS
 from gateway.store.money.results import Settlement
 from gateway.store.money.scripts import KEYS
 from gateway.store.money.wallet import Credit, Hold, Settle, Wallet
@@ -41,6 +42,9 @@ AMOUNTS = st.sampled_from((1, 30, 60, 0))
 FLOORS = st.sampled_from((0, 5, 20))
 RECENT = st.integers(0, 4)
 """The request of a call, counted back from the newest, so that calls meet more often than by choosing from all."""
+
+TRANSACTIONS = ("u", "v", "numbers", "trimmed", "archived", "about")
+"""Ids of transactions, also those that are the names of fields."""
 
 GOOD_TERMS: dict[str, Any] = {"amount": 1, "floor": 0, "lease_ms": 1, "fingerprint": "a", "max_holds": 1}
 BAD_TERMS: tuple[dict[str, Any], ...] = (
@@ -130,8 +134,8 @@ class WalletMachine(RuleBasedStateMachine):
         self.client = Client.connect(self.url, timeout_s=PATIENCE_S)
         await self.client.call("FLUSHALL")
         await self.client.call("SET", CLOCK, self.now)
-        fields = ("status", "active", "balance", 0, "held", 0, "holds", 0, "credit_line", CREDIT_LINE)
-        await self.client.call("HSET", KEY + "account", *fields)
+        await self.client.call("HSET", KEY + "account", "status", "active", "credit_line", CREDIT_LINE)
+        await self.client.call("HSET", KEY + "wallet", "numbers", "0 0 0 0")
         window: dict[str, Any] = {"keep_s": KEEP_MS / 1000, "skew_s": SKEW_MS / 1000}
         self.wallet, self.archiver = Wallet(self.client, **window), Archiver(self.client, self.archive, **window)
         self.wallet.scripts = {name: self._changed(script) for name, script in self.wallet.scripts.items()}
@@ -170,13 +174,16 @@ class WalletMachine(RuleBasedStateMachine):
         amounts=st.lists(AMOUNTS, min_size=1, max_size=MAX_HOLDS + 1),
         floor=FLOORS,
         again=st.sampled_from(("", "a", "b")),
+        lease_ms=st.sampled_from((LEASE_MS, LEASE_MS, 2 * LEASE_MS)),
     )
-    def requests_arrive_and_are_held(self, error_ms: int, amounts: list[int], floor: int, again: str) -> None:
+    def requests_arrive_and_are_held(
+        self, error_ms: int, amounts: list[int], floor: int, again: str, lease_ms: int
+    ) -> None:
         for amount in amounts:
             request_id = self._arrive(self.true_ms + error_ms)
-            self._hold(request_id, amount, floor, "a")
+            self._hold(request_id, amount, floor, "a", lease_ms)
             if again:
-                self._hold(request_id, amount, floor, again)
+                self._hold(request_id, amount, floor, again, lease_ms)
 
     @rule(
         passed_ms=st.sampled_from((LEASE_MS, 1, LEASE_MS - 1, SKEW_MS, KEEP_MS + 1, KEEP_MS + 3 * SKEW_MS)),
@@ -190,11 +197,14 @@ class WalletMachine(RuleBasedStateMachine):
         self.true_ms += passed_ms
         self.run(self.client.call("SET", CLOCK, self.now))
 
-    @rule(amount=AMOUNTS, floor=FLOORS)
-    def a_gateway_dies(self, amount: int, floor: int) -> None:
+    @rule(amount=AMOUNTS, floor=FLOORS, late_ms=st.sampled_from((None, None, KEEP_MS + 3 * SKEW_MS)))
+    def a_gateway_dies(self, amount: int, floor: int, late_ms: int | None) -> None:
         self._hold(self._arrive(self.true_ms), amount, floor, "a")
         self._pass(LEASE_MS)
         self.sweep()
+        if late_ms is not None:  # its journal is found when the end of the request may be deleted
+            self._pass(late_ms)
+            self.settle(0, amount, 1)
 
     @rule(active=st.sampled_from((True, True, False)))
     def an_operator_changes_the_status(self, active: bool) -> None:
@@ -207,18 +217,19 @@ class WalletMachine(RuleBasedStateMachine):
     def hold(self, back: int, amount: int, floor: int, fingerprint: str) -> None:
         self._hold(self._recent(back), amount, floor, fingerprint)
 
-    def _hold(self, request_id: str, amount: int, floor: int, fingerprint: str) -> None:
-        expected = self._expected_of_hold(request_id, amount, min(floor, amount), fingerprint)
-        terms: dict[str, Any] = {"lease_ms": LEASE_MS, "fingerprint": fingerprint, "max_holds": MAX_HOLDS}
+    def _hold(self, request_id: str, amount: int, floor: int, fingerprint: str, lease_ms: int = LEASE_MS) -> None:
+        new = Held(amount, min(floor, amount), fingerprint, self.now + lease_ms)
+        expected = self._expected_of_hold(request_id, new)
+        terms: dict[str, Any] = {"lease_ms": lease_ms, "fingerprint": fingerprint, "max_holds": MAX_HOLDS}
         reply = self.run(self.wallet.hold(ACCOUNT, request_id, amount=amount, floor=floor, **terms))
         assert reply.outcome in expected, (reply, expected)
         assert (reply.balance, reply.held) == (self.truth.balance, self.truth.held)
 
-    def _expected_of_hold(self, request_id: str, amount: int, floor: int, fingerprint: str) -> set[Hold]:
+    def _expected_of_hold(self, request_id: str, new: Held) -> set[Hold]:
         truth, strange = self.truth, abs(self.born[request_id] - self.now) > SKEW_MS
         truth.expire(self.now)
         if request_id in truth.holds:
-            return {Hold.HELD if truth.holds[request_id].fingerprint == fingerprint else Hold.CONFLICT}
+            return {Hold.HELD if truth.holds[request_id].fingerprint == new.fingerprint else Hold.CONFLICT}
         if request_id in truth.expired or request_id in truth.resolved:
             return {Hold.DONE, Hold.SKEW} if strange else {Hold.DONE}
         if strange:
@@ -227,9 +238,9 @@ class WalletMachine(RuleBasedStateMachine):
             return {Hold.INACTIVE}
         if len(truth.holds) >= MAX_HOLDS:
             return {Hold.BUSY}
-        if truth.balance - truth.held + CREDIT_LINE < amount:
+        if truth.balance - truth.held + CREDIT_LINE < new.amount:
             return {Hold.FUNDS}
-        truth.holds[request_id] = Held(amount, floor, fingerprint, self.now + LEASE_MS)
+        truth.holds[request_id] = new
         return {Hold.HELD}
 
     @rule(back=RECENT, cost=AMOUNTS, calls=st.sampled_from((2, 1)))
@@ -277,7 +288,7 @@ class WalletMachine(RuleBasedStateMachine):
         truth.balance -= cost
         return Settle.ORPHAN, cost
 
-    @rule(transaction=st.sampled_from("uvwxyz"), amount=st.sampled_from((50, 51, -20)))
+    @rule(transaction=st.sampled_from(TRANSACTIONS), amount=st.sampled_from((50, 51, -20)))
     def credit_or_adjust(self, transaction: str, amount: int) -> None:
         known = self.truth.credits.get(transaction)
         expected = Credit.OK if known is None else Credit.DONE if known == amount else Credit.CONFLICT
@@ -294,9 +305,9 @@ class WalletMachine(RuleBasedStateMachine):
         assert self._old_ends() == max(0, old - MAX_TRIMMED)
 
     def _old_ends(self) -> int:
-        """Return the number of ends that are old enough to be deleted."""
-        old: int = self.run(self.client.call("ZCOUNT", KEY + "ended_at", "-inf", f"({self.now - WINDOW_MS}"))
-        return old
+        """Return the number of lines that are old enough for the ends in them to be deleted, after those where they are."""
+        trimmed = self.run(self.client.call("HGET", KEY + "wallet", "trimmed")) or b"0-0"
+        return len(self._ledger(f"({trimmed.decode()}", self.now - WINDOW_MS - 1))
 
     @rule(back=RECENT, bad=st.sampled_from(BAD_TERMS))
     def a_bad_argument_is_refused(self, back: int, bad: dict[str, Any]) -> None:
@@ -345,7 +356,7 @@ class WalletMachine(RuleBasedStateMachine):
         return lines
 
     def _archived(self) -> Archived:
-        return Archived.of(self.run(self.client.call("HGET", KEY + "account", "archived")))
+        return Archived.of(self.run(self.client.call("HGET", KEY + "wallet", "archived")))
 
     # A failover: a replica takes over with the data up to some moment
 
@@ -378,21 +389,31 @@ class WalletMachine(RuleBasedStateMachine):
         self.run(self._compare())
 
     async def _compare(self) -> None:
-        (balance, held, holds, archived), ledger, stream, *ends = await asyncio.gather(
-            self.client.call("HMGET", KEY + "account", "balance", "held", "holds", "archived"),
+        wallet, ledger, stream, leases = await asyncio.gather(
+            self.client.call("HGETALL", KEY + "wallet"),
             self.client.call("XRANGE", KEY + "ledger", "-", "+"),
             self.client.call("XINFO", "STREAM", KEY + "ledger"),
-            self.client.call("HLEN", KEY + "ended"),
-            self.client.call("ZCARD", KEY + "ended_at"),
+            self.client.call("ZRANGE", KEY + "leases", 0, -1, "WITHSCORES"),
         )
-        assert ends[0] == ends[1]
+        numbers, archived = wallet.pop(b"numbers").split(), wallet.pop(b"archived", None)
         amounts = [fields[b"amount"] for _, fields in ledger]
-        for number in (balance, held, holds, *amounts):
+        for number in (*numbers, *amounts):
             assert number == str(int(number)).encode()
-        assert [int(balance), int(held), int(holds)] == [self.truth.balance, self.truth.held, len(self.truth.holds)]
+        balance, held, holds, due = map(int, numbers)
+        assert [balance, held, holds] == [self.truth.balance, self.truth.held, len(self.truth.holds)]
+        expiries = dict(leases)
+        assert expiries == {request_id.encode(): hold.expiry for request_id, hold in self.truth.holds.items()}
+        assert all(due <= expiry for expiry in expiries.values()), "a hold would expire late"
+        trimmed = _place(wallet.pop(b"trimmed", b"0-0"))
+        ends = {
+            fields[b"id"] for line, fields in ledger if _place(line) > trimmed and fields[b"kind"] in RESOLVING_KINDS
+        }
+        assert wallet.keys() == ends | expiries.keys(), (
+            "the ends of the lines after the trimmed ones, and the holds, are kept"
+        )
         known = Archived.of(archived)
         assert known.lines + len(ledger) == stream[b"entries-added"], "every line is archived or in the ledger"
-        assert known.total + sum(map(int, amounts)) == int(balance)
+        assert known.total + sum(map(int, amounts)) == balance
 
     def teardown(self) -> None:
         try:
@@ -405,3 +426,9 @@ class WalletMachine(RuleBasedStateMachine):
             self.run(self.client.close())
             self.loop.close()
             self.folder.cleanup()
+
+
+def _place(line: bytes) -> tuple[int, int]:
+    """Return a line's id, which can be compared."""
+    ms, _, number = line.partition(b"-")
+    return int(ms), int(number)

@@ -8,15 +8,16 @@ if (kind ~= "credit" and kind ~= "adjust") or #reason > 500 then
   refuse("the kind is neither credit nor adjust, or the reason is longer than 500 bytes")
 end
 
-local purse = wallet()
-if not purse then
+local account = wallet()
+if not account then
   return { transaction, "NO_ACCOUNT", 0 }
 end
 local known = redis.call("HGET", credits, transaction)
 if known then
-  return { transaction, known == digits(amount) and "DONE" or "CONFLICT", purse.balance }
+  return { transaction, known == digits(amount) and "DONE" or "CONFLICT", account.balance }
 end
-integer(digits(purse.balance + amount), -MOST, MOST, "the new balance")
+integer(digits(account.balance + amount), -MOST, MOST, "the new balance")
 redis.call("HSET", credits, transaction, digits(amount))
-move(kind, transaction, amount, { "reason", reason })
-return { transaction, "OK", purse.balance + amount }
+move(account, kind, transaction, amount, "reason", reason)
+save(account)
+return { transaction, "OK", account.balance }

@@ -1,6 +1,6 @@
--- settle(rid, kind: settle | release, cost, keep, skew)
-local rid, kind = ARGV[1], ARGV[2]
-local born = moment(rid)
+-- settle(request_id, kind: settle | release, cost, keep, skew)
+local request_id, kind = ARGV[1], ARGV[2]
+local arrived = arrival_ms(request_id)
 local cost = integer(ARGV[3], 0, kind == "settle" and MOST or 0, "the cost")
 local keep = integer(ARGV[4], 1, MOST, "keep")
 local skew = integer(ARGV[5], 1, MOST, "skew")
@@ -8,31 +8,38 @@ if kind ~= "settle" and kind ~= "release" then
   refuse("the kind is neither settle nor release")
 end
 
-local purse = wallet()
-if not purse then
-  return { rid, "NO_ACCOUNT", 0 }
+local account = wallet()
+if not account then
+  return { request_id, "NO_ACCOUNT", 0 }
 end
-integer(digits(purse.balance - cost), -MOST, MOST, "the new balance")
+if account.balance - cost < -MOST then
+  refuse("the new balance is beyond its range")
+end
 local now = clock()
-trim(now, keep, skew)
+if request_id:find("[08]$") then -- the last digit is random: one settlement in eight trims up to 32 ends
+  trim(now, keep, skew)
+end
 
-local hold = hold_of(rid)
+local hold = hold_of(request_id)
 if hold then
-  finish(rid, hold, kind, cost, now)
-  return { rid, "OK", cost }
+  finish(account, request_id, hold, kind, cost, now)
+  save(account)
+  return { request_id, "OK", cost }
 end
-local past = end_of(rid)
+local past = end_of(request_id)
 if past and past.kind ~= "expire" then
-  return { rid, "DONE", past.charged }
+  return { request_id, "DONE", past.charged }
 end
-if past then -- in all it is charged its cost: expiry took a floor, or nothing
-  redis.call("HSET", ended, rid, "1 late " .. digits(cost))
-  move("late", rid, past.charged - cost)
-  return { rid, "LATE", cost }
+if past then -- the total charge becomes the cost: expiry charged the floor, or nothing
+  redis.call("HSET", ended, request_id, "1 late " .. digits(cost))
+  move(account, "late", request_id, past.charged - cost)
+  save(account)
+  return { request_id, "LATE", cost }
 end
-if born < now - keep or born > now + skew then
-  redis.call("HSETNX", stale, rid, digits(cost))
-  return { rid, "STALE", 0 }
+if arrived < now - keep or arrived > now + skew then
+  redis.call("HSETNX", stale, request_id, digits(cost))
+  return { request_id, "STALE", 0 }
 end
-finish(rid, nil, "orphan", cost, now)
-return { rid, "ORPHAN", cost }
+finish(account, request_id, nil, "orphan", cost, now)
+save(account)
+return { request_id, "ORPHAN", cost }

@@ -1,42 +1,43 @@
--- What all calls of the wallet share. Amounts are micros, times are milliseconds of the store's own clock.
--- A script is atomic but never rolled back: every argument and every stored number is checked before the first write.
-local account, holds, leases, ended, ended_at, ledger, credits, stale = unpack(KEYS)
-local MOST = 9007199254740991 -- 2^53 - 1: beyond it a Lua number is no longer exact
+-- What all wallet scripts share. Amounts are micros, times are milliseconds of the store's own clock.
+-- A script is atomic but is never rolled back: every argument and every stored number is checked before the first write.
+local account_key, holds, leases, ended, ended_at, ledger, credits, stale = unpack(KEYS)
+local MOST = 9007199254740991 -- 2^53 - 1: larger integers are not exact in a Lua number
 
 local function refuse(text)
   error({ err = "ERR wallet: " .. text })
 end
 
 local function integer(text, least, most, what)
-  local number = type(text) == "string" and #text <= 17 and text:match("^%-?%d+$") and tonumber(text)
+  local number = text and #text <= 17 and text:find("^%-?%d+$") and text + 0
   if not number or number < least or number > most then
     refuse(what .. " is not an integer in its range")
   end
   return number
 end
 
--- `..` and tostring lose digits from 1e14; adding 0 makes 0 of -0, which HINCRBY refuses.
+-- `..` and tostring lose digits from 1e14 on; adding 0 turns -0 into 0. redis.call writes its number arguments in full.
 local function digits(number)
   return string.format("%.0f", number + 0)
 end
 
 local function clock()
   local time = redis.call("TIME")
-  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+  return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- The moment that a UUIDv7 carries.
-local function moment(rid)
-  local hex = "%x%x%x%x"
-  if not rid:match("^" .. hex .. hex .. "%-" .. hex .. "%-7%x%x%x%-" .. hex .. "%-" .. hex .. hex .. hex .. "$") then
+-- The time in a UUIDv7.
+local function arrival_ms(request_id)
+  local high, low = request_id:match("^(%x%x%x%x%x%x%x%x)%-(%x%x%x%x)%-7%x%x%x%-%x%x%x%x%-%x%x%x%x%x%x%x%x%x%x%x%x$")
+  if not high then
     refuse("the request id is not a UUIDv7")
   end
-  return tonumber(rid:sub(1, 8) .. rid:sub(10, 13), 16)
+  return tonumber(high .. low, 16)
 end
 
--- The account's numbers, or nil where there is no such account.
+-- The account's numbers, or nil if there is no such account. They are read once; between a change and `save` nothing may
+-- raise an error.
 local function wallet()
-  local stored = redis.call("HMGET", account, "status", "balance", "held", "holds", "credit_line")
+  local stored = redis.call("HMGET", account_key, "status", "balance", "held", "holds", "credit_line")
   if not stored[1] then
     return nil
   end
@@ -49,8 +50,12 @@ local function wallet()
   }
 end
 
-local function hold_of(rid)
-  local stored = redis.call("HGET", holds, rid)
+local function save(account)
+  redis.call("HSET", account_key, "balance", account.balance, "held", account.held, "holds", account.holds)
+end
+
+local function hold_of(request_id)
+  local stored = redis.call("HGET", holds, request_id)
   if not stored then
     return nil
   end
@@ -58,12 +63,12 @@ local function hold_of(rid)
   if not amount then
     refuse("a hold is not readable")
   end
-  return { amount = tonumber(amount), expiry = tonumber(expiry), floor = tonumber(floor), fingerprint = fingerprint }
+  return { amount = amount + 0, expiry = expiry + 0, floor = floor + 0, fingerprint = fingerprint }
 end
 
--- How a request was resolved and what it was charged, or nil.
-local function end_of(rid)
-  local stored = redis.call("HGET", ended, rid)
+-- How a request was resolved and its charge, or nil.
+local function end_of(request_id)
+  local stored = redis.call("HGET", ended, request_id)
   if not stored then
     return nil
   end
@@ -71,46 +76,53 @@ local function end_of(rid)
   if not kind then
     refuse("an ended request is not readable")
   end
-  return { kind = kind, charged = tonumber(charged) }
+  return { kind = kind, charged = charged + 0 }
 end
 
--- Moves the balance by `amount`, with the line that says why.
-local function move(kind, id, amount, reason)
-  redis.call("HINCRBY", account, "balance", digits(amount))
-  redis.call("XADD", ledger, "*", "kind", kind, "id", id, "amount", digits(amount), unpack(reason or {}))
+-- Changes the balance by `amount` and adds a line to the ledger.
+local function move(account, kind, id, amount, ...)
+  account.balance = account.balance + amount
+  redis.call("XADD", ledger, "*", "kind", kind, "id", id, "amount", digits(amount), ...)
 end
 
--- A trimmed request must be stale, so its end outlives its id's freshness by the skew of clocks: once for the clock
--- that made the id, once for a store that took over with another clock.
+-- Deletes the ends of requests whose id is no longer accepted. They are kept for two skews longer: one for the clock that
+-- made the id, one for a store that took over with another clock.
 local function trim(now, keep, skew)
-  local old = redis.call("ZRANGEBYSCORE", ended_at, "-inf", "(" .. digits(now - keep - 2 * skew), "LIMIT", 0, 4)
-  for _, rid in ipairs(old) do
-    redis.call("HDEL", ended, rid)
-    redis.call("ZREM", ended_at, rid)
+  local old = redis.call("ZRANGEBYSCORE", ended_at, "-inf", "(" .. digits(now - keep - 2 * skew), "LIMIT", 0, 32)
+  if #old > 0 then
+    redis.call("HDEL", ended, unpack(old))
+    redis.call("ZREM", ended_at, unpack(old))
   end
 end
 
--- Resolves a request: gives its hold back if it has one, charges, remembers.
-local function finish(rid, hold, kind, charge, now)
+-- Resolves a request: deletes its hold if it has one, charges it, stores its end.
+local function finish(account, request_id, hold, kind, charge, now)
   if hold then
-    redis.call("HDEL", holds, rid)
-    redis.call("ZREM", leases, rid)
-    redis.call("HINCRBY", account, "held", digits(-hold.amount))
-    redis.call("HINCRBY", account, "holds", "-1")
+    redis.call("HDEL", holds, request_id)
+    redis.call("ZREM", leases, request_id)
+    account.held, account.holds = account.held - hold.amount, account.holds - 1
   end
-  redis.call("HSET", ended, rid, "1 " .. kind .. " " .. digits(charge))
-  redis.call("ZADD", ended_at, digits(now), rid)
-  move(kind, rid, -charge)
+  redis.call("HSET", ended, request_id, "1 " .. kind .. " " .. digits(charge))
+  redis.call("ZADD", ended_at, now, request_id)
+  move(account, kind, request_id, -charge)
 end
 
--- Ends up to `limit` holds whose lease is over, oldest first: { rid, charged, rid, charged, ... }.
-local function expire(now, limit)
-  local over = {}
-  for _, rid in ipairs(redis.call("ZRANGEBYSCORE", leases, "-inf", digits(now), "LIMIT", 0, limit)) do
-    local hold = hold_of(rid) or refuse("a lease has no hold")
-    finish(rid, hold, "expire", hold.floor, now)
-    over[#over + 1] = rid
-    over[#over + 1] = hold.floor
+-- Ends up to `limit` holds whose lease has expired, the oldest first. Returns { request_id, charge, request_id, charge, ... }.
+-- All are read before the first one is ended.
+local function expire(account, now, limit)
+  local request_ids = redis.call("ZRANGEBYSCORE", leases, "-inf", now, "LIMIT", 0, limit)
+  if #request_ids == 0 then
+    return request_ids
   end
+  local found, over = {}, {}
+  for index, request_id in ipairs(request_ids) do
+    found[index] = hold_of(request_id) or refuse("a lease has no hold")
+  end
+  for index, request_id in ipairs(request_ids) do
+    local hold = found[index]
+    finish(account, request_id, hold, "expire", hold.floor, now)
+    over[2 * index - 1], over[2 * index] = request_id, hold.floor
+  end
+  save(account)
   return over
 end

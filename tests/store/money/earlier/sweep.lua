@@ -1,0 +1,11 @@
+-- sweep(account, limit, keep, skew): ends up to `limit` holds whose lease has expired.
+local limit = integer(ARGV[2], 1, 1000, "the limit")
+local keep = integer(ARGV[3], 1, MOST, "keep")
+local skew = integer(ARGV[4], 1, MOST, "skew")
+local account = wallet()
+if not account then
+  return { ARGV[1], 0 }
+end
+local now = clock()
+trim(now, keep, skew)
+return { ARGV[1], now, unpack(expire(account, now, limit)) }
