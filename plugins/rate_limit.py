@@ -35,6 +35,10 @@ from gateway import (
 )
 from plugins.paced_refusals import PacedRefusals
 
+_REQUESTS: Final = ("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests")
+_TOKENS: Final = ("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens")
+"""The headers of a limit, of what remains of it, and of when all of it is available again."""
+
 LEASE_MARGIN_S: Final = 60
 RETRY_AFTER_S = 1.0
 LONG_MS: Final = 59_000
@@ -192,12 +196,11 @@ async def _tokens(exchange: Exchange, rules: AccountLimits) -> int:
 
 def _set_headers(headers: dict[str, str], result: Taken | Limited) -> None:
     """Set the `x-ratelimit-*` headers; of the tightest limit, if several plugins of this kind are in the chain."""
-    for name, rate in (("requests", result.requests), ("tokens", result.tokens)):
-        remaining = f"x-ratelimit-remaining-{name}"
-        if rate is not None and rate.remaining <= int(headers.get(remaining, rate.remaining)):
-            headers[f"x-ratelimit-limit-{name}"] = str(rate.limit)
+    for (limit, remaining, reset), rate in ((_REQUESTS, result.requests), (_TOKENS, result.tokens)):
+        if rate is not None and (remaining not in headers or rate.remaining <= int(headers[remaining])):
+            headers[limit] = str(rate.limit)
             headers[remaining] = str(rate.remaining)
-            headers[f"x-ratelimit-reset-{name}"] = f"{rate.reset_ms}ms"
+            headers[reset] = f"{rate.reset_ms}ms"
 
 
 def _refusal(limited: Limited, rules: AccountLimits, tokens: int) -> Refused:

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from gateway.exchange import Outcome
+from gateway.exchange import Operation, Outcome
 from gateway.request_id import month
 
 MAX_NUMBER: Final = 2**53
@@ -81,6 +81,8 @@ NUMBERS: Final = (
 _texts: Final = attrgetter(*TEXTS)
 _numbers: Final = attrgetter(*NUMBERS)
 _TEXT: Final = {str}
+_TEXTS: Final = {str, Operation}
+"""The types of the texts: the operation of a request is a member of `Operation`, which is encoded as a text."""
 _NUMBER: Final = {int}
 _SCALARS: Final = {str, int, float}
 _SOURCES: Final = ("upstream", "estimated", "none")
@@ -118,7 +120,7 @@ def _is_plain(record: Record) -> bool:
     first_byte_ms, outcome, price = record.first_byte_ms, record.outcome, record.price
     numbers = (*_numbers(record), 0 if first_byte_ms is None else first_byte_ms)
     if not (
-        set(map(type, _texts(record))) == _TEXT
+        _TEXTS.issuperset(map(type, _texts(record)))
         and set(map(type, numbers)) == _NUMBER
         and min(numbers) >= -MAX_NUMBER
         and max(numbers) <= MAX_NUMBER
