@@ -15,8 +15,8 @@ from redis import Redis, ResponseError
 from gateway.runtime import store_keeper
 from gateway.runtime.store_keeper import StoreKeeper
 from gateway.store.client import embedded
-from gateway.store.client.append_only import FOLDER
 from gateway.store.client.answer import ask
+from gateway.store.client.append_only import FOLDER
 from tests.disk import Disk, small_disk
 from tests.patience import PATIENCE_S
 from tests.store.client.test_embedded import LOADED_SLOWLY
@@ -96,11 +96,11 @@ def test_a_file_with_a_hole_is_rewritten_before_a_full_disk_can_cut_it(tmp_path:
                     disk.free()
                     written_again(redis, f"after {full}")
                     wait_for_no_hole(keeper, folder)
-                expected = {key: redis.get(key) for key in redis.keys()}
+                expected = {key: redis.get(key) for key in redis.scan_iter()}
             kill(folder)
             ticked_until_it_serves(keeper, folder)
             with Redis.from_url(keeper.url) as redis:
-                assert {key: redis.get(key) for key in redis.keys()} == expected
+                assert {key: redis.get(key) for key in redis.scan_iter()} == expected
         finally:
             keeper.stop()
         assert not list((folder / FOLDER).glob("*.damaged-*"))
