@@ -36,7 +36,7 @@ class Loop(uvloop.Loop):
 
 def slow_down(*_: object) -> None:
     Loop.slowed = SLOWED
-    pipeline.TURN_S *= SLOWED  # type: ignore[attr-defined, misc]
+    pipeline.TURN_S *= SLOWED  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":
