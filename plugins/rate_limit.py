@@ -137,14 +137,19 @@ class RateLimit(Plugin):
 
     async def end_step(self, exchange: Exchange) -> Step | None:
         """Release the slot, and count the tokens that were used."""
-        account, taken = self._holding.pop(exchange.id, ("", None))
+        account, taken = self._holding.get(exchange.id, ("", None))
         if taken is None or not taken.may_have_run:
+            self._holding.pop(exchange.id, None)
             return None
         usage = exchange.usage
         release = Release(account, exchange.id, usage.prompt_tokens + usage.completion_tokens)
         step = self._give_back(release)
+        step.read = partial(self._released, exchange.id)
         step.failed = partial(self._not_sent, release)
         return step
+
+    async def _released(self, request_id: str, _: object) -> None:
+        self._holding.pop(request_id, None)
 
     def _rules(self, caller: Caller, operation: Operation) -> AccountLimits:
         own = caller.limits
@@ -161,6 +166,7 @@ class RateLimit(Plugin):
         )
 
     async def _not_sent(self, release: Release, error: StoreError) -> None:
+        self._holding.pop(release.request_id, None)
         if not isinstance(error, StoreAway):
             self._log_failure(release, error)
         elif len(self._pending) < MAX_PENDING:
