@@ -34,8 +34,8 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 # Everything that runs comes from the lock file, exact and checked by hash; the project itself is installed in place. With a C
-# compiler, its compiled path of events is built, too.
-$(VENV)/.serve: $(LOCK) pyproject.toml hatch_build.py gateway/proxy/_pass.pyx
+# compiler, its compiled modules are built, too.
+$(VENV)/.serve: $(LOCK) pyproject.toml hatch_build.py gateway/proxy/_pass.pyx gateway/store/client/_pack.pyx
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --require-hashes -r $(LOCK)
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
@@ -47,4 +47,4 @@ $(VENV)/.dev: deploy/requirements-dev.lock $(VENV)/.serve
 	touch $@
 
 clean:
-	rm -rf $(VENV) gateway/proxy/_pass.*.so
+	rm -rf $(VENV) gateway/proxy/_pass.*.so gateway/store/client/_pack.*.so

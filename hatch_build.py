@@ -1,7 +1,8 @@
-"""Builds the compiled path of events, `gateway/proxy/_pass.pyx`, where Cython and a C compiler are.
+"""Builds the compiled modules, see `gateway/compiled.py`, where Cython and a C compiler are.
 
-Without them, and with `GATEWAY_PURE=1`, the gateway is installed without it and runs in pure Python. An editable install gets
-the module beside its source, a wheel gets it inside and is then one for this platform. `pip install --verbose` shows what was done.
+Without them, and with `GATEWAY_PURE=1`, the gateway is installed without any and runs in pure Python. An editable install gets
+the modules beside their sources, a wheel gets them inside and is then one for this platform. `pip install --verbose` shows what
+was done.
 """
 
 from __future__ import annotations
@@ -18,27 +19,31 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("gateway/proxy/_pass.pyx")
+SOURCES = (Path("gateway/proxy/_pass.pyx"), Path("gateway/store/client/_pack.pyx"))
 
 
 class PassBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     """The hook that hatchling calls before it packs a wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build the module, and include it in the wheel."""
-        source = Path(self.root, SOURCE)
-        target = source.with_name(f"_pass{sysconfig.get_config_var('EXT_SUFFIX')}")
-        if os.environ.get("GATEWAY_PURE", "0") not in ("", "0"):
+        """Build the modules, and include them in the wheel. Where one is not built, none is used."""
+        suffix = sysconfig.get_config_var("EXT_SUFFIX")
+        sources = [Path(self.root, source) for source in SOURCES]
+        targets = [source.with_name(f"{source.stem}{suffix}") for source in sources]
+        for target in targets:
             target.unlink(missing_ok=True)
+        if os.environ.get("GATEWAY_PURE", "0") not in ("", "0"):
             print("sluicegate: pure Python, as GATEWAY_PURE is set", file=sys.stderr)
             return
         try:
-            target.unlink(missing_ok=True)
-            build(source, target)
+            for source, target in zip(sources, targets, strict=True):
+                build(source, target)
         except (ImportError, OSError, subprocess.CalledProcessError) as error:
-            print(f"sluicegate: pure Python, as the compiled path of events was not built: {error}", file=sys.stderr)
+            for target in targets:
+                target.unlink(missing_ok=True)
+            print(f"sluicegate: pure Python, as the compiled modules were not built: {error}", file=sys.stderr)
             return
-        build_data["artifacts"].append(str(target.relative_to(self.root)))
+        build_data["artifacts"].extend(str(target.relative_to(self.root)) for target in targets)
         if version == "standard":
             build_data["pure_python"] = False
             build_data["infer_tag"] = True
@@ -55,7 +60,7 @@ def build(source: Path, target: Path, *flags: str) -> None:
 
     digest = sha256(source.read_bytes()).hexdigest()[:16]
     with tempfile.TemporaryDirectory() as folder:
-        c_file, built = Path(folder, "_pass.c"), Path(folder, target.name)
+        c_file, built = Path(folder, f"{source.stem}.c"), Path(folder, target.name)
         if to_c(str(source), output_file=str(c_file), language_level=3).num_errors:
             raise ImportError("Cython did not accept the source")
         link = words("LDSHARED") or [*words("CC"), "-shared"]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import time
 from functools import lru_cache
+from typing import Final
 
 from uuid_utils import uuid7
+
+LAST_MS: Final = 253_402_300_799_999
+"""The end of the year 9999: no later time is written."""
 
 
 def new_id() -> str:
@@ -18,6 +22,12 @@ def arrival_ms(id: str) -> int:  # noqa: A002 - the field's name
     if len(id) != 36 or id[14] != "7":
         raise ValueError("not a request id")
     return int(id[:8] + id[9:13], 16)
+
+
+def check_time(id: str) -> None:  # noqa: A002
+    """Raise `ValueError` for the id of a time that cannot be written, and for what is no id."""
+    if not 0 <= arrival_ms(id) <= LAST_MS:
+        raise ValueError("not a time")
 
 
 def first_id(ms: int) -> str:
@@ -39,7 +49,7 @@ def utc(ms: int) -> str:
 @lru_cache(maxsize=64)
 def _second(at: int) -> str:
     """Format a second. It is cached, because many requests share one and `strftime` is slow."""
-    try:
-        return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%S}"
-    except (OverflowError, OSError) as error:
-        raise ValueError("not a time") from error
+    if not 0 <= 1000 * at <= LAST_MS:
+        raise ValueError("not a time")
+    year, month, day, hour, minute, second, *_ = time.gmtime(at)
+    return f"{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}"

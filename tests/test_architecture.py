@@ -37,7 +37,7 @@ LAYERS = (
     ("catalogue", "facts", "exchange"),
     ("config", "chat"),
     ("fake_upstream",),
-    ("errors", "request_id", "addresses", "durable", "crash_points"),
+    ("errors", "request_id", "addresses", "durable", "crash_points", "compiled"),
 )
 """Packages and single modules of `gateway`. What imports is above what is imported. Two of one layer may import one another
 in one direction only.

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gateway.request_id import arrival_ms, first_id, month, utc
+from gateway.request_id import LAST_MS, arrival_ms, check_time, first_id, month, utc
 from tests.records import id_at
 
 NEW_YEAR_MS = 1_798_761_600_000
@@ -30,12 +30,22 @@ def test_a_request_belongs_to_the_month_of_its_arrival_in_utc() -> None:
         ("../../etc", "not a request id"),
         ("5f0c54ba-9b3a-4c1e-8c59-4a9b4b8c9d10", "not a request id"),
         ("zzzzzzzz-zzzz-7197-9f1b-61a58aba6c92", "invalid literal for int() with base 16: 'zzzzzzzzzzzz'"),
-        ("ffffffff-ffff-7197-9f1b-61a58aba6c92", "year 10889 is out of range"),
+        ("ffffffff-ffff-7197-9f1b-61a58aba6c92", "not a time"),
     ],
 )
 def test_a_malformed_id_raises_value_error(id: str, message: str) -> None:  # noqa: A002
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         month(id)
+
+
+def test_a_time_is_written_up_to_the_year_9999() -> None:
+    assert (utc(0), utc(LAST_MS)) == ("1970-01-01T00:00:00.000Z", "9999-12-31T23:59:59.999Z")
+    check_time(id_at(LAST_MS))
+    for wrong in (LAST_MS + 1, -1):
+        with pytest.raises(ValueError, match=r"^not a time$"):
+            utc(wrong)
+    with pytest.raises(ValueError, match=r"^not a time$"):
+        check_time(id_at(LAST_MS + 1))
 
 
 def test_first_id_separates_the_ids_before_a_time_from_those_at_it() -> None:

@@ -69,7 +69,7 @@ def estimate_tokens(raw: bytes | bytearray, messages: msgspec.Raw, read: Sequenc
     escaped = _has_escapes(raw)
     text = max(len(memoryview(messages)), len(raw) - SETTINGS_BYTES) - (_excess(raw) if escaped else 0)
     encoded = 0
-    for message in read:
+    for message in read if len(raw) > ENCODED_BYTES else ():
         if len(memoryview(message.content)) > ENCODED_BYTES and _opens(message.content, b"["):
             for part in _encoded_parts(message.content):
                 text -= len(part) - (_excess(part) if escaped else 0)

@@ -5,17 +5,16 @@ on as `UpstreamConnection` and `Relay` would, with the same bytes written and th
 every other read to them: a first or a last event, usage, errors, anything cut or long, and all reads of a relay whose plugins
 have `on_chunk`.
 
-It is optional. It is built where Cython and a C compiler are, see `hatch_build.py`, and not used with `GATEWAY_PURE=1`.
+It is optional, see `gateway.compiled`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
+
+from gateway import compiled
 
 BUFFER: Final = memoryview(bytearray(16 * 1024))
 """Every read of every upstream goes into this buffer. The parser has copied the data when the read returns, so that one is
@@ -50,21 +49,10 @@ class PurePass:
 
 def load() -> tuple[ModuleType | None, str]:
     """Return the compiled module, or None and why it is not used."""
-    if os.environ.get("GATEWAY_PURE", "0") not in ("", "0"):
-        return None, "GATEWAY_PURE is set"
-    try:
-        compiled = import_module("gateway.proxy._pass")
-    except ImportError:
-        return None, "the compiled path is not built, for which an installation needs Cython and a C compiler"
-    if SOURCE.exists() and digest(SOURCE.read_bytes()) != compiled.SOURCE:
-        return None, "the compiled path was built from another version, install again"
-    compiled.use(BUFFER, LARGE_READ)
-    return compiled, ""
-
-
-def digest(source: bytes) -> str:
-    """Return the digest that a build has of its source."""
-    return hashlib.sha256(source).hexdigest()[:16]
+    module, why_not = compiled.load("gateway.proxy._pass", SOURCE)
+    if module is not None:
+        module.use(BUFFER, LARGE_READ)
+    return module, why_not
 
 
 _compiled, WHY_PURE = load()

@@ -21,6 +21,7 @@ from gateway.chat.request import BodyPart
 from gateway.proxy.event_pass import BUFFER, LARGE_READ, EventPass
 from gateway.proxy.idle import IdleConnection, take
 from gateway.proxy.turns import Turns
+from gateway.proxy.upstream_headers import READ
 from gateway.proxy.upstream_state import InvalidResponse, UpstreamState
 
 if TYPE_CHECKING:
@@ -212,9 +213,8 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         self._parsed_head_bytes += len(name) + len(value)
         if self._parsed_head_bytes > MAX_HEAD:
             raise InvalidResponse("the head of the answer is too long")
-        if 100 <= self._parser.get_status_code() < 200 or self.ended:
-            return
-        self.headers.add(name.decode("latin-1"), value.decode("latin-1"))
+        if name.lower() in READ and not self.ended:
+            self.headers.add(name.decode("latin-1"), value.decode("latin-1"))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -224,6 +224,7 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         if status < 200:
             if status == 101:
                 raise InvalidResponse("switching protocols was not requested")
+            self.headers.clear()
             return
         self.status = status
         self._framed = "Content-Length" in self.headers or "Transfer-Encoding" in self.headers or status in (204, 304)

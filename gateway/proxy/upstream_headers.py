@@ -7,6 +7,13 @@ from collections.abc import Mapping, MutableMapping
 from typing import Final
 
 UPSTREAM_ID: Final = "x-request-id"
+READ: Final = frozenset(
+    (
+        *(b"content-type", b"content-encoding", b"content-length", b"transfer-encoding", UPSTREAM_ID.encode()),
+        *(b"retry-after", b"retry-after-ms", b"x-should-retry", b"date"),
+    )
+)
+"""The headers of an answer that the gateway reads. The others, often twenty, are not kept."""
 TRACE_VALUE: Final = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,511}")
 
 

@@ -32,13 +32,15 @@ MEMORY_LIMIT: Final = Path("/sys/fs/cgroup/memory.max")
 class Slot:
     """The place of one connection, from `accept` until it is closed.
 
-    `known`: a request of a known account was served on it. `close` closes the connection if it waits, and returns whether
-    it did. `crowded`: there is no room for this connection. It is told so, and closed.
+    `peer`: the caller's address; `address`: the address or network that it counts for. `known`: a request of a known account
+    was served on it. `close` closes the connection if it waits, and returns whether it did. `crowded`: there is no room for
+    this connection. It is told so, and closed.
     """
 
-    __slots__ = ("address", "close", "crowded", "head_bytes", "known", "left", "waits")
+    __slots__ = ("address", "close", "crowded", "head_bytes", "known", "left", "peer", "waits")
 
-    def __init__(self, address: str, *, crowded: bool) -> None:
+    def __init__(self, peer: str, address: str, *, crowded: bool) -> None:
+        self.peer = peer
         self.address = address
         self.crowded = crowded
         self.known = False
@@ -73,7 +75,7 @@ class Connections:
         if crowded and self.open >= self.most + RESERVED_DESCRIPTORS:
             return None
         self.open += 1
-        slot = Slot(address, crowded=crowded)
+        slot = Slot(peer, address, crowded=crowded)
         self.wait(slot)
         return slot
 

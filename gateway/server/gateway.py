@@ -138,15 +138,9 @@ class Gateway:
         read_body: Callable[[], Awaitable[Body]],
         on_body_dropped: Callable[[], None] = lambda: None,
     ) -> Exchange:
-        peer = request.transport.get_extra_info("peername") if request.transport is not None else None
-        head = Request(
-            request.method,
-            request.raw_path.partition("?")[0],
-            request.headers,
-            peer[0] if isinstance(peer, tuple) else "",
-            operation,
-            argument,
-        )
+        peer = cast("ServerProtocol", request.protocol).slot.peer
+        path = request.raw_path.partition("?")[0]
+        head = Request(request.method, path, request.headers, peer, operation, argument)
         exchange = Exchange(head, read_body, on_body_dropped=on_body_dropped, generation=self.chain.generation)
         exchange.response_headers["x-request-id"] = exchange.id
         return exchange

@@ -13,7 +13,7 @@ from typing import Final, Literal
 import msgspec
 
 from gateway.exchange import Operation, Outcome
-from gateway.request_id import month
+from gateway.request_id import check_time
 
 MAX_NUMBER: Final = 2**53
 """No number of a record is larger, so that the sums of a file fit into the integers of SQLite."""
@@ -80,10 +80,8 @@ NUMBERS: Final = (
 )
 _texts: Final = attrgetter(*TEXTS)
 _numbers: Final = attrgetter(*NUMBERS)
-_TEXT: Final = {str}
 _TEXTS: Final = {str, Operation}
 """The types of the texts: the operation of a request is a member of `Operation`, which is encoded as a text."""
-_NUMBER: Final = {int}
 _SCALARS: Final = {str, int, float}
 _SOURCES: Final = ("upstream", "estimated", "none")
 
@@ -105,7 +103,7 @@ def checked(line: bytes) -> Record:
         record = decode(line)
     except RecursionError:
         raise ValueError("the record is nested too deeply") from None
-    month(record.id)
+    check_time(record.id)
     for name, value in zip(record.__struct_fields__, msgspec.structs.astuple(record), strict=True):
         if isinstance(value, int) and abs(value) > MAX_NUMBER:
             raise ValueError(f"{name} is too large: {value}")
@@ -115,27 +113,32 @@ def checked(line: bytes) -> Record:
 def _is_plain(record: Record) -> bool:
     """Return whether every value has the type of its field, so that the line needs not be decoded to know that it can be.
 
-    It costs a tenth of decoding. False says nothing: `checked` decides.
+    It costs a third of decoding. False says nothing: `checked` decides.
     """
+    for text in _texts(record):
+        if type(text) not in _TEXTS:
+            return False
+    for number in _numbers(record):
+        if type(number) is not int or not -MAX_NUMBER <= number <= MAX_NUMBER:
+            return False
     first_byte_ms, outcome, price = record.first_byte_ms, record.outcome, record.price
-    numbers = (*_numbers(record), 0 if first_byte_ms is None else first_byte_ms)
     if not (
-        _TEXTS.issuperset(map(type, _texts(record)))
-        and set(map(type, numbers)) == _NUMBER
-        and min(numbers) >= -MAX_NUMBER
-        and max(numbers) <= MAX_NUMBER
+        (first_byte_ms is None or (type(first_byte_ms) is int and -MAX_NUMBER <= first_byte_ms <= MAX_NUMBER))
         and (outcome is None or type(outcome) is Outcome)
         and record.usage_source in _SOURCES
         and type(price) is dict
-        and _SCALARS.issuperset(map(type, price.values()))
-        and _TEXT.issuperset(map(type, price))
         and type(record.attempts) is list
     ):
         return False
-    month(record.id)
-    return all(
-        type(attempt) is AttemptRecord
-        and type(attempt.channel) is type(attempt.error) is str
-        and type(attempt.status) is int
-        for attempt in record.attempts
-    )
+    for name, value in price.items():
+        if type(name) is not str or type(value) not in _SCALARS:
+            return False
+    for attempt in record.attempts:
+        if not (
+            type(attempt) is AttemptRecord
+            and type(attempt.channel) is type(attempt.error) is str
+            and type(attempt.status) is int
+        ):
+            return False
+    check_time(record.id)
+    return True

@@ -1,15 +1,19 @@
-"""The private attributes and undocumented behaviour of aiohttp that calls of upstreams rely on."""
+"""The private attributes and undocumented behaviour of aiohttp that calls of upstreams rely on, and the heads of answers."""
 
 from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 from aiohttp import ClientRequest, TCPConnector
 from aiohttp.connector import Connection
 
 import gateway
+from gateway.proxy.event_pass import BUFFER
 from gateway.proxy.upstream import AIOHTTP_ATTRIBUTES
+from gateway.proxy.upstream_headers import READ
+from tests.fuzz.twins import Pooled, Queue, connections
 
 ROOT = Path(gateway.__file__).parent
 
@@ -28,3 +32,24 @@ def test_the_connector_takes_a_request_without_a_session() -> None:
 def test_no_other_file_calls_the_connector() -> None:
     files = {str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if "TCPConnector" in path.read_text()}
     assert files == {"proxy/pool.py"}
+
+
+def answered(head: bytes) -> Any:
+    """Return a connection that has received the head of an answer."""
+    connection = connections(compiled=False)(Pooled(), Queue())
+    BUFFER[: len(head)] = head
+    connection.receive(len(head))
+    return connection
+
+
+def test_only_those_headers_of_an_answer_are_kept_that_are_read() -> None:
+    names = [b"Server", b"Set-Cookie", b"CF-Ray", *(name.title() for name in READ - {b"content-length"})]
+    lines = b"".join(b"%b: %b\r\n" % (name, b"chunked" if name == b"Transfer-Encoding" else b"1") for name in names)
+    headers = answered(b"HTTP/1.1 200 OK\r\n" + lines + b"\r\n").headers
+    assert {name.lower().encode() for name in headers} == READ - {b"content-length"}
+
+
+def test_the_headers_of_an_interim_response_are_not_those_of_the_answer() -> None:
+    head = b"HTTP/1.1 103 Early\r\nX-Request-Id: early\r\n\r\nHTTP/1.1 200 OK\r\nContent-Type: a/b\r\n\r\n"
+    connection = answered(head)
+    assert (connection.status, dict(connection.headers)) == (200, {"Content-Type": "a/b"})

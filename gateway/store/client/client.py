@@ -23,7 +23,8 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 
 from gateway.errors import StoreAway
-from gateway.store.client.connection import Argument, Convert
+from gateway.store.client.connection import Convert
+from gateway.store.client.packing import Argument
 from gateway.store.client.topology import Topology, from_url
 
 __all__ = ["Argument", "Client", "Script"]
@@ -82,8 +83,7 @@ class Client:
 
     def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Argument] = ()) -> asyncio.Future[Any]:
         """Run a script and return the future of its reply, as `submit` does. Its keys must be in one hash slot."""
-        rest = (len(keys), *keys, *arguments)
-        return self._topology.submit(("EVALSHA", script.digest, *rest), None, ("EVAL", script.text, *rest))
+        return self._topology.submit(("EVALSHA", script.digest, len(keys), *keys, *arguments), None, script.text)
 
     async def keys(self, pattern: str) -> AsyncIterator[str]:
         """Yield every key that matches, in no order, possibly more than once. Raises `StoreAway` or `StoreError`."""

@@ -17,17 +17,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from hiredis import HiredisError, PushNotification, Reader, pack_command
+from hiredis import HiredisError, PushNotification, Reader
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from gateway.errors import StoreAway, StoreError
+from gateway.store.client.packing import Command, pack
 
-Argument = str | bytes | int
-Command = tuple[Argument, ...]
 Convert = Callable[[Any], Any]
-PendingCommand = tuple[float, asyncio.Future[Any], Convert | None, Command | None, bytes]
-"""A pending command: deadline, future, converter of the reply, command to send if a script is unknown, bytes to send."""
+PendingCommand = tuple[float, asyncio.Future[Any], Convert | None, Command, str | None, bytes]
+"""A pending command: deadline, future, converter of the reply, the command, the text of its script, bytes to send."""
 
 MAX_PAUSE_S: Final = 0.2
 """The maximum pause between two attempts to connect to a server that is away."""
@@ -109,12 +108,12 @@ class Connection(asyncio.Protocol):
         self,
         command: Command,
         convert: Convert | None = None,
-        fallback: Command | None = None,
+        script: str | None = None,
         future: asyncio.Future[Any] | None = None,
     ) -> asyncio.Future[Any]:
         """Send a command with the others of this tick. The future gets `convert(reply)`, `StoreAway` or `StoreError`.
 
-        `fallback` is sent instead of a script's command if the server does not know the script.
+        `script`: the text to send where the command calls a script that the server does not know.
         """
         if future is None:
             future = self._loop.create_future()
@@ -125,14 +124,14 @@ class Connection(asyncio.Protocol):
             deadline = self._loop.time() + self._timeout_s
             if self.opened:
                 self._loop.call_soon(self._flush)
-        unsent.append((deadline, future, convert, fallback, pack_command(command)))  # type: ignore[arg-type, unused-ignore]
+        unsent.append((deadline, future, convert, command, script, pack(command)))
         if self._timer is None:
             self._timer = self._loop.call_later(self._timeout_s, self._watch)
         return future
 
     async def close(self) -> None:
         """Wait for the pending replies, then close."""
-        if waiting := [future for _, future, _, _, _ in (*self._sent, *self._unsent)]:
+        if waiting := [future for _, future, *_ in (*self._sent, *self._unsent)]:
             await asyncio.wait(waiting)
         self._fail("the connection to the store is closed")
         self._task.cancel()
@@ -148,14 +147,14 @@ class Connection(asyncio.Protocol):
         try:
             while (reply := self._reader.gets()) is not _INCOMPLETE:
                 if type(reply) is not PushNotification:
-                    _, future, convert, fallback, _ = self._sent.popleft()
+                    _, future, convert, command, script, _ = self._sent.popleft()
                     replies += 1
                     if not isinstance(reply, Exception):
                         if not future.done():
                             _answer(future, reply, convert)
-                    elif type(reply) is UnknownScript and fallback is not None:
+                    elif type(reply) is UnknownScript and script is not None:
                         if not future.done():
-                            self.submit(fallback, convert, None, future)
+                            self.submit(with_text(command, script), convert, None, future)
                     else:
                         demoted |= type(reply) is Demoted
                         _refuse(future, reply)
@@ -196,7 +195,7 @@ class Connection(asyncio.Protocol):
         wanted = [command for command in unsent if not command[1].done()]
         if wanted and self._transport is not None:
             self._sent.extend(wanted)
-            self._transport.write(b"".join([packed for _, _, _, _, packed in wanted]))
+            self._transport.write(b"".join([command[-1] for command in wanted]))
 
     def _watch(self) -> None:
         """Check the oldest command when its deadline has passed."""
@@ -224,8 +223,13 @@ class Connection(asyncio.Protocol):
         waiting = (*self._sent, *self._unsent)
         self._sent.clear()
         self._unsent.clear()
-        for _, future, _, _, _ in waiting:
+        for _, future, *_ in waiting:
             _refuse(future, StoreAway(why))
+
+
+def with_text(command: Command, script: str) -> Command:
+    """Return the command that sends the text of a script (EVAL) in place of its digest (EVALSHA)."""
+    return ("EVAL", script, *command[2:])
 
 
 def _first_error(error: Exception) -> Exception:

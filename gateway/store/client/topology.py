@@ -18,7 +18,8 @@ from redis.exceptions import NoScriptError, RedisError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from gateway.errors import Misconfigured, StoreAway
-from gateway.store.client.connection import CALLS, MAX_PAUSE_S, Command, Connection, Convert, translated
+from gateway.store.client.connection import CALLS, MAX_PAUSE_S, Connection, Convert, translated, with_text
+from gateway.store.client.packing import Command
 
 TRIES: Final = 2
 """A command may follow one redirection. While its slot migrates, it must not block others by further attempts."""
@@ -29,10 +30,10 @@ class Topology(Protocol):
 
     redis: Redis | RedisCluster
 
-    def submit(self, command: Command, convert: Convert | None, fallback: Command | None = None) -> asyncio.Future[Any]:
+    def submit(self, command: Command, convert: Convert | None, script: str | None = None) -> asyncio.Future[Any]:
         """Send a command. The future gets `convert(reply)`, `StoreAway` or `StoreError`.
 
-        `fallback` is sent instead of a script's command if the store does not know the script.
+        `script`: the text to send where the command calls a script that the store does not know.
         """
 
     async def follow(self) -> None:
@@ -109,10 +110,10 @@ class SingleServer:
         """redis-py's connection, whose socket is used. With Sentinel, it has the address of the primary that was named."""
         self._pause_s = 0.0
 
-    def submit(self, command: Command, convert: Convert | None, fallback: Command | None = None) -> asyncio.Future[Any]:
+    def submit(self, command: Command, convert: Convert | None, script: str | None = None) -> asyncio.Future[Any]:
         if self._connection is None or self._connection.lost:
             self._connection = self._next()
-        return self._connection.submit(command, convert, fallback)
+        return self._connection.submit(command, convert, script)
 
     async def follow(self) -> None:
         if not isinstance(self._pool, SentinelConnectionPool) or self._connection is None:
@@ -160,10 +161,10 @@ class Cluster:
         self._tasks: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(at_once)
 
-    def submit(self, command: Command, convert: Convert | None, fallback: Command | None = None) -> asyncio.Future[Any]:
+    def submit(self, command: Command, convert: Convert | None, script: str | None = None) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        task = loop.create_task(self._ask(command, fallback, future))
+        task = loop.create_task(self._ask(command, script, future))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return future
@@ -180,7 +181,7 @@ class Cluster:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _ask(self, command: Command, fallback: Command | None, future: asyncio.Future[Any]) -> None:
+    async def _ask(self, command: Command, script: str | None, future: asyncio.Future[Any]) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         overdue = loop.call_later(self._timeout_s, _fail, future, StoreAway("the store did not answer in time"))
@@ -191,7 +192,8 @@ class Cluster:
                 try:
                     reply = await self.redis.execute_command(*command)  # type: ignore[no-untyped-call, unused-ignore]
                 except NoScriptError:
-                    reply = await self.redis.execute_command(*(fallback or command))  # type: ignore[no-untyped-call, unused-ignore]
+                    text = command if script is None else with_text(command, script)
+                    reply = await self.redis.execute_command(*text)  # type: ignore[no-untyped-call, unused-ignore]
         except Exception as error:
             meant = translated(error)
             CALLS.failed(meant)

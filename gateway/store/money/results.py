@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -41,6 +41,11 @@ class Settle(StrEnum):
     NO_ACCOUNT = "NO_ACCOUNT"
     KEPT = "KEPT"
     """The store is away, or refused it; it is in the journal."""
+
+
+HOLDS: Final = {outcome.encode(): outcome for outcome in Hold}
+SETTLES: Final = {outcome.encode(): outcome for outcome in Settle}
+"""The outcomes as they are in replies: to look one up costs a tenth of making it of its text."""
 
 
 class Credit(StrEnum):

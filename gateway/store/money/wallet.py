@@ -30,7 +30,7 @@ from gateway.store.money.archive import Archive
 from gateway.store.money.audit import Audit, violations
 from gateway.store.money.journal import Journal
 from gateway.store.money.ledger_reader import read_ledger
-from gateway.store.money.results import Credit, Credited, Hold, HoldReply, Settle, Settled, Settlement
+from gateway.store.money.results import HOLDS, SETTLES, Credit, Credited, Hold, HoldReply, Settle, Settled, Settlement
 from gateway.store.money.scripts import KEEP_S, SKEW_S, keys_of, script
 
 __all__ = ["Credit", "Credited", "Hold", "HoldReply", "Settle", "Settled", "Settlement", "Wallet"]
@@ -171,7 +171,7 @@ class Wallet:
         _, outcome, charged = reply
         crash_points.point("settle.after")
         self._recent.add(_encode((settlement.account, settlement.request_id, settlement.cost, settlement.kind)))
-        return Settled(Settle(outcome.decode()), charged)
+        return Settled(SETTLES[outcome], charged)
 
     async def repeat(self) -> int:
         """Send the latest settlements again, to a store that may have lost them; return how many."""
@@ -241,9 +241,9 @@ def _checked(reply: list[Any], key: str) -> list[Any]:
 def _hold_reply(reply: list[Any]) -> HoldReply:
     _, outcome, balance, held, credit_line, *expired = reply
     crash_points.point("hold.after")
-    return HoldReply(Hold(outcome.decode()), balance, held, credit_line, tuple(_pairs(expired)))
+    return HoldReply(HOLDS[outcome], balance, held, credit_line, tuple(_pairs(expired)) if expired else ())
 
 
 def _pairs(flat: list[Any]) -> list[tuple[str, int]]:
-    """Return requests and their charges from a flat reply."""
+    """Return requests and charges."""
     return [(request_id.decode(), charged) for request_id, charged in zip(flat[::2], flat[1::2], strict=True)]

@@ -1,0 +1,30 @@
+"""Modules that are compiled: each is built from a Cython file beside it where an installation can, see `hatch_build.py`.
+
+Every user of one has the same in Python, which is used where there is none, and with `GATEWAY_PURE=1`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+
+def load(name: str, source: Path) -> tuple[ModuleType | None, str]:
+    """Return a compiled module, which has the digest of its source as `SOURCE`; or None and why it is not used."""
+    if os.environ.get("GATEWAY_PURE", "0") not in ("", "0"):
+        return None, "GATEWAY_PURE is set"
+    try:
+        compiled = import_module(name)
+    except ImportError:
+        return None, "the compiled path is not built, for which an installation needs Cython and a C compiler"
+    if source.exists() and digest(source.read_bytes()) != compiled.SOURCE:
+        return None, "the compiled path was built from another version, install again"
+    return compiled, ""
+
+
+def digest(source: bytes) -> str:
+    """Return the digest that a build has of its source."""
+    return hashlib.sha256(source).hexdigest()[:16]
