@@ -66,9 +66,13 @@ class LowestBalance:
         """Read the available amount as often as possible."""
         while True:
             with suppress(StoreAway):
-                account = await self._gateway.store.accounts.get("tester")
-                assert account is not None
-                self.available = min(self.available, account.balance_micros - account.held_micros)
+                await self.read()
+
+    async def read(self) -> None:
+        """Read the available amount."""
+        account = await self._gateway.store.accounts.get("tester")
+        assert account is not None
+        self.available = min(self.available, account.balance_micros - account.held_micros)
 
     async def read_ledger(self) -> None:
         """Read the lowest balance from the ledger: it has a line for each change, so its running sums are all balances."""
@@ -104,6 +108,7 @@ async def race(gateways: list[Running], upstream: GatedUpstream, credit: int) ->
         await gateway.gateway.runner.wait_ended()
     watching.cancel()
     await asyncio.wait([watching])
+    await lowest.read()
     await lowest.read_ledger()
     return statuses, lowest
 
