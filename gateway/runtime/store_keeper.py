@@ -36,6 +36,7 @@ class StoreKeeper:
         self._folder = folder
         self._store = EmbeddedStore.start(folder, adopt=False, report=report)
         self.url = self._store.url
+        self._manifest = append_only.manifest_of(folder)
         self._start: StoreStart | None = None
         self._failures = 0
         self._due_at = self._reported_at = self._check_at = 0.0
@@ -52,7 +53,7 @@ class StoreKeeper:
     def _rewrite_with_holes(self) -> bool:
         """Let the server rewrite its files if they have a hole. Return whether it does."""
         try:
-            if not (holes := append_only.zero_bytes(self._folder, self._written)):
+            if not (holes := append_only.zero_bytes(self._folder, self._manifest, self._written)):
                 return False
             log.warning("append_only_file_rewritten", zero_bytes=holes, reason="a full disk left them there")
             rewrite(self._store.path, CHECK_TIMEOUT_S)
@@ -72,6 +73,7 @@ class StoreKeeper:
             if (store := self._start.poll()) is not None:
                 log.warning("store_serves_again")
                 self._store, self._start, self._failures = store, None, 0
+                self._manifest = append_only.manifest_of(self._folder)
             elif self._start.progress and now - self._reported_at >= REPORT_INTERVAL_S:
                 self._reported_at = now
                 log.warning("store_loads", progress=self._start.progress)

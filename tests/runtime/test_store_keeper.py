@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from redis import Redis, ResponseError
+from structlog.testing import capture_logs
 
 from gateway.runtime import store_keeper
 from gateway.runtime.store_keeper import StoreKeeper
@@ -104,6 +105,22 @@ def test_a_file_with_a_hole_is_rewritten_before_a_full_disk_can_cut_it(tmp_path:
         finally:
             keeper.stop()
         assert not list((folder / FOLDER).glob("*.damaged-*"))
+
+
+def test_files_without_a_hole_are_not_rewritten(tmp_path: Path) -> None:
+    for _ in range(2):  # the first start makes the files
+        keeper = StoreKeeper(tmp_path, print)
+        try:
+            with Redis.from_url(keeper.url) as redis, capture_logs() as logs:
+                for step in range(6):
+                    keeper._check_at = 0
+                    keeper.tick()
+                    redis.set(f"key {step}", "x" * 1000)
+                    if step == 3:
+                        rewritten(redis)
+        finally:
+            keeper.stop()
+        assert logs == []
 
 
 def rewritten(redis: Redis) -> None:
