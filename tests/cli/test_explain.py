@@ -237,6 +237,7 @@ async def test_a_plugin_that_does_not_explain_itself_is_shown_as_unknown(
             ("passes", "has no part in the decision"),
             ("passes", "fails with KeyError, which is ignored"),
         ]
+        assert "would be served, unless it is refused by odd:Silent, which cannot say." in await command.run()
         command.file.write_text(command.file.read_text().replace("    on_error: ignore\n", ""))
         assert await command.refusal() == ("odd:Broken", 500, "internal_error")
 

@@ -98,6 +98,17 @@ async def test_too_many_at_once_wait_for_one_to_end(given: Services, client: Cli
     await plugin.stop()
 
 
+async def test_a_release_that_was_planned_and_not_sent_is_planned_again(given: Services, client: Client) -> None:
+    plugin = await started(RateLimit(concurrent=2), given)
+    asked = asking()
+    await run_request(plugin, asked, given)
+    assert await plugin.end_step(asked) is not None
+    await run_end(plugin, asked, given)
+    assert await client.call("ZCARD", SLOTS) == 0
+    assert plugin._holding == {}
+    await plugin.stop()
+
+
 async def test_a_slot_is_leased_for_the_longest_request_and_a_minute(given: Services, client: Client) -> None:
     plugin = await started(RateLimit(), given)
     asked = asking()
