@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -65,8 +67,8 @@ async def serving(file: Path, workers: int, log: Path) -> AsyncIterator[int]:
         await all_ready(process)
         yield process.pid
     finally:
-        with suppress(ProcessLookupError):  # the test may have stopped it
-            process.terminate()
+        with suppress(ProcessLookupError):  # the test may have stopped it; `terminate` would then take its exit code
+            os.kill(process.pid, signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), 40) == 0, await asyncio.to_thread(log.read_text)
 
 
