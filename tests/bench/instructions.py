@@ -9,7 +9,7 @@ several times.
 - an event: one more in the same stream.
 
 The exit code is 1 where a figure is more than 5 % above its budget. The figures depend on the interpreter: `BUDGETS` has those
-of Python 3.11 from Debian (3.11.2) and built with a shared library (3.11.7); others are counted and not judged.
+of Python 3.11 with a shared library; others are counted and not judged.
 """
 
 from __future__ import annotations
@@ -51,14 +51,10 @@ END_OF_ANSWER: Final = b"0\r\n\r\n"
 
 Figures = dict[str, int]
 
-BUDGETS: Final[dict[tuple[int, int, bool], Figures]] = {
-    (3, 11, False): {"request": 1_640_000, "event": 9_000},
-    (3, 11, True): {"request": 1_462_000, "event": 9_086},
-}
+BUDGETS: Final[dict[tuple[int, int, bool], Figures]] = {(3, 11, True): {"request": 1_440_000, "event": 8_900}}
 """The highest figures for a version of Python, with a shared library or without. One that is raised has the reason here.
 
-Requests: 3 % were added for what frees a stream's memory, what ends revoked requests, and turns of addresses. Events: with the
-compiled path; a pure gateway is counted and not judged.
+With the compiled path; a pure gateway is counted and not judged. Debian's 3.11.2 takes a tenth less than this, which is 3.11.7's.
 """
 
 
