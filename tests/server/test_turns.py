@@ -6,7 +6,7 @@ import pytest
 
 from gateway.proxy import turns as waiting
 from gateway.server import turns as module
-from gateway.server.turns import ADDRESSES, BURST_S, AddressTurns
+from gateway.server.turns import ADDRESSES, BURST_S, SHARED_S, AddressTurns
 from tests.patience import wait_until
 
 
@@ -19,6 +19,9 @@ class Time:
     def thread_time(self) -> float:
         return self.now
 
+    def monotonic(self) -> float:
+        return self.now
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
@@ -28,6 +31,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     return clock
 
 
+def shared() -> AddressTurns:
+    """Return the turns of a worker at which two addresses have just begun something."""
+    turns = AddressTurns()
+    turns.admit("an address")
+    turns.admit("another")
+    return turns
+
+
 def work(turns: AddressTurns, clock: Time, address: str, seconds: float, more_s: float = 0.0) -> None:
     began = clock.now
     clock.now += seconds
@@ -35,7 +46,7 @@ def work(turns: AddressTurns, clock: Time, address: str, seconds: float, more_s:
 
 
 def test_an_address_does_one_thing_at_a_time_and_others_do_not_wait_for_it(clock: Time) -> None:
-    turns = AddressTurns()
+    turns = shared()
     assert turns.admit("one")
     work(turns, clock, "one", 0.001, 0.0005)
     assert not turns.admit("one")
@@ -47,7 +58,7 @@ def test_an_address_does_one_thing_at_a_time_and_others_do_not_wait_for_it(clock
 
 
 def test_all_addresses_together_use_half_of_the_time_after_a_burst(clock: Time) -> None:
-    turns, admitted = AddressTurns(), 0
+    turns, admitted = shared(), 0
     while turns.admit(f"address {admitted}"):
         work(turns, clock, f"address {admitted}", 0.001)
         admitted += 1
@@ -63,12 +74,27 @@ def test_all_addresses_together_use_half_of_the_time_after_a_burst(clock: Time) 
 
 
 async def test_an_address_that_waits_does_not_overtake_itself(clock: Time) -> None:
-    turns, done = AddressTurns(), list[str]()
+    turns, done = shared(), list[str]()
     for number in range(3):
         turns.wait(lambda number=number: done.append(f"one{number}"), "one")  # type: ignore[misc]
     assert not turns.admit("one")
     assert turns.admit("two")
     await wait_until(lambda: len(done) == 3)
+    assert turns.admit("one")
+
+
+def test_an_address_that_is_alone_does_not_wait(clock: Time) -> None:
+    turns = AddressTurns()
+    for _ in range(100):
+        assert turns.admit("one")
+        assert turns.admit("open one"), "its connections are its own"
+        work(turns, clock, "one", 0.001)
+    assert turns.admit("two")
+    work(turns, clock, "one", 0.001)
+    assert not turns.admit("one")
+    clock.now += SHARED_S + 1
+    assert turns.admit("one")
+    work(turns, clock, "one", 0.001)
     assert turns.admit("one")
 
 
