@@ -14,13 +14,14 @@ import pytest
 
 from gateway import Outcome
 from gateway.fake_upstream import FakeUpstream
-from gateway.server.pipeline import MAX_AHEAD
+from gateway.server.pipeline import MAX_AHEAD, PIECE
+from gateway.server.protocol import ServerProtocol
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S, wait_until
 from tests.whole.aftermath import end_records, records_in_stream, tasks
 from tests.whole.conftest import CHAIN, configuration
-from tests.whole.raw import chat, get, head, read_answer
+from tests.whole.raw import ask, chat, get, head, read_answer
 from tests.whole.scripted import CHUNKED, LAST, Fin, Forever, Hold, Scripted, chunk
 from tests.whole.test_stream import STREAM, WORDS
 
@@ -254,3 +255,29 @@ async def test_many_requests_on_one_connection_leave_the_others_their_turn(gatew
     await asyncio.wait_for(counting, PATIENCE_S)
     for each in (crowd, writer):
         each.close()
+
+
+async def test_a_body_of_an_address_that_is_alone_is_parsed_in_turns(
+    gateway: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of one byte take a third of a millisecond for each piece: other connections do not wait for a whole read."""
+    pieces: list[int] = []
+    parse, receive = ServerProtocol._parse, ServerProtocol.data_received
+
+    def counted_parse(self: ServerProtocol, piece: bytes) -> None:
+        pieces[-1] += 1
+        parse(self, piece)
+
+    def counted_receive(self: ServerProtocol, data: bytes) -> None:
+        pieces.append(0)
+        receive(self, data)
+
+    monkeypatch.setattr(ServerProtocol, "_parse", counted_parse)
+    monkeypatch.setattr(ServerProtocol, "data_received", counted_receive)
+    many = 64
+    body = b"1\r\n \r\n" * (many * PIECE // 6) + b"0\r\n\r\n"
+    headers = {"Transfer-Encoding": "chunked", "Content-Length": ""}
+    answer = await ask(gateway.port, chat(await gateway.token(), b"", headers=headers) + body)
+    assert answer.status == 400
+    assert sum(pieces) >= many / 2
+    assert max(pieces) < many / 4
