@@ -10,6 +10,7 @@ It is optional, see `gateway.compiled`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -25,19 +26,19 @@ LARGE_READ: Final = 4 * 1024
 SOURCE: Final = Path(__file__).with_name("_pass.pyx")
 
 
-class PurePass:
+class PurePass(ABC):
     """The same calls without a compiled path: every read is received in Python."""
 
     __slots__ = ()
 
+    @abstractmethod
     def receive(self, nbytes: int) -> None:
         """Take what a read has put into `BUFFER`."""
-        raise NotImplementedError
 
-    def begin_pass(self, relay: Any) -> None:
+    def begin_pass(self, relay: Any) -> None:  # noqa: B027 - nothing is passed here
         """Pass the plain events of a relay on from now on, if nothing else must see them."""
 
-    def end_pass(self) -> None:
+    def end_pass(self) -> None:  # noqa: B027
         """Pass nothing on any more."""
 
     def get_buffer(self, sizehint: int) -> memoryview:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from structlog.testing import capture_logs
 from gateway import Exchange, Outcome, Plugin, Refused, Reply
 from gateway.proxy.head import InvalidHeader, render_head, valid_headers
 from gateway.store.client.client import Client
-from gateway.testing import running
+from gateway.testing import Running, running
 from tests.whole.aftermath import charged, last_end_record
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import ask, chat
@@ -77,19 +79,26 @@ def test_every_other_value_is_sent_unchanged() -> None:
     assert lines[2:] == [*(f"{name}: {value}" for name, value in values.items()), "Content-Length: 0", "", ""]
 
 
-@pytest.mark.parametrize("value", ["☃", "a\r\nSet-Cookie: b=c"], ids=["snow", "lines"])
-@pytest.mark.parametrize("where", ["response", "request", "reply", "type", "refusal", "json"])
-async def test_a_plugins_invalid_header_is_an_internal_error_that_costs_nothing(
-    where: str, value: str, store_url: str, client: Client, tmp_path: Path
-) -> None:
-    settings = {"where": "request" if where == "json" else where, "header": "X-A", "value": value}
+@asynccontextmanager
+async def stamping(where: str, header: str, value: str, folder: Path, store_url: str) -> AsyncIterator[Running]:
+    """Run a gateway with a plugin that adds a header; `json` is the answer to a request that is not for a stream."""
+    settings = {"where": "request" if where == "json" else where, "header": header, "value": value}
     step = f"  - use: tests.proxy.test_head:Stamps\n    with: {json.dumps(settings)}\n"
     script = [JSON_HEAD + JSON_ANSWER] if where == "json" else [CHUNKED + chunk(STREAM) + LAST]
     more = "port: {allow_non_streaming: true}"
     async with (
         Scripted(script) as upstream,
-        running(configuration(upstream.base_url, chain=CHAIN + step, more=more), tmp_path, store_url) as gateway,
+        running(configuration(upstream.base_url, chain=CHAIN + step, more=more), folder, store_url) as gateway,
     ):
+        yield gateway
+
+
+@pytest.mark.parametrize("value", ["☃", "a\r\nSet-Cookie: b=c"], ids=["snow", "lines"])
+@pytest.mark.parametrize("where", ["response", "request", "reply", "type", "refusal", "json"])
+async def test_a_plugins_invalid_header_is_an_internal_error_that_costs_nothing(
+    where: str, value: str, store_url: str, client: Client, tmp_path: Path
+) -> None:
+    async with stamping(where, "X-A", value, tmp_path, store_url) as gateway:
         request = chat(await gateway.token(), {"stream": where != "json"})
         with capture_logs() as lines:
             answer = await ask(gateway.port, request)
@@ -112,14 +121,7 @@ async def test_a_plugins_invalid_header_is_an_internal_error_that_costs_nothing(
 async def test_a_plugins_framing_header_is_an_internal_error_that_is_logged(
     where: str, store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    settings = {"where": "request" if where == "json" else where, "header": "content-length", "value": "5"}
-    step = f"  - use: tests.proxy.test_head:Stamps\n    with: {json.dumps(settings)}\n"
-    script = [JSON_HEAD + JSON_ANSWER] if where == "json" else [CHUNKED + chunk(STREAM) + LAST]
-    more = "port: {allow_non_streaming: true}"
-    async with (
-        Scripted(script) as upstream,
-        running(configuration(upstream.base_url, chain=CHAIN + step, more=more), tmp_path, store_url) as gateway,
-    ):
+    async with stamping(where, "content-length", "5", tmp_path, store_url) as gateway:
         with capture_logs() as lines:
             answer = await ask(gateway.port, chat(await gateway.token(), {"stream": where != "json"}))
             await last_end_record(gateway)

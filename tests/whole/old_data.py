@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 from redis import Redis
 
 from tests.cli.processes import all_ready, free_port
@@ -26,6 +27,11 @@ SECRETS: Final = ("GATEWAY_PEPPER", "GATEWAY_ADMIN_TOKEN")
 """Variables that are removed from the environment: the folder has these secrets."""
 LAST_DAY: Final = "2025-11-03"
 """The day of the folder's last record. Records that a test adds are of later days."""
+CHARGE: Final = 1 + 2 * 12
+"""Micros for a request of the model `words`: one word of prompt, and twelve words of the fake upstream."""
+ON_LINUX: Final = pytest.mark.skipif(
+    sys.platform != "linux", reason="a killed gateway's store is found by its lock on Linux"
+)
 REQUEST: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -42,6 +48,13 @@ class OldData:
         own = {name: value for name, value in os.environ.items() if name not in SECRETS}
         self.environment = own | {f"{name}_PORT": str(port) for name, port in self.ports.items()}
         shutil.copy(fixture / "gateway.yaml", folder)
+
+    @classmethod
+    def unpacked(cls, folder: Path, fixture: Path = FIXTURE) -> OldData:
+        """Return what the old version left."""
+        data = cls(folder, fixture)
+        data.unpack()
+        return data
 
     def unpack(self) -> None:
         """Unpack what the old version left."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any, Final
@@ -15,24 +14,18 @@ from typing import Any, Final
 import pytest
 
 from gateway.store.layout import FINGERPRINT, KEY
-from tests.whole.old_data import FIXTURE, OldData, Raw, money, state, usage
+from tests.whole.old_data import CHARGE, FIXTURE, ON_LINUX, OldData, Raw, money, state, usage
 from tests.whole.raw import Answer, ask, chat, get
 
 EXPECTED: Final[dict[str, Any]] = json.loads((FIXTURE / "expected.json").read_text())
 TOKENS: Final[dict[str, str]] = EXPECTED["tokens"]
-CHARGE: Final = 1 + 2 * 12
-"""Micros for a request of the model `words`: one word of prompt, and twelve words of the fake upstream."""
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="a killed gateway's store is found by its lock on Linux"
-)
+pytestmark = ON_LINUX
 
 
 @pytest.fixture
 def old(tmp_path: Path) -> OldData:
-    data = OldData(tmp_path)
-    data.unpack()
-    return data
+    return OldData.unpacked(tmp_path)
 
 
 def assert_same(results: dict[str, Any], expected: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any, Final
@@ -17,24 +16,18 @@ import pytest
 from gateway.crash_points import EXIT_CODE
 from gateway.store import layout
 from tests.patience import PATIENCE_S
-from tests.whole.old_data import LAYOUT_1, OldData, Raw, money
+from tests.whole.old_data import CHARGE, LAYOUT_1, ON_LINUX, OldData, Raw, money
 from tests.whole.raw import ask, chat
 
 EXPECTED: Final[dict[str, Any]] = json.loads((LAYOUT_1 / "expected.json").read_text())
 TOKENS: Final[dict[str, str]] = EXPECTED["tokens"]
-CHARGE: Final = 1 + 2 * 12
-"""Micros for a request of the model `words`: one word of prompt, and twelve words of the fake upstream."""
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="a killed gateway's store is found by its lock on Linux"
-)
+pytestmark = ON_LINUX
 
 
 @pytest.fixture
 def old(tmp_path: Path) -> OldData:
-    data = OldData(tmp_path, LAYOUT_1)
-    data.unpack()
-    return data
+    return OldData.unpacked(tmp_path, LAYOUT_1)
 
 
 @pytest.mark.parametrize(
