@@ -70,7 +70,8 @@ def zero_bytes(data: Path, at_start: str, written: Callable[[], int]) -> int:
     manifest = manifest_of(data)
     if manifest == at_start:
         return 0
-    size = sum((folder / line.split()[1]).stat().st_size for line in manifest.splitlines() if " type h" not in line)
+    lines = map(_LINE.fullmatch, manifest.splitlines())
+    size = sum((folder / line[1]).stat().st_size for line in lines if line and line[2] != "h")
     counted = written()
     known = counted >= 0 and manifest_of(data) == manifest
     return max(0, size - counted) if known else 0
