@@ -35,7 +35,7 @@ format: $(VENV)/.dev
 
 # Everything that runs comes from the lock file, exact and checked by hash; the project itself is installed in place. With a C
 # compiler, its compiled modules are built, too.
-$(VENV)/.serve: $(LOCK) pyproject.toml hatch_build.py gateway/proxy/_pass.pyx gateway/store/client/_pack.pyx
+$(VENV)/.serve: $(LOCK) pyproject.toml hatch_build.py gateway/chat/_plain.pxd $(wildcard gateway/*/_*.pyx gateway/*/*/_*.pyx)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --require-hashes -r $(LOCK)
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .

@@ -19,7 +19,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCES = (Path("gateway/proxy/_pass.pyx"), Path("gateway/store/client/_pack.pyx"))
+SOURCES = (Path("gateway/chat/_plain.pyx"), Path("gateway/proxy/_pass.pyx"), Path("gateway/store/client/_pack.pyx"))
+SHARED = Path(__file__).parent / "gateway/chat/_plain.pxd"
 
 
 class PassBuildHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -58,7 +59,7 @@ def build(source: Path, target: Path, *flags: str) -> None:
             word for name in names for word in shlex.split(os.environ.get(name) or sysconfig.get_config_var(name) or "")
         ]
 
-    digest = sha256(source.read_bytes()).hexdigest()[:16]
+    digest = sha256(source.read_bytes() + SHARED.read_bytes()).hexdigest()[:16]
     with tempfile.TemporaryDirectory() as folder:
         c_file, built = Path(folder, f"{source.stem}.c"), Path(folder, target.name)
         if to_c(str(source), output_file=str(c_file), language_level=3).num_errors:

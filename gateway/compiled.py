@@ -10,21 +10,25 @@ import os
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Final
+
+SHARED: Final = Path(__file__).with_name("chat") / "_plain.pxd"
+"""What several of the sources have in common. A build is of both."""
 
 
 def load(name: str, source: Path) -> tuple[ModuleType | None, str]:
-    """Return a compiled module, which has the digest of its source as `SOURCE`; or None and why it is not used."""
+    """Return a compiled module, which has the digest of its sources as `SOURCE`; or None and why it is not used."""
     if os.environ.get("GATEWAY_PURE", "0") not in ("", "0"):
         return None, "GATEWAY_PURE is set"
     try:
         compiled = import_module(name)
     except ImportError:
         return None, "the compiled path is not built, for which an installation needs Cython and a C compiler"
-    if source.exists() and digest(source.read_bytes()) != compiled.SOURCE:
+    if source.exists() and digest(source) != compiled.SOURCE:
         return None, "the compiled path was built from another version, install again"
     return compiled, ""
 
 
-def digest(source: bytes) -> str:
-    """Return the digest that a build has of its source."""
-    return hashlib.sha256(source).hexdigest()[:16]
+def digest(source: Path) -> str:
+    """Return the digest that a build has of its sources."""
+    return hashlib.sha256(source.read_bytes() + SHARED.read_bytes()).hexdigest()[:16]

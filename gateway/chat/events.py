@@ -18,7 +18,7 @@ from itertools import islice
 from typing import Final
 
 from gateway.chat import chunks
-from gateway.chat.chunks import CHOICES, FIELDS
+from gateway.chat.plain_events import plain_events
 from gateway.chat.sse import (
     CARRIAGE_RETURN,
     EVENT_BOUNDARY,
@@ -26,8 +26,6 @@ from gateway.chat.sse import (
     LINE_FEED,
     QUOTE,
     boundary_pattern,
-    count_plain_events,
-    last_boundary,
     parse_event,
     whole_events,
 )
@@ -186,18 +184,15 @@ class EventStream:
         return b"".join(relayed)
 
     def _take_run(self, data: bytes) -> int:
-        """Take the comments that data begins with, else the events before the first match of `FIELDS`. Return their end."""
+        """Take the comments that data begins with, else the plain events. Return their end."""
         if comments := IGNORED_EVENTS.match(data):
             return comments.end() if comments.end() <= self._max_event_bytes else 0
-        match = FIELDS.search(data)
-        end = last_boundary(data, match.start() if match else len(data))
-        plain = data[:end]
-        # What has no choices may be an error.
-        if end > self._max_event_bytes or not (events := count_plain_events(plain)) or plain.count(CHOICES) != events:
+        end, events = plain_events(data)
+        if end > self._max_event_bytes or not events:
             return 0
         self.started = True
         self.events += events
-        self.output.add(plain, events)
+        self.output.add(data[:end], events)
         return end
 
     def _take_within_event(self, data: bytes) -> bytes:

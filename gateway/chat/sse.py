@@ -20,32 +20,6 @@ IGNORED_EVENTS: Final = re.compile(rb"(?:(?::[^\r\n]{0,200})?(?:\n\n|\r\n\r\n)){
 """Events of one short comment, or of blank lines alone. The limits bound the time of a match."""
 
 
-def count_plain_events(data: bytes) -> int:
-    """Return the number of events if each is a single `data:` line with a JSON object and all line ends are alike, else 0."""
-    if not data.startswith(b"data: {"):
-        return 0
-    if CARRIAGE_RETURN in data:
-        events = data.count(b"\r\n\r\ndata: {") + 1
-        return events if data.count(b"\r\n") == data.count(b"\r") == data.count(b"\n") == 2 * events else 0
-    if data.find(b"\n") == len(data) - 2:
-        return 1
-    events = data.count(b"\n\ndata: {") + 1
-    return events if data.count(b"\n") == 2 * events else 0
-
-
-def last_boundary(data: bytes, end: int) -> int:
-    """Return where the last event that is complete before `end` ends, if its last two line ends are alike; else 0.
-
-    Searching backwards for one byte is many times faster than for two.
-    """
-    index = data.rfind(b"\n", 0, end)
-    if index <= 0 or data[index - 1] == LINE_FEED:
-        return index + 1 if index > 0 else 0
-    boundary = b"\r\n\r\n" if data[index - 1] == CARRIAGE_RETURN else b"\n\n"
-    index = data.rfind(boundary, 0, end)
-    return index + len(boundary) if index >= 0 else 0
-
-
 def boundary_pattern(data: bytes | bytearray, start: int = 0) -> re.Pattern[bytes]:
     """Return the pattern that finds the ends of events from `start` on."""
     return _LINE_FEED_BOUNDARY if data.find(b"\r", start) < 0 else EVENT_BOUNDARY

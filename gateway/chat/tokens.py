@@ -26,6 +26,8 @@ BRACE: Final = ord("{")
 MAX_SAMPLES: Final = 16
 MIN_LARGE: Final = 1024
 MAX_UNMEASURED: Final = 4
+MAX_RUNS_BYTES: Final = 4096
+"""Runs of events are kept as they came up to so many bytes, as an estimate is seldom needed."""
 LARGE_TIMES: Final = 4
 """An event is large where it is longer than `MIN_LARGE` and so many times as long as the events of the sample on average."""
 
@@ -55,6 +57,8 @@ class OutputCounter:
         "_measured_least",
         "_measured_text",
         "_next",
+        "_runs",
+        "_runs_bytes",
         "_samples",
         "_stride",
         "_unmeasured",
@@ -77,6 +81,9 @@ class OutputCounter:
         """Small events that are measured when an estimate is needed, which is seldom."""
         self._unread_bytes = 0
         self._next = 0
+        self._runs: list[tuple[bytes, int]] = []
+        """Data of several events, and how many, of which none is in the sample yet."""
+        self._runs_bytes = 0
         self._stride = 1
         self._samples: list[bytes | Sample] = []
 
@@ -90,6 +97,13 @@ class OutputCounter:
         size = len(data)
         before = self.events
         if size > self._large or before + events > self._next:
+            if events > 1 and self._runs_bytes + size <= MAX_RUNS_BYTES:
+                self._add_run(data, events)
+                return
+            if self._runs:
+                self._split_runs()
+                self.add(data, events)
+                return
             if events > 1 or size > self._large:
                 self._add_each(data, events)
                 return
@@ -114,6 +128,7 @@ class OutputCounter:
 
     def tokens(self) -> int:
         """Return the estimated number of tokens; 0 only if there was no text."""
+        self._split_runs()
         while self._unmeasured:
             self._measure(self._unmeasured.pop())
         text, least = self._measured_text, float(self._measured_least)
@@ -130,6 +145,21 @@ class OutputCounter:
         tokens = measure(event).tokens
         self._measured_least += tokens > 0
         self._measured_text += tokens
+
+    def _add_run(self, data: bytes, events: int) -> None:
+        self._runs.append((data, events))
+        self._runs_bytes += len(data)
+        self.bytes += len(data)
+        self.events += events
+
+    def _split_runs(self) -> None:
+        """Count the events of the runs again, one by one."""
+        runs, self._runs = self._runs, []
+        self.bytes -= self._runs_bytes
+        self.events -= sum(events for _, events in runs)
+        self._runs_bytes = 0
+        for data, events in runs:
+            self._add_each(data, events)
 
     def _add_each(self, data: bytes, events: int) -> None:
         if self.events + events <= self._next and not _has_longer_event(data, self._large):

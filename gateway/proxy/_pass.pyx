@@ -9,8 +9,9 @@ import sys
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_GET_BUFFER
-from libc.string cimport memchr, memcmp, memcpy
+from libc.string cimport memcpy
 
+from gateway.chat._plain cimport is_plain
 from gateway.proxy.upstream_state import UpstreamState
 
 cdef extern from "<string.h>" nogil:
@@ -20,7 +21,7 @@ cdef extern from *:
     const char* SOURCE_DIGEST  # a macro that the build defines
 
 SOURCE = SOURCE_DIGEST.decode()
-"""The digest of the file that this was built from."""
+"""The digest of the files that this was built from."""
 
 cdef object BODY = UpstreamState.BODY
 cdef object BUFFER
@@ -57,39 +58,6 @@ cdef Py_ssize_t chunk_size(const char** at, const char* end) noexcept nogil:
     p += 2
     at[0] = p
     return size if p[size] == c'\r' and p[size + 1] == c'\n' else 0
-
-
-cdef bint is_plain(const char* at, const char* end, Py_ssize_t* longest) noexcept nogil:
-    """Return whether the data is one event of a line that begins an object, and has nothing but text, as `chat.chunks` decides.
-
-    `longest` is set to the most bytes without a quote, if that is more.
-    """
-    cdef Py_ssize_t left = end - at, name
-    cdef const char* quote
-    cdef int choices = 0
-    if left < 9 or memcmp(at, b"data: {", 7) != 0 or (end - 1)[0] != c'\n' or memchr(at, c'\n', left) != end - 2:
-        return False
-    if memchr(at, c'\r', left) != NULL:
-        return False
-    while True:
-        quote = <const char*>memchr(at, c'"', end - at)
-        longest[0] = max(longest[0], (quote if quote != NULL else end) - at)
-        if quote == NULL:
-            return choices == 1
-        at = quote + 1
-        left = end - at
-        name = 0
-        if at[0] == c'c':
-            if left >= 10 and memcmp(at, b'choices":[', 10) == 0:
-                choices += 1
-        elif at[0] == c'f':
-            if left >= 14 and memcmp(at, b'finish_reason"', 14) == 0:
-                name = 14
-        elif at[0] == c'u' or at[0] == c'e':
-            if left >= 6 and (memcmp(at, b'usage"', 6) == 0 or memcmp(at, b'error"', 6) == 0):
-                name = 6
-        if name and (left < name + 5 or memcmp(at + name, b":null", 5) != 0):
-            return False
 
 
 cdef bytes one_chunk(const char* at, const char* end, Py_ssize_t size):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.chat.events import EventStream
-from gateway.chat.tokens import MAX_SAMPLES, MAX_UNMEASURED, MIN_LARGE, OutputCounter, tokens_of
+from gateway.chat.tokens import MAX_RUNS_BYTES, MAX_SAMPLES, MAX_UNMEASURED, MIN_LARGE, OutputCounter, tokens_of
 from tests.chat.test_events import DONE, USAGE_ONLY, chunk, event, feed_cut, read, text
 
 WORDS = [
@@ -163,6 +163,18 @@ def test_what_is_kept_of_a_stream_is_bounded() -> None:
         assert len(counter._samples) < MAX_SAMPLES
         assert all(len(sample) <= MIN_LARGE for sample in stored)
     assert counter.all_events == 5000
+
+
+def test_what_is_kept_of_runs_is_bounded_and_splitting_them_loses_none() -> None:
+    counter, events = OutputCounter(), 0
+    for number in range(400):
+        run = [event(text("x" * (number * place % 1500))) for place in range(number % 9)]
+        counter.add(b"".join(run), len(run))
+        events += len(run)
+        assert sum(len(data) for data, _ in counter._runs) <= MAX_RUNS_BYTES
+        assert counter.all_events == events
+    counter.tokens()
+    assert (counter._runs, counter.all_events) == ([], events)
 
 
 @pytest.mark.parametrize(

@@ -171,8 +171,10 @@ class Oracle:
             case Saw.CUT if seen.code:
                 return CUT_OUTCOMES.get(seen.code, set()) | crashed
             case Saw.CUT:
-                # The end is recorded before it is written: a kill in between leaves a whole answer without its last chunk.
-                completed = {Outcome.COMPLETED} if seen.finish and crashed else set()
+                # The end is recorded before it is written: a kill in between leaves a whole answer without its last chunk,
+                # and a caller that reads slowly without what it had not read yet.
+                behind = seen.finish or seen.kind == "reads slowly"
+                completed = {Outcome.COMPLETED} if behind and crashed else set()
                 return crashed | completed | {Outcome.STOPPED, Outcome.UPSTREAM_TRUNCATED, Outcome.UPSTREAM_STALLED}
             case _:
                 served = self._world.upstreams.served.get(seen.tag, [])
