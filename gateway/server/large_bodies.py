@@ -8,9 +8,11 @@ for all those of another.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
 from typing import Final
 
 from gateway.chat.request import Body, BodyRules, check_in_steps
+from gateway.errors import Refused
 from gateway.proxy.turns import Turns
 
 SMALL: Final = 64 * 1024
@@ -27,20 +29,33 @@ class LargeBodies:
 
     async def check(self, raw: bytes | bytearray, rules: BodyRules, owner: str) -> Body:
         """Return the checked body of an account or an address. Raises `Refused`."""
-        checked: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
-        steps = check_in_steps(raw, rules)
+        check: _Check | None = _Check(self._turns, check_in_steps(raw, rules), owner)
+        try:
+            return await check.checked
+        finally:
+            check = None  # else it and what it raised refer to each other, and keep the body
 
-        def step() -> None:
-            if checked.done():  # cancelled: the caller has left
-                return
-            try:
-                next(steps)
-            except StopIteration as end:
-                checked.set_result(end.value)
-            except Exception as error:
-                checked.set_exception(error)
-            else:
-                self._turns.wait(step, owner)
 
-        self._turns.wait(step, owner)
-        return await checked
+class _Check:
+    """The check of one body. Nothing in it refers to itself, so that the body is freed as soon as it is of no use."""
+
+    __slots__ = ("_owner", "_steps", "_turns", "checked")
+
+    def __init__(self, turns: Turns, steps: Generator[None, None, Body], owner: str) -> None:
+        self._turns, self._steps, self._owner = turns, steps, owner
+        self.checked: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
+        turns.wait(self._step, owner)
+
+    def _step(self) -> None:
+        if self.checked.done():  # cancelled: the caller has left
+            return
+        try:
+            next(self._steps)
+        except StopIteration as end:
+            self.checked.set_result(end.value)
+        except Refused as refusal:
+            self.checked.set_exception(refusal.with_traceback(None))
+        except Exception as error:
+            self.checked.set_exception(error)
+        else:
+            self._turns.wait(self._step, self._owner)

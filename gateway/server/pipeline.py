@@ -3,8 +3,8 @@
 1. So it is known of each byte to which request it belongs.
 2. Of requests that are sent ahead, at most `MAX_AHEAD` are parsed, and about `max_head` bytes. The connection is not read while
    there are more.
-3. A turn of the event loop begins one request of an address, with as much of its body as is parsed in `TURN_S`. The connections
-   of that address wait for their next turn, and are not read meanwhile.
+3. A turn of the event loop begins one request of an address, with as much of its body as is parsed in `TURN_S`, or goes on
+   reading one large body. The connections of that address wait for their next turn, and are not read meanwhile.
 4. A request to upgrade is never granted: what follows it is parsed like everything else.
 
 This file and `gateway.server.protocol` use private attributes of aiohttp's server. `AIOHTTP_ATTRIBUTES` lists them, and a test
@@ -21,7 +21,7 @@ from aiohttp import StreamReader, web
 from aiohttp.http import HttpRequestParser, RawRequestMessage
 
 from gateway.proxy.turns import TURN_S
-from gateway.server.received import ReceivedRequest
+from gateway.server.received import Messages, ReceivedRequest
 from gateway.server.turns import BEGIN_S, AddressTurns
 
 AIOHTTP_ATTRIBUTES: Final = (
@@ -55,17 +55,12 @@ PIECE: Final = 1024
 """Bytes of a chunked body that are parsed at once: in chunks of one byte, this takes a third of a millisecond."""
 READ_BUFFER: Final = 64 * 1024
 """Bytes of a body that wait for their reader before the connection is no longer read."""
+LARGE_READ: Final = 32 * 1024
+"""After a longer read of a body, the next read waits for its turn. Else each of many connections is read in every turn of the
+event loop."""
+READ_S: Final = 0.0003
+"""What it costs to read 256 KiB of a body, which is what a read takes at most, in the order of magnitude."""
 HEAD_END: Final = b"\r\n\r\n"
-
-
-class Messages(list[Any]):
-    """The requests that were parsed and not handled yet, of which there is seldom one. An empty deque takes ten times as much."""
-
-    __slots__ = ()
-
-    def popleft(self) -> Any:
-        """Return and remove the first one."""
-        return self.pop(0)
 
 
 class PipelinedHandler(web.RequestHandler, ABC):
@@ -145,7 +140,9 @@ class PipelinedHandler(web.RequestHandler, ABC):
             self._ahead += data
             return
         at, turn_ends = 0, 0.0
-        has_turn, self._has_turn = self._has_turn, False
+        has_turn = self._has_turn
+        if data or self._ahead:
+            self._has_turn = False
         if self._ahead:
             data, at = self._ahead + data, self._ahead_at
             self._ahead = b""
@@ -171,6 +168,8 @@ class PipelinedHandler(web.RequestHandler, ABC):
             self._turns.spend(self._address, began, BEGIN_S if self._requests_seen != requests else 0.0)
             at = end
             if at >= len(data):
+                if len(data) >= LARGE_READ and self._in_body and not self._turns.alone:
+                    self._wait_for_turn()
                 return
             turn_ends = turn_ends or began + TURN_S
             has_turn = self._in_body and time.thread_time() < turn_ends
@@ -182,14 +181,17 @@ class PipelinedHandler(web.RequestHandler, ABC):
         self._turns.wait(self._take_turn, self._address)
 
     def _take_turn(self) -> None:
-        """Parse a turn's worth of what waits, and go on reading where no more waits."""
+        """Parse a turn's worth of what waits, and go on reading where no more waits: then the next read has the turn."""
         self._waits_for_turn = False
         if self.transport is None:
             return
         self._buffer_paused = False
+        reads = not self._ahead
         self._has_turn = True
-        self.data_received(b"")
-        self._has_turn = False
+        self.data_received(b"")  # without data, the parser goes on with what it has kept
+        self._has_turn = reads
+        if reads:
+            self._turns.expect(READ_S)
         if not self._buffer_paused and not self._reading_paused:
             self._resume_transport_reading()
 
@@ -199,7 +201,7 @@ class PipelinedHandler(web.RequestHandler, ABC):
             super().resume_reading(resume_parser)
 
     def _resume_reading_for_buffer(self) -> None:
-        if not self._ahead:
+        if not (self._ahead or self._waits_for_turn):
             super()._resume_reading_for_buffer()
 
     @property
@@ -235,6 +237,8 @@ class PipelinedHandler(web.RequestHandler, ABC):
             valid = isinstance(message, RawRequestMessage)
             self._count_message(valid=valid)
             self._malformed = not valid
+            if not valid:
+                message.exc.__traceback__ = None  # of a frame that refers to this connection
             self._requests_seen, self._payload = self._request_count, payload
             self._ahead_bytes += len(piece)
             self._head_rest = b""

@@ -28,14 +28,14 @@ ADDRESSES: Final = 1024
 class AddressTurns(Turns):
     """The turns of the addresses of one worker."""
 
-    __slots__ = ("_alone", "_busy_until", "_free_at", "_latest", "_shared_until")
+    __slots__ = ("_busy_until", "_free_at", "_latest", "_shared_until", "alone")
 
     def __init__(self) -> None:
         super().__init__()
         self._latest = ""
         """The address that began something last."""
         self._shared_until = 0.0
-        self._alone = False
+        self.alone = False
         """Whether only one address begins anything, so that what it takes is not counted."""
         self._free_at = 0.0
         """When as much time as was spent for all addresses is over."""
@@ -49,8 +49,8 @@ class AddressTurns(Turns):
             if self._latest:
                 self._shared_until = time.monotonic() + SHARED_S
             self._latest = who
-        self._alone = time.monotonic() > self._shared_until and not self.waiting
-        if self._alone:
+        self.alone = time.monotonic() > self._shared_until and not self.waiting
+        if self.alone:
             return True
         now = time.thread_time()
         idle = self._busy_until.get(address, 0.0) <= now and address not in self.waiting
@@ -58,7 +58,7 @@ class AddressTurns(Turns):
 
     def spend(self, address: str, began: float, more_s: float = 0.0) -> None:
         """Count the time since `began`, spent for an address, and `more_s` that will follow from it."""
-        if self._alone:
+        if self.alone:
             return
         now = time.thread_time()
         if address not in self._busy_until and len(self._busy_until) >= ADDRESSES:
