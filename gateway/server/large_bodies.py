@@ -8,13 +8,18 @@ for all those of another.
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from collections.abc import Generator
+from functools import partial
+from typing import Final, TypeAlias
 
 from gateway.chat.request import Body, BodyRules, check_in_steps
 from gateway.proxy.turns import Turns
 
 SMALL: Final = 64 * 1024
 """Bytes up to which a body is checked at once: the check takes less than a millisecond."""
+
+
+Steps: TypeAlias = Generator[None, None, Body]
 
 
 class LargeBodies:
@@ -28,19 +33,21 @@ class LargeBodies:
     async def check(self, raw: bytes | bytearray, rules: BodyRules, owner: str) -> Body:
         """Return the checked body of an account or an address. Raises `Refused`."""
         checked: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
-        steps = check_in_steps(raw, rules)
-
-        def step() -> None:
-            if checked.done():  # cancelled: the caller has left
-                return
-            try:
-                next(steps)
-            except StopIteration as end:
-                checked.set_result(end.value)
-            except Exception as error:
-                checked.set_exception(error)
-            else:
-                self._turns.wait(step, owner)
-
-        self._turns.wait(step, owner)
+        self._wait(check_in_steps(raw, rules), checked, owner)
         return await checked
+
+    def _wait(self, steps: Steps, checked: asyncio.Future[Body], owner: str) -> None:
+        # Not a function that refers to itself: only the garbage collector would free it, and with it the body.
+        self._turns.wait(partial(self._step, steps, checked, owner), owner)
+
+    def _step(self, steps: Steps, checked: asyncio.Future[Body], owner: str) -> None:
+        if checked.done():  # cancelled: the caller has left
+            return
+        try:
+            next(steps)
+        except StopIteration as end:
+            checked.set_result(end.value)
+        except Exception as error:
+            checked.set_exception(error)
+        else:
+            self._wait(steps, checked, owner)
