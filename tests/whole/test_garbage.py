@@ -13,8 +13,10 @@ import pytest
 from gateway.fake_upstream import FakeUpstream
 from gateway.server.protocol import ServerProtocol
 from gateway.testing import running
+from tests.patience import wait_until
 from tests.whole.conftest import configuration
-from tests.whole.raw import chat, read_answer
+from tests.whole.raw import ask, chat, read_answer
+from tests.whole.scripted import Fin, Scripted
 
 
 @pytest.fixture
@@ -58,6 +60,31 @@ async def test_connections_are_freed_as_they_close(tmp_path: Path, store_url: st
         async with asyncio.timeout(30):
             while any(isinstance(each, ServerProtocol) for each in gc.get_objects()):
                 await asyncio.sleep(0.05)
+        assert ours(garbage) == {}
+
+
+async def test_a_request_is_freed_whose_upstream_closes_the_connection(
+    tmp_path: Path, store_url: str, garbage: list[object]
+) -> None:
+    async with (
+        Scripted([Fin]) as upstream,
+        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+    ):
+        assert (await ask(gateway.port, chat(await gateway.token()))).status == 502
+        await wait_until(lambda: not gateway.gateway.connections.open)
+        assert ours(garbage) == {}
+
+
+async def test_a_request_is_freed_whose_caller_leaves_while_it_sends(
+    tmp_path: Path, store_url: str, garbage: list[object]
+) -> None:
+    async with running(configuration("http://127.0.0.1:1/v1"), tmp_path, store_url) as gateway:
+        _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(chat(await gateway.token())[:-1])
+        await wait_until(lambda: gateway.gateway.budget.reserved > 0)
+        writer.transport.abort()
+        await wait_until(lambda: not gateway.gateway.runner.open)
+        await wait_until(lambda: not gateway.gateway.connections.open)
         assert ours(garbage) == {}
 
 
