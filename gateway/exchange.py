@@ -236,10 +236,14 @@ class Exchange:
             if self.on_stop is not None:
                 self.on_stop()
 
-    def drop_body(self) -> None:
-        """Free the values of the body, which no upstream is sent any more. Its numbers stay."""
+    def drop_values(self) -> None:
+        """Free the values of the body. Its numbers stay."""
         if self._body is not None:
             self._body.drop_values()
+
+    def drop_body(self) -> None:
+        """Free the values of the body, which no upstream is sent any more, and what was needed to receive it."""
+        self.drop_values()
         on_dropped, self._on_body_dropped, self._read_body = self._on_body_dropped, _nothing, _dropped
         on_dropped()
 

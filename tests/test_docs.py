@@ -26,7 +26,7 @@ from tests.test_architecture import LAYERS
 ROOT = Path(__file__).parent.parent
 PICTURE = ROOT / "gateway/request.svg"
 DOCUMENTS = ("README.md", "plugins/README.md", "deploy/README.md", "tests/bench/PROFILE.md")
-CORE_ALONE = {"before_body", "caller_gone", "drop_body", "on_stop", "settle_pending", "stop", "stopped"}
+CORE_ALONE = {"before_body", "caller_gone", "drop_body", "drop_values", "on_stop", "settle_pending", "stop", "stopped"}
 """Of an exchange, what plugins have no use for."""
 
 

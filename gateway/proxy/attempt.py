@@ -133,6 +133,7 @@ class UpstreamCall:
                 self.exchange.on_stop = None
                 relays.discard(relay)
                 relay.close()
+                relay.failure = upstream.failure = None  # its traceback refers to both
         return failure.dropped()
 
     async def _open(self, target: Target, *, fresh: bool) -> tuple[UpstreamConnection, bool] | None:

@@ -50,10 +50,9 @@ class Failover:
                 break
             rest = untried[untried.index(candidate) + 1 :]
             untried = [other for other in rest if other.name != candidate.name]
+            call = UpstreamCall(exchange, chain, caller, body, candidate, route.breaker)
             try:
-                last = await UpstreamCall(exchange, chain, caller, body, candidate, route.breaker).run(
-                    self._pool, self.relays
-                )
+                last = await call.run(self._pool, self.relays)
                 if last is None:
                     return
                 attempt = exchange.attempts[-1]
@@ -65,6 +64,8 @@ class Failover:
                 failed = route.breaker.unusable if last.not_the_request else route.breaker.failed
                 failed(candidate, exchange.id, last.error.code, last.cool_s)
             finally:
+                call.parts.clear()  # errors of libraries refer to themselves, and so keep the call for some time
+                call.message.clear()
                 route.breaker.left(candidate, exchange.id)
         if last is None:
             raise Refused(404, "model_not_found", "Nothing serves this model.")

@@ -99,7 +99,10 @@ class ExchangeRunner:
         return [(exchange.id, entered[-1].name) for exchange, entered in old if entered]
 
     async def _end(self, exchange: Exchange, chain: Chain, entered: list[Entry]) -> None:
-        await chain.end(exchange, entered)
+        try:
+            await chain.end(exchange, entered)
+        finally:
+            exchange.drop_values()  # an error of a library that refers to itself may keep the exchange
         try:
             self.metrics.ended(exchange)
         except Exception:  # a plugin left a value of a wrong type on the exchange
@@ -134,6 +137,8 @@ class ExchangeRunner:
             await _settle_refused(exchange)
             if isinstance(error, CallerGone) or (isinstance(error, ConnectionError) and caller.gone):
                 exchange.outcome = Outcome.CALLER_GONE
+                # Its frames hold what was read of the body, and the reader of the body holds the error.
+                error.__traceback__ = error.__context__ = None
             else:
                 _refuse(exchange, caller, error)
 

@@ -27,8 +27,6 @@ from gateway.server.large_bodies import SMALL
 from gateway.server.received import ReceivedRequest
 
 JSON: Final = "application/json"
-BROKEN: Final = (ClientPayloadError, web.RequestPayloadError, HttpProcessingError)
-"""Raised where the framing of a body is."""
 
 
 class BodyReader:
@@ -67,10 +65,8 @@ class BodyReader:
             return await self._collect(content)
         except TimeoutError:
             raise Refused(408, "body_timeout", "The body took too long to arrive. Send it again.") from None
-        except (ConnectionError, *BROKEN) as error:
+        except (ClientPayloadError, web.RequestPayloadError, HttpProcessingError) as error:
             error.__traceback__ = None  # the body's stream keeps the error, and that would keep what was read
-            if isinstance(error, ConnectionError):
-                raise ConnectionResetError from None
             raise Refused(400, "invalid_request", "The body's framing is broken.") from None
 
     async def _decide_first(self, request: ReceivedRequest) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator
-from typing import Final
+from functools import partial
+from typing import Final, TypeAlias
 
 from gateway.chat.request import Body, BodyRules, check_in_steps
 from gateway.errors import Refused
@@ -17,6 +18,9 @@ from gateway.proxy.turns import Turns
 
 SMALL: Final = 64 * 1024
 """Bytes up to which a body is checked at once: the check takes less than a millisecond."""
+
+
+Steps: TypeAlias = Generator[None, None, Body]
 
 
 class LargeBodies:
@@ -29,33 +33,27 @@ class LargeBodies:
 
     async def check(self, raw: bytes | bytearray, rules: BodyRules, owner: str) -> Body:
         """Return the checked body of an account or an address. Raises `Refused`."""
-        check: _Check | None = _Check(self._turns, check_in_steps(raw, rules), owner)
+        checked: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
+        self._wait(check_in_steps(raw, rules), checked, owner)
         try:
-            return await check.checked
+            return await checked
         finally:
-            check = None  # else it and what it raised refer to each other, and keep the body
+            del checked  # else it and the refusal that it raises refer to each other, and keep the body
 
+    def _wait(self, steps: Steps, checked: asyncio.Future[Body], owner: str) -> None:
+        # Not a function that refers to itself: only the garbage collector would free it, and with it the body.
+        self._turns.wait(partial(self._step, steps, checked, owner), owner)
 
-class _Check:
-    """The check of one body. Nothing in it refers to itself, so that the body is freed as soon as it is of no use."""
-
-    __slots__ = ("_owner", "_steps", "_turns", "checked")
-
-    def __init__(self, turns: Turns, steps: Generator[None, None, Body], owner: str) -> None:
-        self._turns, self._steps, self._owner = turns, steps, owner
-        self.checked: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
-        turns.wait(self._step, owner)
-
-    def _step(self) -> None:
-        if self.checked.done():  # cancelled: the caller has left
+    def _step(self, steps: Steps, checked: asyncio.Future[Body], owner: str) -> None:
+        if checked.done():  # cancelled: the caller has left
             return
         try:
-            next(self._steps)
+            next(steps)
         except StopIteration as end:
-            self.checked.set_result(end.value)
+            checked.set_result(end.value)
         except Refused as refusal:
-            self.checked.set_exception(refusal.with_traceback(None))
+            checked.set_exception(refusal.with_traceback(None))
         except Exception as error:
-            self.checked.set_exception(error)
+            checked.set_exception(error)
         else:
-            self._turns.wait(self._step, self._owner)
+            self._wait(steps, checked, owner)

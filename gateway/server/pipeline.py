@@ -132,10 +132,7 @@ class PipelinedHandler(web.RequestHandler, ABC):
         self.keep_alive(True)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what arrived, and what waits from before, piece by piece: each ends where a head or a body ends.
-
-        So it is known of each byte to which request it belongs, and nothing is parsed that cannot be served soon.
-        """
+        """Parse what arrived, and what waits from before, piece by piece: nothing is parsed that cannot be served soon."""
         if self._waits_for_turn:
             self._ahead += data
             return
@@ -237,8 +234,6 @@ class PipelinedHandler(web.RequestHandler, ABC):
             valid = isinstance(message, RawRequestMessage)
             self._count_message(valid=valid)
             self._malformed = not valid
-            if not valid:
-                message.exc.__traceback__ = None  # of a frame that refers to this connection
             self._requests_seen, self._payload = self._request_count, payload
             self._ahead_bytes += len(piece)
             self._head_rest = b""
@@ -249,6 +244,8 @@ class PipelinedHandler(web.RequestHandler, ABC):
                 self._closes = message.should_close
                 if not message.chunked:
                     self._body_length = request.content_length or 0
+            else:
+                message.exc.__traceback__ = None  # of frames that refer to this connection
         elif in_body and payload is not None:
             if not payload.is_eof():
                 self._count_body(len(piece))

@@ -111,6 +111,16 @@ def resident_kib(pids: Iterable[int]) -> int:
     return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith(("Pss_Anon", "Pss_Shmem")))
 
 
+def anonymous_kib(pid: int) -> int:
+    """Return the memory of one process in KiB that is not mapped from files, with all pages that it shares.
+
+    Unlike its part of `resident_kib`, this does not change when a page is copied at the first write after a fork, nor when
+    another process begins or ends to share it: it grows only where the process allocates.
+    """
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Anonymous:"))
+
+
 def sockets(pids: Iterable[int]) -> int:
     """Return the number of open sockets of these processes."""
     return sum(str(link.readlink()).startswith("socket:") for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir())

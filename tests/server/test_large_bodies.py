@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Generator
 
 import msgspec
@@ -46,6 +47,21 @@ async def test_a_body_does_not_wait_for_all_those_of_another_account(monkeypatch
     await bodies.check(b"two", RULES, "two")
     await asyncio.gather(*first)
     assert done.index("two") <= 1
+
+
+async def test_a_checked_body_is_freed_without_the_garbage_collector() -> None:
+    def bodies() -> int:
+        return sum(isinstance(each, Body) for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = bodies()
+        await LargeBodies().check(LARGE, RULES, "one")
+        await asyncio.sleep(0)  # the event loop holds the result until the turn that brought it is over
+        assert bodies() == before
+    finally:
+        gc.enable()
 
 
 async def test_a_refused_body_lets_the_next_one_be_checked() -> None:

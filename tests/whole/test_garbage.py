@@ -13,8 +13,10 @@ import pytest
 from gateway.fake_upstream import FakeUpstream
 from gateway.server.protocol import ServerProtocol
 from gateway.testing import running
+from tests.patience import wait_until
 from tests.whole.conftest import configuration
-from tests.whole.raw import chat, read_answer
+from tests.whole.raw import ask, chat, read_answer
+from tests.whole.scripted import Fin, Scripted
 
 
 @pytest.fixture
@@ -118,6 +120,18 @@ async def test_requests_of_callers_that_leave_are_freed(
             await asyncio.sleep(0.05)
             writer.close()
         await connections_closed()
+        assert ours(garbage) == {}
+
+
+async def test_a_request_is_freed_whose_upstream_closes_the_connection(
+    tmp_path: Path, store_url: str, garbage: list[object]
+) -> None:
+    async with (
+        Scripted([Fin]) as upstream,
+        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+    ):
+        assert (await ask(gateway.port, chat(await gateway.token()))).status == 502
+        await wait_until(lambda: not gateway.gateway.connections.open)
         assert ours(garbage) == {}
 
 
