@@ -69,4 +69,6 @@ async def test_bodies_of_many_connections_are_read_in_turns(
     assert [upload.result() for upload in uploads] == UPLOADS * [200]
     assert beside > 3
     assert sum(turns.large.values()) > UPLOADS
-    assert sum(large > 3 for large in turns.large.values()) <= 3, "the first reads of the connections may be in one turn"
+    assert sum(large > 3 for large in turns.large.values()) <= 3, (
+        "the first reads of the connections may be in one turn"
+    )
