@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LOCK := deploy/requirements.lock
 
 # Tests of streams, which run a second time without the compiled path of events.
-STREAMS := tests/proxy $(addprefix tests/whole/test_,stream.py stream_end.py tiny_pieces.py upstream_tls.py)
+STREAMS := tests/chat tests/proxy $(addprefix tests/whole/test_,stream.py stream_end.py tiny_pieces.py upstream_tls.py)
 
 .PHONY: serve test test-pure coverage format clean
 

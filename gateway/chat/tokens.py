@@ -97,8 +97,7 @@ class OutputCounter:
         size = len(data)
         before = self.events
         if size > self._large or before + events > self._next:
-            if events > 1 and self._runs_bytes + size <= MAX_RUNS_BYTES:
-                self._add_run(data, events)
+            if events > 1 and self._keep_run(data, events):
                 return
             if self._runs:
                 self._split_runs()
@@ -146,11 +145,16 @@ class OutputCounter:
         self._measured_least += tokens > 0
         self._measured_text += tokens
 
-    def _add_run(self, data: bytes, events: int) -> None:
+    def _keep_run(self, data: bytes, events: int) -> bool:
+        """Keep a run that is not larger than is allowed, and has no large event: that one is measured when it arrives."""
+        size = self._runs_bytes + len(data)
+        if size > MAX_RUNS_BYTES or self.events + events <= self._next or _has_longer_event(data, self._large):
+            return False
         self._runs.append((data, events))
-        self._runs_bytes += len(data)
+        self._runs_bytes = size
         self.bytes += len(data)
         self.events += events
+        return True
 
     def _split_runs(self) -> None:
         """Count the events of the runs again, one by one."""

@@ -7,8 +7,7 @@
    reading one large body. The connections of that address wait for their next turn, and are not read meanwhile.
 4. A request to upgrade is never granted: what follows it is parsed like everything else.
 
-This file and `gateway.server.protocol` use private attributes of aiohttp's server. `AIOHTTP_ATTRIBUTES` lists them, and a test
-fails when an installed aiohttp lacks one. The twin for aiohttp's client is `gateway.proxy.upstream`.
+This file and `gateway.server.protocol`, which lists them, use private attributes of aiohttp's server.
 """
 
 from __future__ import annotations
@@ -24,31 +23,6 @@ from gateway.proxy.turns import TURN_S
 from gateway.server.received import Messages, ReceivedRequest
 from gateway.server.turns import BEGIN_S, AddressTurns
 
-AIOHTTP_ATTRIBUTES: Final = (
-    "_buffer_paused",
-    "_close",
-    "_message_tail",
-    "_messages",
-    "_parser",
-    "_pause_reading_for_buffer",
-    "_reading_paused",
-    "_request_count",
-    "_request_factory",
-    "_request_in_progress",
-    "_resume_reading_for_buffer",
-    "_resume_transport_reading",
-    "_upgraded",
-    "_waiter",
-)
-"""Of `aiohttp.web.RequestHandler`, as read in 3.14.5:
-
-whether the connection closes after the current request (`_close`), the requests that were parsed and not handled yet
-(`_messages`), how many were parsed in all, whether a handler runs, the future on which an idle connection waits for a request,
-what makes a request of a parsed message, the parser, whether it stopped behind a request to upgrade and what came after that
-(`_upgraded`, `_message_tail`), whether the connection is not read because of a body, how reading stops until requests
-were handled, and how it goes on.
-"""
-
 MAX_AHEAD: Final = 16
 """Requests that may wait on a connection behind the one that is served. aiohttp parses no more once it has 32."""
 PIECE: Final = 1024
@@ -59,7 +33,7 @@ LARGE_READ: Final = 32 * 1024
 """After a longer read of a body, the next read waits for its turn. Else each of many connections is read in every turn of the
 event loop."""
 READ_S: Final = 0.0003
-"""What it costs to read 256 KiB of a body, which is what a read takes at most, in the order of magnitude."""
+"""What a read of a body costs, in the order of magnitude. uvloop reads 256,000 bytes at most."""
 HEAD_END: Final = b"\r\n\r\n"
 
 
@@ -142,7 +116,7 @@ class PipelinedHandler(web.RequestHandler, ABC):
             self._has_turn = False
         if self._ahead:
             data, at = self._ahead + data, self._ahead_at
-            self._ahead = b""
+            self._ahead, self._ahead_at = b"", 0
         while not self._close and not self._malformed:  # else it is dropped: unread, it would reset the connection
             if not self._messages:
                 self._ahead_bytes = 0
@@ -157,7 +131,7 @@ class PipelinedHandler(web.RequestHandler, ABC):
             )  # also for an address that is alone: it has other connections
             if at < len(data) and not has_turn and (over or not self._turns.admit(self._address)):
                 self._ahead, self._ahead_at = data, at
-                self._wait_for_turn()
+                self._wait_for_turn(self._address)
                 return
             began, requests = time.thread_time(), self._requests_seen
             end = self._end_of_piece(data, at)
@@ -166,19 +140,22 @@ class PipelinedHandler(web.RequestHandler, ABC):
             at = end
             if at >= len(data):
                 if len(data) >= LARGE_READ and self._in_body and not self._turns.alone:
-                    self._wait_for_turn()
+                    self._wait_for_turn(f"body {self._address}")
                 return
             turn_ends = turn_ends or began + TURN_S
             has_turn = self._in_body and time.thread_time() < turn_ends
 
-    def _wait_for_turn(self) -> None:
+    def _wait_for_turn(self, key: str) -> None:
         self._waits_for_turn = True
         if not self._buffer_paused:
             self._pause_reading_for_buffer()
-        self._turns.wait(self._take_turn, self._address)
+        self._turns.wait(self._take_turn, key)
 
     def _take_turn(self) -> None:
-        """Parse a turn's worth of what waits, and go on reading where no more waits: then the next read has the turn."""
+        """Parse a turn's worth of what waits, and go on reading where no more waits.
+
+        The next read of a body whose length is known has the turn then: to parse it is one copy.
+        """
         self._waits_for_turn = False
         if self.transport is None:
             return
@@ -186,7 +163,7 @@ class PipelinedHandler(web.RequestHandler, ABC):
         reads = not self._ahead
         self._has_turn = True
         self.data_received(b"")  # without data, the parser goes on with what it has kept
-        self._has_turn = reads
+        self._has_turn = reads and self._in_body and self._body_length is not None and not self._reading_paused
         if reads:
             self._turns.expect(READ_S)
         if not self._buffer_paused and not self._reading_paused:
@@ -196,6 +173,8 @@ class PipelinedHandler(web.RequestHandler, ABC):
         """Go on reading. A body's reader calls this for each piece that it takes, nearly always without a pause before."""
         if self._reading_paused or self._buffer_paused or self._ahead:
             super().resume_reading(resume_parser)
+            if self._buffer_paused and not self._waits_for_turn:
+                self._resume_reading_for_buffer()
 
     def _resume_reading_for_buffer(self) -> None:
         if not (self._ahead or self._waits_for_turn):

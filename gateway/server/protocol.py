@@ -7,7 +7,8 @@
    because the connection closes, are reported.
 4. When the process is nearly out of file descriptors, new connections are refused, so that open streams can finish.
 
-`gateway.server.pipeline` lists the private attributes of aiohttp's server that this file uses.
+This file and `gateway.server.pipeline` use private attributes of aiohttp's server. `AIOHTTP_ATTRIBUTES` lists them, and a test
+fails when an installed aiohttp lacks one. The twin for aiohttp's client is `gateway.proxy.upstream`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,31 @@ from gateway.server.connections import Connections, Slot
 from gateway.server.pipeline import PipelinedHandler
 from gateway.server.received import ReceivedRequest
 from gateway.server.turns import AddressTurns
+
+AIOHTTP_ATTRIBUTES: Final = (
+    "_buffer_paused",
+    "_close",
+    "_message_tail",
+    "_messages",
+    "_parser",
+    "_pause_reading_for_buffer",
+    "_reading_paused",
+    "_request_count",
+    "_request_factory",
+    "_request_in_progress",
+    "_resume_reading_for_buffer",
+    "_resume_transport_reading",
+    "_upgraded",
+    "_waiter",
+)
+"""Of the class `RequestHandler`, as read in 3.14.5:
+
+whether the connection closes after the current request (`_close`), the requests that were parsed and not handled yet
+(`_messages`), how many were parsed in all, whether a handler runs, the future on which an idle connection waits for a request,
+what makes a request of a parsed message, the parser, whether it stopped behind a request to upgrade and what came after that
+(`_upgraded`, `_message_tail`), whether the connection is not read because of a body, how reading stops until requests
+were handled, and how it goes on.
+"""
 
 WRITE_BUFFER: Final = 64 * 1024
 """Unsent bytes above which the upstream is not read. Set here because TLS would allow eight times as many."""

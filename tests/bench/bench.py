@@ -24,7 +24,7 @@ Rows = dict[str, Row]
 BEFORE: Final = "before"
 PROGRESS: Final = (
     *("requests_per_s", "cpu_us_per_request", "cpu_us_per_event", "first_ms_p50", "first_ms_p99", "kib_per_stream"),
-    *("opened_s", "answers_s", "instructions_request", "instructions_event", "wrong", "cut"),
+    *("opened_s", "answers_s", "instructions_request", "instructions_event", "instructions_burst", "wrong", "cut"),
 )
 INSTRUCTIONS: Final = Path(__file__).with_name("instructions.py")
 
@@ -92,7 +92,7 @@ class Bench:
         return row
 
     def count_instructions(self, name: str, checkout: Path) -> Row:
-        """Return the instructions of a checkout's worker for a request and for an event, counted by this checkout's tool."""
+        """Return the instructions of a checkout's worker for a request, an event and a burst, counted by this checkout's tool."""
         command = [python_of(checkout), "-P", str(INSTRUCTIONS), "--json"]
         done = subprocess.run(
             command,
@@ -104,7 +104,7 @@ class Bench:
             check=False,  # more than the budget is an exit code, too
         )
         counted = json.loads(done.stdout)["figures"]
-        row = {f"instructions_{what}": float(counted[what]) for what in ("request", "event")}
+        row = {f"instructions_{what}": float(counted[what]) for what in ("request", "event", "burst")}
         self.tell(name, row)
         return row
 

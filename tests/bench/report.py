@@ -30,6 +30,7 @@ NAMES: Final = {
     "completed": "complete",
     "instructions_request": "instructions/request",
     "instructions_event": "instructions/event",
+    "instructions_burst": "instructions/request of 20 events at once",
     "wrong": "refused",
     "cut": "cut",
 }
@@ -47,7 +48,7 @@ COLUMNS: Final = {
     "first": ("requests_per_s", *FIRST),
     "variants": ("requests_per_s", "cpu_us_per_request", "cpu_us_per_event", *FIRST, "wrong", "cut"),
     "memory": ("streams", "completed", "kib_per_stream", *TRANSIT),
-    "instructions": ("instructions_request", "instructions_event"),
+    "instructions": ("instructions_request", "instructions_event", "instructions_burst"),
     "events": ("cpu_us_per_event", *TRANSIT),
     "bodies": (*REQUESTS, *FIRST),
     "chain": REQUESTS,

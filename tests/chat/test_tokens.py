@@ -165,6 +165,27 @@ def test_what_is_kept_of_a_stream_is_bounded() -> None:
     assert counter.all_events == 5000
 
 
+@pytest.mark.parametrize("seed", range(200))
+def test_runs_are_counted_as_their_events_one_by_one(seed: int) -> None:
+    random_ = random.Random(seed)
+    singly, in_runs = OutputCounter(), OutputCounter()
+    for _ in range(random_.randrange(1, 60)):
+        if random_.random() < 0.2:
+            odd = event(text("y" * random_.randrange(2000)))
+            singly.add_measured(odd)
+            in_runs.add_measured(odd)
+            continue
+        longest = random_.choice([5, 5, 5, 200, 5000])
+        run = [event(text("x" * random_.randrange(longest))) for _ in range(random_.randrange(1, 8))]
+        for each in run:
+            singly.add(each, 1)
+        in_runs.add(b"".join(run), len(run))
+        if random_.random() < 0.05:
+            assert in_runs.tokens() == singly.tokens()
+    assert in_runs.tokens() == singly.tokens()
+    assert in_runs.all_events == singly.all_events
+
+
 def test_what_is_kept_of_runs_is_bounded_and_splitting_them_loses_none() -> None:
     counter, events = OutputCounter(), 0
     for number in range(400):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
@@ -84,3 +85,36 @@ def test_what_is_served_may_exit_itself() -> None:
 
     with pytest.raises(SystemExit):
         run_until_terminated(serve)
+
+
+FREED = """
+import asyncio, sys
+from gateway.runtime import process
+
+MIB = 1024 * 1024
+
+def resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 // MIB
+
+async def serve(stop):
+    bytearray(8 * MIB)  # by itself, glibc takes no mapping for so much any more once it was freed
+    before = resident()
+    kept = []
+    for _ in range(16):
+        large = bytearray(8 * MIB)
+        kept.append([large, bytearray(100_000)])
+    for pair in kept:
+        pair[0] = None
+    print(resident() - before)
+
+process.run_until_terminated(serve)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_the_memory_of_large_bodies_is_given_back_at_once() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    command = [sys.executable, "-c", FREED]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert int(run.stdout) < 16

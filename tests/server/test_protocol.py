@@ -10,8 +10,8 @@ from aiohttp import web
 
 import gateway.server.pipeline as module
 from gateway.proxy.head import _DateLine
-from gateway.server.pipeline import AIOHTTP_ATTRIBUTES, PipelinedHandler
-from gateway.server.protocol import ServerProtocol
+from gateway.server.pipeline import PipelinedHandler
+from gateway.server.protocol import AIOHTTP_ATTRIBUTES, ServerProtocol
 
 SERVER = Path(module.__file__).parent
 FILES = [SERVER / "pipeline.py", SERVER / "protocol.py"]

@@ -61,16 +61,16 @@ async def test_the_commands_of_one_tick_leave_in_one_write() -> None:
 
 async def test_calls_to_a_frozen_server_fail_in_time_and_it_is_reached_again(own_store: StartStore) -> None:
     store = own_store()
-    async with connected(store.url, timeout_s=0.1) as client:
+    async with connected(store.url, timeout_s=0.5) as client:
         await client.call("PING")
         os.kill(store.pid, signal.SIGSTOP)
         try:
             early = [client.submit("INCR", "n") for _ in range(3)]
             await asyncio.sleep(0.05)
             errors, seconds = await timed(outcomes(*early, client.submit("INCR", "n")))
-            assert (errors, seconds < 0.25) == ([StoreAway] * 4, True)
+            assert (errors, seconds < 1) == ([StoreAway] * 4, True)
             errors, seconds = await timed(outcomes(client.submit("INCR", "m")))
-            assert (errors, seconds < 0.25) == ([StoreAway], True), "nor does a new connection help"
+            assert (errors, seconds < 1) == ([StoreAway], True), "nor does a new connection help"
         finally:
             os.kill(store.pid, signal.SIGCONT)
         while await outcomes(client.submit("PING")) == [StoreAway]:

@@ -1,0 +1,133 @@
+"""Connections that are paused, and go on: none stays unread, and no turn is kept for another request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from gateway.server import pipeline
+from gateway.server.pipeline import MAX_AHEAD, PipelinedHandler
+from gateway.server.received import received
+from gateway.server.turns import AddressTurns
+from tests.patience import PATIENCE_S, wait_until
+
+LARGE = 150_000
+
+
+class Handler(PipelinedHandler):
+    """Counts nothing."""
+
+    __slots__ = ()
+
+    def _count_message(self, *, valid: bool) -> None:
+        pass
+
+    def _count_body(self, size: int) -> None:
+        pass
+
+    def _count_head(self, size: int) -> None:
+        pass
+
+
+class NoAnswer(web.StreamResponse):
+    """Sends nothing."""
+
+    keep_alive = True
+
+    async def prepare(self, request: Any) -> None:
+        pass
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        pass
+
+
+class Site:
+    """A server of one address. `served`: the path and the length of the body of each request; those of `/0` wait for `gate`."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.served: list[tuple[str, int]] = []
+        self.turns = AddressTurns()
+        self.handlers: list[Handler] = []
+        self._server = web.Server(self._serve, request_factory=received)  # type: ignore[arg-type]
+
+    def protocol(self) -> Handler:
+        settings = {"access_log": None, "keepalive_timeout": 60, "read_bufsize": 64 * 1024, "auto_decompress": False}
+        handler = Handler(
+            self._server,
+            max_ahead_bytes=64 * 1024,
+            turns=self.turns,
+            address="127.0.0.1",
+            loop=asyncio.get_running_loop(),
+            **settings,
+        )
+        self.handlers.append(handler)
+        return handler
+
+    async def _serve(self, request: Any) -> NoAnswer:
+        if request.raw_path == "/0":
+            await self.gate.wait()
+        size = 0
+        while piece := await request.content.readany():
+            size += len(piece)
+        self.served.append((request.raw_path, size))
+        return NoAnswer()
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[tuple[Site, Handler, asyncio.StreamWriter]]:
+    site = Site()
+    server = await asyncio.get_running_loop().create_server(site.protocol, "127.0.0.1", 0)
+    _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    writer.write(get("/0"))
+    await wait_until(lambda: bool(site.handlers) and site.handlers[0]._requests_seen == 1)
+    handler = site.handlers[0]
+    try:
+        yield site, handler, writer
+    finally:
+        site.gate.set()
+        if handler.transport is not None:
+            handler.transport.abort()
+        writer.close()
+        server.close()
+        await wait_until(lambda: handler.transport is None)
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+def get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: gateway\r\n\r\n".encode()
+
+
+def post(path: str, size: int) -> bytes:
+    return f"POST {path} HTTP/1.1\r\nHost: gateway\r\nContent-Length: {size}\r\n\r\n".encode()
+
+
+async def test_a_connection_goes_on_that_was_paused_for_its_requests_and_for_a_body(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pipeline, "TURN_S", PATIENCE_S)  # all of a read is parsed at once
+    last = get("/last")
+    async with connected() as (site, handler, writer):
+        ahead = [f"/{number}" for number in range(1, MAX_AHEAD)]
+        handler.data_received(b"".join(map(get, ahead)) + post("/large", LARGE) + b"x" * LARGE + last[:9])
+        assert handler._buffer_paused
+        writer.write(last[9:])
+        site.gate.set()
+        await wait_until(lambda: ("/last", 0) in site.served)
+        assert site.served == [("/0", 0), *((path, 0) for path in ahead), ("/large", LARGE), ("/last", 0)]
+
+
+async def test_a_turn_that_a_body_has_had_is_not_kept_for_the_next_request() -> None:
+    async with connected() as (site, handler, _):
+        site.turns.admit("another")
+        site.turns.admit("127.0.0.1")
+        handler.data_received(post("/large", LARGE))
+        handler.data_received(b"x" * LARGE)
+        await wait_until(lambda: not handler._in_body)
+        assert not handler._has_turn
