@@ -15,7 +15,8 @@ from typing import Final
 import msgspec
 
 from gateway.chat.usage import Usage
-from gateway.config.schema import Config, Group, Model
+from gateway.config.model import Model
+from gateway.config.schema import Config, Group
 from gateway.facts import Caller, Candidate
 
 MICROS = 1_000_000

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from gateway.catalogue import Catalogue, Price, matches
 from gateway.chat.usage import Usage
 from gateway.config.channel import Channel
-from gateway.config.schema import Config, Group, Model, Serving, load
+from gateway.config.model import Model, Serving
+from gateway.config.schema import Config, Group, load
 from gateway.facts import Caller
 
 A, B = Channel("http://a/v1"), Channel("http://b/v1")

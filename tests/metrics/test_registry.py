@@ -10,7 +10,8 @@ import pytest
 from gateway.catalogue import Catalogue
 from gateway.chat.usage import Usage
 from gateway.config.channel import Channel
-from gateway.config.schema import Config, Model
+from gateway.config.model import Model
+from gateway.config.schema import Config
 from gateway.errors import Refused, StoreAway, StoreError
 from gateway.exchange import Attempt, Exchange, Outcome
 from gateway.fake_upstream import FakeUpstream

@@ -17,7 +17,8 @@ import structlog
 
 from gateway import Attempt, Caller, Exchange, Refused, Services, Usage
 from gateway.config.channel import Channel, Timers
-from gateway.config.schema import Config, Group, Model, Serving, StoreSettings
+from gateway.config.model import Model, Serving
+from gateway.config.schema import Config, Group, StoreSettings
 from gateway.errors import StoreAway
 from gateway.store.accounts import MAX_AMOUNT, Account, AccountStatus
 from gateway.store.client.client import Client

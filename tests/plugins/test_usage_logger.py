@@ -12,7 +12,8 @@ from structlog.testing import capture_logs
 
 from gateway import Attempt, Caller, Exchange, Outcome, Refused, Services, Usage
 from gateway.config.channel import Channel
-from gateway.config.schema import Config, Model
+from gateway.config.model import Model
+from gateway.config.schema import Config
 from gateway.errors import StoreAway
 from gateway.request_id import arrival_ms, utc
 from gateway.store.client.client import Client

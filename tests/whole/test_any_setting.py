@@ -12,7 +12,8 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.config.schema import Config, Demo, Model, PluginEntry, Serving, Tls, load
+from gateway.config.model import Model, Serving
+from gateway.config.schema import Config, Demo, PluginEntry, Tls, load
 from gateway.errors import Misconfigured
 from gateway.fake_upstream import FakeUpstream
 from gateway.loading import plugin_class
