@@ -18,9 +18,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gateway.catalogue import MICROS
 from gateway.config.schema import Config, find, load
 from gateway.errors import StoreAway
+from gateway.prices import MICROS
 from gateway.runtime.data_folder import data_folder
 from gateway.services import Store
 from gateway.store import layout

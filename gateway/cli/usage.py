@@ -31,8 +31,8 @@ from gateway.config.schema import Config
 from gateway.exchange import Outcome
 from gateway.usage import queries
 from gateway.usage.damage import UnusableFile
-from gateway.usage.database import GROUPS, SUMS
 from gateway.usage.record import Record
+from gateway.usage.tables import GROUPS, SUMS
 
 usage = typer.Typer(
     no_args_is_help=True, help="Read the usage log: whether a request arrived, how it ended, what it cost."

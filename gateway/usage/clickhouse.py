@@ -25,8 +25,8 @@ from gateway.config.schema import Config
 from gateway.errors import GatewayError, StoreAway
 from gateway.exchange import Outcome
 from gateway.usage import queries
-from gateway.usage.database import COLUMNS, GROUP_COLUMNS, GROUPS, JSON_COLUMNS, SUM_COLUMNS
-from gateway.usage.record import Record
+from gateway.usage.record import NUMBERS_OR_NONE, Record
+from gateway.usage.tables import COLUMNS, GROUP_COLUMNS, GROUPS, JSON_COLUMNS, SUM_COLUMNS
 
 TABLE: Final = "sluicegate_requests"
 VIEW: Final = "sluicegate_days"
@@ -36,11 +36,17 @@ RETRY_S: Final = 5.0
 
 _TYPES: Final = {
     "arrived_at": "DateTime64(3, 'UTC')",
-    "first_byte_ms": "Nullable(Int64)",
+    **dict.fromkeys(NUMBERS_OR_NONE, "Nullable(Int64)"),
     **dict.fromkeys(("operation", "group", "model", "channel", "outcome", "error_code"), "LowCardinality(String)"),
     **dict.fromkeys(("refused_by", "usage_source"), "LowCardinality(String)"),
 }
 
+
+ADDED: Final = (
+    *("cached_tokens", "cache_write_tokens", "cost_micros", "margin_micros"),
+    *("cost_price", "upstream_cost_micros", "upstream_usage"),
+)
+"""Columns that a table of an earlier version lacks."""
 
 _NAMES: Final = ", ".join(f"`{column}`" for column in COLUMNS)
 
@@ -56,12 +62,13 @@ STATEMENTS: Final = (
     + f"certain UInt8 MATERIALIZED outcome != '{Outcome.GATEWAY_CRASHED}', "
     + "INDEX of_account account TYPE bloom_filter GRANULARITY 4"
     + ") ENGINE = ReplacingMergeTree(certain) PARTITION BY toYYYYMM(arrived_at) ORDER BY id",
-    f"CREATE VIEW IF NOT EXISTS {VIEW} AS SELECT toDate(arrived_at) AS day, {', '.join(GROUP_COLUMNS)}, "  # noqa: S608
+    f"ALTER TABLE {TABLE} " + ", ".join(f"ADD COLUMN IF NOT EXISTS `{column}` {_type(column)}" for column in ADDED),
+    f"CREATE OR REPLACE VIEW {VIEW} AS SELECT toDate(arrived_at) AS day, {', '.join(GROUP_COLUMNS)}, "  # noqa: S608
     + f"count() AS requests, countIf(outcome = '{Outcome.COMPLETED}') AS completed, "
-    + ", ".join(f"sum({TABLE}.{name}) AS {name}" for name in SUM_COLUMNS)
-    + f" FROM {TABLE} FINAL GROUP BY {', '.join(GROUPS)}",
+    + "".join(f"ifNull(sum({TABLE}.{name}), 0) AS {name}, " for name in SUM_COLUMNS)
+    + f"countIf({TABLE}.cost_micros IS NULL) AS unknown_costs FROM {TABLE} FINAL GROUP BY {', '.join(GROUPS)}",
 )
-"""The table, with a row for each request, and the view that sums it by day; created where they are missing."""
+"""The table, with a row for each request, and the view that sums it by day; created or completed where they are missing."""
 
 FIND: Final = f"SELECT {_NAMES} FROM {TABLE} FINAL WHERE id = {{id:String}} FORMAT JSONEachRow"  # noqa: S608
 INSERT: Final = f"INSERT INTO {TABLE} ({_NAMES}) FORMAT JSONEachRow"
@@ -189,6 +196,6 @@ def _encode(record: Record) -> bytes:
 def _decode(line: bytes) -> Record:
     values = msgspec.json.decode(line)
     for name in JSON_COLUMNS:
-        values[name] = msgspec.json.decode(values[name])
+        values[name] = msgspec.json.decode(values[name] or "{}")
     values["arrived_at"] = values["arrived_at"].replace(" ", "T") + "Z"
     return msgspec.convert(values, Record)

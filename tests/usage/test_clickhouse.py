@@ -24,8 +24,9 @@ from gateway.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.usage import clickhouse, queries
 from gateway.usage.clickhouse import VIEW, ClickHouse, Copier
-from gateway.usage.database import GROUPS, UsageDatabase
+from gateway.usage.database import UsageDatabase
 from gateway.usage.log import UsageLog
+from gateway.usage.tables import GROUPS
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end
 

@@ -19,8 +19,9 @@ from gateway.exchange import Outcome
 from gateway.request_id import arrival_ms, month
 from gateway.usage import queries
 from gateway.usage.damage import UnusableFile, files_aside
-from gateway.usage.database import GROUPS, SUMS, UsageDatabase, months, months_ago, path_of
+from gateway.usage.database import UsageDatabase, months, months_ago, path_of
 from gateway.usage.record import Record
+from gateway.usage.tables import GROUPS, SUMS
 from tests.records import arrival, end, id_at
 
 NEW_YEAR_MS = 1_798_761_600_000
