@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from decimal import Decimal
 from fractions import Fraction
 
@@ -183,7 +184,7 @@ def test_a_fraction_costs_at_least_what_it_says(told: float, prompt: int) -> Non
     assert charge(price, {"prompt_tokens": prompt, "completion_tokens": told}) >= 8 * told
 
 
-def charge(price: Price, told: dict[str, object]) -> int:
+def charge(price: Price, told: Mapping[str, object]) -> int:
     """Return the charge of an answer with this usage object after its finish, of which nothing was seen."""
     reported = ReportedUsage()
     if (found := read_counts(json.dumps(told).encode())) is not None:

@@ -190,7 +190,6 @@ class TestTheCharge:
             ((), 0),
             ((Usage(),), 0),
             ((Usage(11, 6, "upstream"),), 11 + 12),
-            ((Usage(11, 6, "upstream", 4, 2, answers=1),), 11 + 12),
             ((Usage(11, 6, "estimated"),), 11 + 12),
             ((Usage(11, 0, "estimated"),), 11),
             ((Usage(5, 0, "estimated"), Usage(), Usage(11, 6, "upstream")), 5 + 11 + 12),
@@ -203,6 +202,28 @@ class TestTheCharge:
         await run_request(plugin, asked, given)
         assert await ended(plugin, given, asked, *usages) == charge
         assert asked.price == {"input": 1_000_000, "output": 2_000_000, "ratio": "1"}
+
+    async def test_has_each_part_at_its_price_and_the_record_has_the_prices(self, given: Services) -> None:
+        plugin = await started(Quota(), given)
+        asked = asking(model="parts")
+        await run_request(plugin, asked, given)
+        charge = 4 * 10 + 5 * 1 + 2 * 12 + 6 * 20 + 500
+        assert await ended(plugin, given, asked, Usage(11, 6, "upstream", 5, 2, answers=1)) == charge
+        assert asked.price == {
+            "input": 10_000_000,
+            "output": 20_000_000,
+            "ratio": "1",
+            "cached_input": 1_000_000,
+            "cache_write": 12_000_000,
+            "request": 500,
+        }
+
+    async def test_of_a_call_that_was_not_answered_has_no_price_of_the_request(self, given: Services) -> None:
+        plugin = await started(Quota(), given)
+        asked = asking(model="parts")
+        await run_request(plugin, asked, given)
+        assert await ended(plugin, given, asked, Usage(11, 0, "estimated")) == 110
+        assert "request" not in asked.price
 
     async def test_never_exceeds_the_full_hold_and_the_price_says_so(self, given: Services) -> None:
         plugin = await started(Quota(), given)
