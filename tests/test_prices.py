@@ -49,20 +49,19 @@ def usages(draw: st.DrawFn, most_prompt: int = 300_000, most_output: int = 300_0
 
 def exact(model: Model, usage: Usage, ratio: Fraction) -> Fraction:
     """Return the charge in micros before it is rounded, computed from the file's prices in another way."""
-    tier = max(
-        (tier for tier in model.tiers if usage.prompt_tokens > tier.above), key=lambda tier: tier.above, default=None
-    )
+    reached = [tier for tier in model.tiers if usage.prompt_tokens > tier.above]
+    tier = max(reached, key=lambda tier: tier.above, default=Tier(1, input=model.input))
 
     def first(*given: Decimal | None) -> Fraction:
         return next(Fraction(price) for price in given if price is not None)
 
-    plain = first(tier and tier.input, model.input)
-    cached = Fraction(first(tier and tier.cached_input, model.cached_input, Decimal(-1)))
-    written = Fraction(first(tier and tier.cache_write, model.cache_write, Decimal(-1)))
+    plain = first(tier.input, model.input)
+    cached = Fraction(first(tier.cached_input, model.cached_input, Decimal(-1)))
+    written = Fraction(first(tier.cache_write, model.cache_write, Decimal(-1)))
     total = (usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens) * plain
     total += usage.cached_tokens * (plain if cached < 0 else cached)
     total += usage.cache_write_tokens * (plain if written < 0 else written)
-    total += usage.completion_tokens * first(tier and tier.output, model.output)
+    total += usage.completion_tokens * first(tier.output, model.output)
     return (total + usage.answers * Fraction(model.request or 0) * 1_000_000) * ratio
 
 

@@ -25,9 +25,12 @@ MAX_KEPT: Final = 4096
 """Bytes of a usage object that is kept as it came. A larger one is not kept."""
 MAX_COST_MICROS: Final = 10**15
 
+COUNTS: Final = frozenset(("prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens"))
+"""An object that has nothing else needs no closer look: some upstreams send one with each event."""
 CACHED: Final = ("prompt_cache_hit_tokens", "cached_tokens", "num_cached_tokens", "cache_read_input_tokens")
 """Tokens read from a cache: as DeepSeek, Moonshot and Together, Mistral, and translations of Anthropic's API name them."""
 WRITTEN: Final = ("cache_creation_input_tokens", "cache_write_tokens")
+"""Tokens written to one: as Anthropic and Alibaba, OpenAI and OpenRouter name them; `cache_creation` has them by their lifetime."""
 DETAILS: Final = ("prompt_tokens_details", "prompt_token_details", "input_tokens_details")
 BESIDE: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
 """Anthropic's names, which it uses for tokens that `input_tokens` does not contain."""
@@ -69,15 +72,24 @@ def read_counts(raw: bytes | msgspec.Raw) -> Counts | None:
     if not (prompt or completion or total):
         return None
     cached = written = 0
+    plain = COUNTS.issuperset(told)
     prompt = prompt or (max(0, total - completion) if completion else 0)
-    if prompt:
+    if prompt and not plain:
         cached, written = _split(told)
         if (cached or written) and _is_beside(told, prompt, completion, total, cached + written):
             prompt += cached + written
+    if prompt:
         completion = max(completion, total - prompt)
-    text = bytes(raw) if len(memoryview(raw)) <= MAX_KEPT else b""
-    total = 0 if prompt or completion else total
-    return Counts(prompt, completion, total, cached, written, _is_certain(told), _cost_micros(told), text)
+    return Counts(
+        prompt,
+        completion,
+        0 if prompt or completion else total,
+        cached,
+        written,
+        _is_certain(told),
+        None if plain else _cost_micros(told),
+        bytes(raw) if len(memoryview(raw)) <= MAX_KEPT else b"",
+    )
 
 
 def _split(told: dict[str, Any]) -> tuple[int, int]:
@@ -85,6 +97,9 @@ def _split(told: dict[str, Any]) -> tuple[int, int]:
     places = [told, *(inner for name in DETAILS if isinstance(inner := told.get(name), dict))]
     cached = _told(places, CACHED, floor)
     written = _told(places, WRITTEN, ceil)
+    for place in places:
+        if isinstance(by_lifetime := place.get("cache_creation"), dict):
+            written.append(sum(map(_count, by_lifetime.values())))
     return min(cached, default=0), max(written, default=0)
 
 
@@ -102,8 +117,12 @@ def _is_beside(told: dict[str, Any], prompt: int, completion: int, total: int, s
 
 
 def _is_certain(told: dict[str, Any]) -> bool:
-    values = map(told.get, ("prompt_tokens", "input_tokens", "completion_tokens", "output_tokens", "total_tokens"))
-    return all(value is None or value == 0 or _count(value) == value for value in values)
+    """Return whether each count is a count, 0, or missing."""
+    for name in COUNTS:
+        value = told.get(name)
+        if value and _count(value) != value:
+            return False
+    return True
 
 
 def _count(value: object, rounded: Any = ceil) -> int:

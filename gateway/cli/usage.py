@@ -250,4 +250,5 @@ def _print(records: Iterable[Record], as_json: bool, *, empty: str) -> None:
 def _plain(value: object) -> str:
     if value is None or value == "":
         return "-"
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

@@ -35,8 +35,11 @@ SERVED_BY: Final = ("model", "channel")
 
 SeriesKey = tuple[Outcome | None, str, str]
 Observe = Callable[[float], None]
-Series = tuple[Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Observe, Observe, Observe]
-"""Six numbers, each a view of one, and three histograms."""
+Series = tuple[
+    tuple[Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Numbers],
+    tuple[Observe, Observe, Observe],
+]
+"""Nine numbers, each a view of one, and three histograms."""
 
 
 class Family(msgspec.Struct, frozen=True):
@@ -118,8 +121,8 @@ class Metrics:
         if catalogue is None or channel not in catalogue.channels:
             channel = OTHER if channel else NONE
         key = (exchange.outcome, model, channel)
-        series = self._series.get(key) or self._add(key)
-        requests, prompt, completion, charge, cost, margin, duration, first_byte, longest_gap = series
+        counters, (duration, first_byte, longest_gap) = self._series.get(key) or self._add(key)
+        requests, prompt, completion, read, written, charge, cost, margin, unknown = counters
         requests[0] += 1.0
         started = exchange.started
         duration((exchange.ended or started) - started)
@@ -130,14 +133,12 @@ class Metrics:
             usage = attempt.usage
             prompt[0] += usage.prompt_tokens
             completion[0] += usage.completion_tokens
-            if usage.cached_tokens:
-                self._numbers("cache_tokens", "read", model, channel)[0] += usage.cached_tokens
-            if usage.cache_write_tokens:
-                self._numbers("cache_tokens", "written", model, channel)[0] += usage.cache_write_tokens
+            read[0] += usage.cached_tokens
+            written[0] += usage.cache_write_tokens
         if exchange.charge_micros:
             charge[0] += exchange.charge_micros
         if (cost_micros := exchange.cost_micros) is None:
-            self._numbers("unknown_costs", model, channel)[0] += 1.0
+            unknown[0] += 1.0
         elif cost_micros or exchange.charge_micros:
             cost[0] += cost_micros
             margin[0] += exchange.charge_micros - cost_micros
@@ -184,17 +185,24 @@ class Metrics:
     def _add(self, key: SeriesKey) -> Series:
         """Return what is counted for an outcome, a model and a channel; the times are those of the channel."""
         outcome, model, channel = key
-        series = self._series[key] = (
-            self._numbers("requests", str(outcome), model, channel),
-            self._numbers("tokens", "prompt", model, channel),
-            self._numbers("tokens", "completion", model, channel),
-            self._numbers("charge_micros", model, channel),
-            self._numbers("cost_micros", model, channel),
-            self._numbers("margin_micros", model, channel),
+        place = model, channel
+        counters = (
+            self._numbers("requests", str(outcome), *place),
+            self._numbers("tokens", "prompt", *place),
+            self._numbers("tokens", "completion", *place),
+            self._numbers("cache_tokens", "read", *place),
+            self._numbers("cache_tokens", "written", *place),
+            self._numbers("charge_micros", *place),
+            self._numbers("cost_micros", *place),
+            self._numbers("margin_micros", *place),
+            self._numbers("unknown_costs", *place),
+        )
+        times = (
             self.histogram("duration_seconds", channel).observe,
             self.histogram("first_byte_seconds", channel).observe,
             self.histogram("longest_gap_seconds", channel).observe,
         )
+        series = self._series[key] = counters, times
         return series
 
 

@@ -72,7 +72,7 @@ def test_a_usage_object_has_counts_or_none(reported: object, counts: tuple[int, 
         ({"prompt_tokens": 7, "completion_tokens": 1 << 60}, (7, 0, 0)),
         ({"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": -18}, (7, 3, 0)),
         ({"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 17.5}, (7, 11, 0)),
-        ({"prompt_tokens": 7, "completion_tokens": [], "total_tokens": 18}, (7, 11, 0)),
+        ({"prompt_tokens": 7, "completion_tokens": [1], "total_tokens": 18}, (7, 11, 0)),
     ],
 )
 def test_a_number_that_is_no_count_is_as_good_as_none_and_nothing_is_certain(
@@ -119,6 +119,8 @@ def test_cached_tokens_are_part_of_the_prompt_under_any_name(told: dict[str, Any
         {"cache_creation_input_tokens": 64},
         {"cache_creation_input_tokens": 60, "prompt_tokens_details": {"cache_write_tokens": 64}},
         {"cache_creation_input_tokens": 63.5},
+        {"cache_creation": {"ephemeral_5m_input_tokens": 60, "ephemeral_1h_input_tokens": 4, "other": None}},
+        {"prompt_tokens_details": {"cache_creation": {"ephemeral_5m_input_tokens": 64}, "cache_creation_input_tokens": 64}},
     ],
 )
 def test_written_tokens_are_part_of_the_prompt_under_any_name(told: dict[str, Any]) -> None:

@@ -116,6 +116,14 @@ async def test_show_finds_what_is_still_in_the_stream(rows: UsageDatabase, clien
     assert records(shown) == [opened]
 
 
+def test_show_prints_nothing_that_a_terminal_would_obey(rows: UsageDatabase) -> None:
+    record = end(arrival(), upstream_usage='{"x":"\u009b2J",\n"prompt_tokens":1}')
+    rows.write([record])
+    shown = run("usage", "show", record.id)
+    assert "\u009b" not in shown
+    assert '{"x":"\\x9b2J",\\n"prompt_tokens":1}' in shown
+
+
 def test_show_refuses_an_unknown_request(rows: UsageDatabase) -> None:
     missing = arrival().id
     assert missing in run("usage", "show", missing, code=1)
