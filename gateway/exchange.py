@@ -274,6 +274,8 @@ class Exchange:
     @property
     def usage(self) -> Usage:
         """The usage of all attempts together."""
+        if len(self.attempts) == 1:
+            return self.attempts[0].usage
         total = Usage()
         for attempt in self.attempts:
             total += attempt.usage

@@ -35,6 +35,10 @@ from gateway import (
 )
 from plugins.paced_refusals import PacedRefusals
 
+_REQUESTS: Final = ("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests")
+_TOKENS: Final = ("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens")
+"""The headers of a limit, of what remains of it, and of when all of it is available again."""
+
 LEASE_MARGIN_S: Final = 60
 RETRY_AFTER_S = 1.0
 LONG_MS: Final = 59_000
@@ -133,14 +137,19 @@ class RateLimit(Plugin):
 
     async def end_step(self, exchange: Exchange) -> Step | None:
         """Release the slot, and count the tokens that were used."""
-        account, taken = self._holding.pop(exchange.id, ("", None))
+        account, taken = self._holding.get(exchange.id, ("", None))
         if taken is None or not taken.may_have_run:
+            self._holding.pop(exchange.id, None)
             return None
         usage = exchange.usage
         release = Release(account, exchange.id, usage.prompt_tokens + usage.completion_tokens)
         step = self._give_back(release)
+        step.read = partial(self._released, exchange.id)
         step.failed = partial(self._not_sent, release)
         return step
+
+    async def _released(self, request_id: str, _: object) -> None:
+        self._holding.pop(request_id, None)
 
     def _rules(self, caller: Caller, operation: Operation) -> AccountLimits:
         own = caller.limits
@@ -157,6 +166,7 @@ class RateLimit(Plugin):
         )
 
     async def _not_sent(self, release: Release, error: StoreError) -> None:
+        self._holding.pop(release.request_id, None)
         if not isinstance(error, StoreAway):
             self._log_failure(release, error)
         elif len(self._pending) < MAX_PENDING:
@@ -192,12 +202,11 @@ async def _tokens(exchange: Exchange, rules: AccountLimits) -> int:
 
 def _set_headers(headers: dict[str, str], result: Taken | Limited) -> None:
     """Set the `x-ratelimit-*` headers; of the tightest limit, if several plugins of this kind are in the chain."""
-    for name, rate in (("requests", result.requests), ("tokens", result.tokens)):
-        remaining = f"x-ratelimit-remaining-{name}"
-        if rate is not None and rate.remaining <= int(headers.get(remaining, rate.remaining)):
-            headers[f"x-ratelimit-limit-{name}"] = str(rate.limit)
+    for (limit, remaining, reset), rate in ((_REQUESTS, result.requests), (_TOKENS, result.tokens)):
+        if rate is not None and (remaining not in headers or rate.remaining <= int(headers[remaining])):
+            headers[limit] = str(rate.limit)
             headers[remaining] = str(rate.remaining)
-            headers[f"x-ratelimit-reset-{name}"] = f"{rate.reset_ms}ms"
+            headers[reset] = f"{rate.reset_ms}ms"
 
 
 def _refusal(limited: Limited, rules: AccountLimits, tokens: int) -> Refused:

@@ -232,6 +232,26 @@ class CountsAgain(Plugin):
         return Step(Script("count", "return redis.call('INCR', KEYS[1])"), self._keys)
 
 
+class FailsInTheStore(Plugin):
+    """Plans a step with an error in its Lua."""
+
+    async def start(self, services: Services) -> None:
+        self._keys = [services.key("{a}")]
+
+    async def request_step(self, exchange: Exchange) -> Step:
+        return Step(Script("fail", "return missing.name"), self._keys)
+
+
+class KeepsItsStep(Plugin):
+    """Returns one step for all requests."""
+
+    async def start(self, services: Services) -> None:
+        self._step = Step(Script("look", "return redis.call('EXISTS', KEYS[1])"), [services.key("{a}")])
+
+    async def request_step(self, exchange: Exchange) -> Step:
+        return self._step
+
+
 class SpreadsItsKeys(Plugin):
     """Plans a step whose keys are in two hash slots."""
 

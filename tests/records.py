@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 from uuid_utils import uuid7
 
-from gateway.exchange import Outcome
+from gateway.exchange import Operation, Outcome
 from gateway.request_id import arrival_ms, utc
 from gateway.usage.record import AttemptRecord, Record
 
@@ -27,7 +27,7 @@ COSTED: Final[dict[str, Any]] = {
 def arrival(id: str = "") -> Record:  # noqa: A002
     """Return the arrival of a request, now or at the time of `id`."""
     id = id or str(uuid7())  # noqa: A001
-    return Record(id=id, arrived_at=utc(arrival_ms(id)), operation="chat.completions", config=1)
+    return Record(id=id, arrived_at=utc(arrival_ms(id)), operation=Operation.CHAT, config=1)
 
 
 def end(arrival: Record, **changes: Any) -> Record:

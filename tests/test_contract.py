@@ -56,6 +56,7 @@ FAULTS = {
     "Believes": "request: `on_chunk` raised UnicodeDecodeError",
     "TakesToExplain": "explains: `explain` changes `gw:plugin:check:open` <id>; ",
     "CountsAgain": "steps: `request_step` changes `gw:plugin:check:{a}` again when its step is sent again: use the request's id",
+    "FailsInTheStore": "request: the step of `request_step` fails: ",
     "SpreadsItsKeys": "steps: the keys of `request_step` are in several hash slots: put braces around the account in each",
     "HasBothForms": "hooks: `on_request` and `request_step` are both defined: keep one of them",
     "PlansAndCounts": "steps: RuntimeError: planned twice, where a step is planned or sent twice",
@@ -108,3 +109,8 @@ async def test_an_unknown_plugin_or_setting_is_an_error() -> None:
         await check("tests.faulty:Nobody")
     with pytest.raises(Misconfigured, match="most: must be a whole number"):
         await check("tests.faulty:Good", {"most": "many"})
+
+
+async def test_a_step_that_is_kept_for_all_requests_is_found(store_url: str, client: Client) -> None:
+    found = broken(await check("tests.faulty:KeepsItsStep", url=store_url))
+    assert any("make a new one for each request" in str(line) for line in found), found

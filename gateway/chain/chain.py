@@ -83,10 +83,12 @@ class Chain:
 
         To cancel this means to give up the hook that is running: those of the other plugins still run.
         """
-        await run_end_hooks(exchange, entered, self._ends)
-        self._open -= 1
-        if not self._open:
-            self._idle.set()
+        try:
+            await run_end_hooks(exchange, entered, self._ends)
+        finally:
+            self._open -= 1
+            if not self._open:
+                self._idle.set()
 
     def __repr__(self) -> str:
         return f"<Chain {self.generation}: {' > '.join(entry.name for entry in self.entries)}>"

@@ -13,10 +13,10 @@ import structlog
 
 from gateway.chain.entry import Entry
 from gateway.chain.failures import is_cancellation
-from gateway.errors import GatewayError, StoreAway
+from gateway.errors import GatewayError, StoreAway, StoreError
 from gateway.exchange import Exchange
 from gateway.store.client.client import Client
-from gateway.store.client.step import Reply, Step, error_in, in_one_slot, ran, submit
+from gateway.store.client.step import Reply, Step, error_in, in_one_slot, planned, ran, submit
 
 log = structlog.get_logger("gateway.chain")
 
@@ -60,31 +60,48 @@ class EndHooks:
         """Ask one plugin for its step."""
         try:
             step = await entry.plugin.end_step(self._exchange)
+            if step is not None:
+                self._planned.append((entry, planned(step)))
         except BaseException as error:
             self.contain(entry, "end_step", error)
-        else:
-            if step is not None:
-                self._planned.append((entry, step))
 
     async def send(self) -> None:
         """Send the planned steps, and give each plugin its reply or its error. In a cluster, one script for each hash slot."""
         while self._planned:
-            planned, self._planned = self._planned, []
-            scripts = [(batch, steps, submit(self._client, steps)) for batch, steps in self._batches(planned)]
+            waiting, self._planned = self._planned, []
+            scripts = [(batch, steps, self._submit(steps)) for batch, steps in self._batches(waiting)]
             for batch, steps, reply in scripts:
-                try:
-                    replies = ran(steps, await reply)
-                except BaseException as error:
-                    await self._all_failed(batch, error)
-                else:
-                    await self._read(batch, replies)
+                await self._receive(batch, steps, reply)
 
-    def _batches(self, planned: Sequence[Planned]) -> Iterator[tuple[Sequence[Planned], Sequence[Step]]]:
-        steps = [step for _, step in planned]
+    def _batches(self, waiting: Sequence[Planned]) -> Iterator[tuple[Sequence[Planned], Sequence[Step]]]:
+        steps = [step for _, step in waiting]
         while steps:
             count = in_one_slot(self._client, steps)
-            yield planned[:count], steps[:count]
-            planned, steps = planned[count:], steps[count:]
+            yield waiting[:count], steps[:count]
+            waiting, steps = waiting[count:], steps[count:]
+
+    def _submit(self, steps: Sequence[Step]) -> asyncio.Future[list[Reply]]:
+        try:
+            return submit(self._client, steps)
+        except Exception as error:
+            failed = asyncio.get_running_loop().create_future()
+            failed.set_exception(error)
+            return failed
+
+    async def _receive(
+        self, batch: Sequence[Planned], steps: Sequence[Step], reply: asyncio.Future[list[Reply]]
+    ) -> None:
+        """Read the reply of one script. Where one of several steps cannot be run, none was: each is sent by itself."""
+        try:
+            replies = ran(steps, await reply)
+        except BaseException as error:
+            if len(batch) > 1 and not is_cancellation(error) and not isinstance(error, StoreAway):
+                for (entry, step), alone in [(one, self._submit([one[1]])) for one in batch]:
+                    await self._receive([(entry, step)], [step], alone)
+            else:
+                await self._all_failed(batch, error)
+        else:
+            await self._read(batch, replies)
 
     async def _read(self, batch: Sequence[Planned], replies: Sequence[Reply]) -> None:
         """Read what one script returned. Steps that it did not run are sent once more, or planned again."""
@@ -108,8 +125,9 @@ class EndHooks:
         if isinstance(error, GatewayError):
             failure = error
         else:
+            cancelled = is_cancellation(error)
             self.contain(batch[0][0], "end_step", error)
-            failure = StoreAway("the store's reply was not waited for")
+            failure = StoreAway("the reply was not waited for") if cancelled else StoreError("the step cannot be sent")
         for entry, step in batch:
             await self._fail(entry, step, failure)
 

@@ -14,11 +14,11 @@ import structlog
 
 from gateway.chain.entry import Entry
 from gateway.chain.failures import is_cancellation
-from gateway.errors import GatewayError, Refused
+from gateway.errors import Refused, StoreAway
 from gateway.exchange import Exchange, Reply
 from gateway.store.client.client import Client
 from gateway.store.client.retry import retried
-from gateway.store.client.step import RAN, Step, error_in, in_one_slot, run_steps
+from gateway.store.client.step import RAN, STOPPED, Step, error_in, forget, in_one_slot, planned, run_steps
 
 log = structlog.get_logger("gateway.chain")
 
@@ -82,6 +82,8 @@ class RequestHooks:
         """Ask one plugin for its step. Return the place in the list at which to go on."""
         try:
             step = await entry.plugin.request_step(self._exchange)
+            if step is not None:
+                step = planned(step)
         except BaseException as error:
             if is_cancellation(error):
                 raise
@@ -121,9 +123,13 @@ class RequestHooks:
         """
         steps, self._steps = self._steps, []
         places, self._places = self._places, []
+        most = len(steps)
         while steps:
-            count = in_one_slot(self._client, steps)
-            replies = await self._replies(steps[:count], places)
+            count = min(most, in_one_slot(self._client, steps))
+            replies = await self._replies(steps[:count], places[:count])
+            if replies is None:
+                most = 1
+                continue
             for step, place, (status, value) in zip(steps, places, replies, strict=False):
                 if await self._read(self._entries[place], step, status, value):
                     self._again = place + 1
@@ -131,12 +137,19 @@ class RequestHooks:
             count = len(replies) or count
             steps, places = steps[count:], places[count:]
 
-    async def _replies(self, steps: list[Step], places: list[int]) -> list[Any]:
-        """Return the replies of the steps that ran; none after an error that all these entries ignore."""
+    async def _replies(self, steps: list[Step], places: list[int]) -> list[Any] | None:
+        """Return the replies of the steps that ran; none after an error that all these entries ignore.
+
+        None where one of several steps cannot be run, so that the script of all of them cannot: then each is sent by itself.
+        """
         try:
             return await retried(partial(run_steps, self._client, steps), self._client.timeout_s)
-        except GatewayError as error:
-            for place in places[: len(steps)]:
+        except BaseException as error:
+            if is_cancellation(error):
+                raise
+            if len(steps) > 1 and not isinstance(error, StoreAway):
+                return None
+            for place in places:
                 if not self._ignores(self._entries[place], "request_step", error):
                     raise
             return []
@@ -146,17 +159,20 @@ class RequestHooks:
         try:
             if (error := error_in(status, value)) is not None:
                 raise error
-            if step.read is None or not await step.read(value):
-                return False
-            if status == RAN:
+            again = step.read is not None and await step.read(value)
+            if again and status == RAN:
                 raise RuntimeError("`read` wants plugins to plan again whose steps have run")
+            if status == STOPPED and not again:
+                raise RuntimeError(
+                    "its step did not let those after it run, and `read` neither raised nor returned True"
+                )
         except BaseException as error:
             if not self._ignores(entry, "request_step", error):
                 raise
             return False
         finally:
-            step.read = None  # it may refer to the exchange, which may refer to the step
-        return True
+            forget(step)
+        return bool(again)
 
     def _ignores(self, entry: Entry, hook: str, error: BaseException) -> bool:
         """Return whether the entry ignores an error, which is then logged. The caller raises any other.

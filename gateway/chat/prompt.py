@@ -79,6 +79,8 @@ def estimate_tokens(raw: bytes | bytearray, messages: msgspec.Raw, read: Sequenc
 
 def _has_escapes(text: bytes | bytearray) -> bool:
     """Return whether one of some windows has an escape. Most bodies have none, and a search of the whole takes long."""
+    if len(text) <= WINDOW_BYTES:
+        return text.find(b"\\u") >= 0
     step = max(WINDOW_BYTES, len(text) // WINDOWS)
     return any(text.find(b"\\u", start, start + WINDOW_BYTES) >= 0 for start in range(0, len(text), step))
 

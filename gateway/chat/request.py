@@ -215,6 +215,8 @@ def _check_max_tokens(top: dict[str, msgspec.Raw], limit: int) -> int | None:
 
 
 def _positive(top: dict[str, msgspec.Raw], name: str, limit: int) -> int | None:
+    if name not in top:
+        return None
     expected = f"a whole number from 1 to {limit}"
     value = _field(top, name, _integer, expected)
     if value is not None and not 1 <= value <= limit:

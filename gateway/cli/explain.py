@@ -75,7 +75,9 @@ def _in_words(explanation: Explanation) -> str:
         by = f" by {explanation.refusal.by}" if explanation.refusal.by else ""
         lines.append(f"The request would be refused{by}: {explanation.refusal.status} {explanation.refusal.code}.")
     elif explanation.served:
-        lines.append("The request would be served.")
+        unknown = [each.plugin for each in explanation.plugins if each.verdict == "unknown"]
+        unless = f", unless it is refused by {' or '.join(unknown)}, which cannot say" if unknown else ""
+        lines.append(f"The request would be served{unless}.")
     else:
         lines.append(
             "It is not known whether the request would be served: no plugin with an `explain` chose a channel."

@@ -23,7 +23,7 @@ from gateway.contract.cost import Cost
 from gateway.contract.endings import CHUNKS, COMPLETED, Ending
 from gateway.contract.lost_replies import LostReplies
 from gateway.contract.snapshot import Snapshot, memory_snapshot, store_snapshot
-from gateway.errors import GatewayError, Refused, as_refused
+from gateway.errors import GatewayError, Refused, StoreError, as_refused
 from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply
 from gateway.plugin import Plugin
 from gateway.store.client.client import Client
@@ -43,6 +43,8 @@ class ScenarioResult(msgspec.Struct):
     problems: list[str] = []
     refused: Refused | None = None
     """What `on_request` refused the request with, which it may."""
+    failure: GatewayError | None = None
+    """The error of the store for which the request was refused."""
     missing: list[str] = []
     """Facts that the plugin provides by its declaration and did not set."""
     waits: int = 0
@@ -163,6 +165,7 @@ class ScenarioRunner:
                 await exchange.settle_pending()
         except GatewayError as error:
             result.refused = exchange.error = as_refused(error)
+            result.failure = error if isinstance(error, StoreError) else None
             exchange.status, exchange.outcome = exchange.error.status, Outcome.REFUSED
         except PLUGIN_ERRORS as error:
             result.problems.append(_in_words(self.request_hook, error, result.ending))

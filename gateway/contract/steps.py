@@ -15,8 +15,10 @@ async def step_problems(runner: ScenarioRunner) -> list[str]:
     exchange = await runner.arrived(COMPLETED)
     try:
         if runner.entry.plans_request:
-            await plugin.request_step(exchange)
+            first = await plugin.request_step(exchange)
             step = await plugin.request_step(exchange)
+            if step is not None and step is first:
+                problems.append("`request_step` returns one Step twice: make a new one for each request")
             problems += await _sent(runner, exchange.id, "request_step", step, times=2)
         else:
             await runner.request(plugin, exchange)

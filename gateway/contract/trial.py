@@ -74,9 +74,11 @@ class Trial:
     def _request(self, runner: ScenarioRunner, completed: ScenarioResult) -> Finding:
         problems = list(completed.problems)
         if (refused := completed.refused) is not None:
+            why = f"{refused.status} {refused.code}: {refused}"
             problems.append(
-                f"refused the request of this check ({refused.status} {refused.code}: {refused}): "
-                "give settings or a header with which it accepts the request"
+                f"refused the request of this check ({why}): give settings or a header with which it accepts the request"
+                if completed.failure is None
+                else f"the step of `{runner.request_hook}` fails: {completed.failure}"
             )
         problems += [f"`{runner.request_hook}` did not set {fact}, which it provides" for fact in completed.missing]
         return Finding.of("request", problems, "accepts a request, and sets what it provides")

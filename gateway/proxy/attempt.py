@@ -137,6 +137,8 @@ class UpstreamCall:
 
     async def _open(self, target: Target, *, fresh: bool) -> tuple[UpstreamConnection, bool] | None:
         """Return a connection, or None where the upstream cannot be reached. The wait ends when the caller leaves."""
+        if not (fresh or self.caller.gone or self.exchange.stopped) and (idle := await target.idle()) is not None:
+            return idle, True
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(loop.time() + self.deadline - time.monotonic()) as timeout:

@@ -18,6 +18,9 @@ MAX_SURPLUS: Final = 64 * 1024
 
 def release_at_end(upstream: UpstreamConnection) -> None:
     """Release the connection when the body has ended, at the latest after `LINGER_S`. What arrives is discarded."""
+    if upstream.ended:
+        upstream.release()
+        return
     surplus = 0
     released = False
 

@@ -19,6 +19,8 @@ from gateway.proxy.upstream import UpstreamConnection
 
 AIOHTTP_ATTRIBUTES: Final = ("_buffer",)
 """Of `aiohttp.client_proto.ResponseHandler`, as read in 3.14.5: the responses that it has parsed."""
+AIOHTTP_CONNECTOR: Final = ("_get",)
+"""Of `aiohttp.TCPConnector`: returns an idle connection or None. It waits for nothing, so that it needs no timeout."""
 _NEVER_FILLED: Final = deque[Any]()
 """For all connections: aiohttp's protocol parses nothing here, and an empty deque takes 760 bytes."""
 
@@ -84,6 +86,7 @@ class Target:
             proxy=proxy.with_user(None) if proxy is not None else None,
             proxy_headers={"Host": f"{host}{port}", "Proxy-Authorization": login} if login else None,
         )
+        self._key = self.request.connection_key
         self.timeout = ClientTimeout(total=None, connect=channel.timers.connect)
         # Only a tunnel, which is for https, hides the request from the proxy.
         forwarded = proxy is not None and url.scheme == "http"
@@ -92,6 +95,17 @@ class Target:
             f"POST {url if forwarded else url.raw_path_qs} HTTP/1.1\r\nHost: {host}{port}\r\n{proxy_login}"
             "Content-Type: application/json\r\nAccept-Encoding: identity\r\nUser-Agent: sluicegate\r\n"
         ).encode("latin-1")
+
+    async def idle(self) -> UpstreamConnection | None:
+        """Return a connection that was used before, if there is one now."""
+        if self.request.proxy is not None:
+            return None
+        while (connection := await self._connector._get(self._key, [])) is not None:
+            transport = connection.transport
+            if transport is not None and not transport.is_closing():
+                return UpstreamConnection(connection, self._turns)
+            connection.close()
+        return None
 
     async def open(self, *, fresh: bool) -> tuple[UpstreamConnection, bool]:
         """Return a connection, and whether it was used before. A `fresh` one was not.

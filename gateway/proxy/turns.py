@@ -20,7 +20,9 @@ from gateway.proxy.fair_queue import FairQueue
 TURN_S: Final = 0.0002
 """How long one turn of the event loop does what waits, where the turns are short. At least one thing is done."""
 QUIET_S: Final = 0.000025
-"""A turn of the event loop that takes less had nothing to do."""
+"""A turn of the event loop that takes less had nothing to do. On a slow processor: one that takes less than twice the shortest."""
+BUSY_S: Final = 0.0001
+"""A turn of the event loop that takes longer had something to do on any processor."""
 SHARE: Final = 4
 """Other work goes first for this many times as long as was spent for what waited."""
 
@@ -28,7 +30,7 @@ SHARE: Final = 4
 class Turns:
     """What waits for a turn."""
 
-    __slots__ = ("_expected_s", "_looked_at", "_serve_by", "_watching", "waiting")
+    __slots__ = ("_expected_s", "_looked_at", "_serve_by", "_shortest_s", "_watching", "waiting")
 
     def __init__(self) -> None:
         self.waiting = FairQueue[Callable[[], None]]()
@@ -38,6 +40,8 @@ class Turns:
         self._serve_by = 0.0
         """When some of what waits is done, even if other work is left."""
         self._expected_s = 0.0
+        self._shortest_s = BUSY_S
+        """The shortest turn of the event loop that was watched."""
 
     def wait(self, serve: Callable[[], None], key: str = "") -> None:
         """Call `serve` in a later turn of the event loop, or later in the turn that serves now."""
@@ -58,8 +62,9 @@ class Turns:
     def _look(self) -> None:
         now = time.thread_time()
         turn_s = now - self._looked_at
+        self._shortest_s = min(self._shortest_s, turn_s)
         try:
-            if turn_s < QUIET_S or now >= self._serve_by:
+            if turn_s < QUIET_S or turn_s < min(2 * self._shortest_s, BUSY_S) or now >= self._serve_by:
                 self._serve(now, max(TURN_S, turn_s / SHARE))
         finally:
             self._watching = bool(self.waiting)

@@ -159,7 +159,7 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         else:
             self._connection.close()
             self._transport.abort()
-            if not self._ended:
+            if not self.ended:
                 self._state = UpstreamState.FAILED if self.answered else UpstreamState.LOST
         # A TLS transport keeps the methods of its last protocol with a buffer. With what follows, only the garbage collector
         # would free both, and 256 KiB of the transport.
@@ -202,7 +202,7 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         if self._state is _BODY:
             whole = not self._framed and exc is None
             self._state = UpstreamState.COMPLETE if whole else UpstreamState.FAILED
-        elif not self._ended:
+        elif not self.ended:
             self._fail(ConnectionResetError("the upstream closed the connection"))
         self._pass_on()
 
@@ -212,13 +212,13 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
         self._parsed_head_bytes += len(name) + len(value)
         if self._parsed_head_bytes > MAX_HEAD:
             raise InvalidResponse("the head of the answer is too long")
-        if 100 <= self._parser.get_status_code() < 200 or self._ended:
+        if 100 <= self._parser.get_status_code() < 200 or self.ended:
             return
         self.headers.add(name.decode("latin-1"), value.decode("latin-1"))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if self._ended:
+        if self.ended:
             self._refuse_surplus()  # a second response to one request
             return
         if status < 200:
@@ -237,7 +237,8 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
             self._pieces_in_body = len(self._pieces)  # what the parser may find after it belongs to no request
 
     @property
-    def _ended(self) -> bool:
+    def ended(self) -> bool:
+        """Whether nothing more of the response can arrive: it is complete, or it failed."""
         return self._state not in (_BODY, _HEAD, _WAITING)
 
     def _refuse_surplus(self) -> None:
@@ -256,7 +257,7 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
             self._backlog = bool(self._on_data(data))
         if self._backlog:
             self._queue()
-        elif self._ended and self._on_end is not None:
+        elif self.ended and self._on_end is not None:
             on_end, self._on_end = self._on_end, None
             on_end(self._state in (UpstreamState.REUSABLE, UpstreamState.COMPLETE))
 
@@ -275,12 +276,12 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
             self._read_on()
 
     def _stop_reading(self) -> None:
-        if self._reading and not self._ended:
+        if self._reading and not self.ended:
             self._reading = False
             self._transport.pause_reading()
 
     def _read_on(self) -> None:
-        if not (self._reading or self._paused or self.queued or self._ended):
+        if not (self._reading or self._paused or self.queued or self.ended):
             self._reading = True
             self._transport.resume_reading()
 

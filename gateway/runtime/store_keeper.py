@@ -1,6 +1,8 @@
 """The embedded store of a running gateway: started at first, and started again when it dies, without stopping anything else.
 
 While it loads its data again, the workers refuse requests with 503 and go on with their streams.
+
+Where a full disk left a hole in its append-only file, the file is rewritten: see `gateway.store.client.append_only_holes`.
 """
 
 from __future__ import annotations
@@ -13,9 +15,15 @@ from typing import Final
 import structlog
 
 from gateway.errors import GatewayError
+from gateway.store.client import append_only
+from gateway.store.client.answer import ask, rewrite
 from gateway.store.client.embedded import REPORT_INTERVAL_S, EmbeddedStore, StoreStart
 
 MAX_PAUSE_S: Final = 10.0
+CHECK_INTERVAL_S: Final = 1.0
+REWRITE_INTERVAL_S: Final = 10.0
+"""How long a rewrite may take before the next is tried: it fails while the disk is full."""
+CHECK_TIMEOUT_S: Final = 0.05
 
 log = structlog.get_logger("gateway.runtime.store_keeper")
 
@@ -30,13 +38,33 @@ class StoreKeeper:
         self.url = self._store.url
         self._start: StoreStart | None = None
         self._failures = 0
-        self._due_at = self._reported_at = 0.0
+        self._due_at = self._reported_at = self._check_at = 0.0
 
     def tick(self) -> None:
         """Look at the server, and go on with starting it if it has died. Called several times a second."""
         now = time.monotonic()
-        if not self._store.ended or now < self._due_at:
-            return
+        if not self._store.ended:
+            if now >= self._check_at:
+                self._check_at = now + (REWRITE_INTERVAL_S if self._rewrite_with_holes() else CHECK_INTERVAL_S)
+        elif now >= self._due_at:
+            self._restart(now)
+
+    def _rewrite_with_holes(self) -> bool:
+        """Let the server rewrite its files if they have a hole. Return whether it does."""
+        try:
+            if not (holes := append_only.zero_bytes(self._folder, self._written)):
+                return False
+            log.warning("append_only_file_rewritten", zero_bytes=holes, reason="a full disk left them there")
+            rewrite(self._store.path, CHECK_TIMEOUT_S)
+        except OSError:
+            return False
+        return True
+
+    def _written(self) -> int:
+        answer = ask(self._store.path, CHECK_TIMEOUT_S)
+        return -1 if answer is None else answer.written
+
+    def _restart(self, now: float) -> None:
         try:
             if self._start is None:
                 log.error("store_died", restarted=True)

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from aiohttp import ClientPayloadError, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -24,6 +25,8 @@ from gateway.proxy.caller import CallerConnection
 from gateway.server.body_budget import BodyBudget, BodyShare
 from gateway.server.large_bodies import SMALL
 from gateway.server.received import ReceivedRequest
+
+JSON: Final = "application/json"
 
 
 class BodyReader:
@@ -125,9 +128,13 @@ def _owner(exchange: Exchange | None) -> str:
 
 
 def _check_head(request: ReceivedRequest, max_body: int) -> None:
-    if any(value.lower() != "identity" for value in request.headers.getall("Content-Encoding", ())):
+    headers = request.headers
+    if "Content-Encoding" in headers and any(
+        value.lower() != "identity" for value in headers.getall("Content-Encoding")
+    ):
         raise Refused(415, "unsupported_media_type", "Send the body without Content-Encoding.")
-    if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
+    media_type = headers.get("Content-Type", "")
+    if media_type != JSON and media_type.partition(";")[0].strip().lower() != JSON:
         raise Refused(415, "unsupported_media_type", "Send the header `Content-Type: application/json`.")
     if (request.content_length or 0) > max_body:
         raise _too_large(max_body)

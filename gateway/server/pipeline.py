@@ -190,6 +190,11 @@ class PipelinedHandler(web.RequestHandler, ABC):
         if not self._buffer_paused and not self._reading_paused:
             self._resume_transport_reading()
 
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Go on reading. A body's reader calls this for each piece that it takes, nearly always without a pause before."""
+        if self._reading_paused or self._buffer_paused or self._ahead:
+            super().resume_reading(resume_parser)
+
     def _resume_reading_for_buffer(self) -> None:
         if not self._ahead:
             super()._resume_reading_for_buffer()

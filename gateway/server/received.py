@@ -27,7 +27,18 @@ class Connection(Protocol):
 class ReceivedRequest:
     """One request, in place of aiohttp's message, reader of the body and request."""
 
-    __slots__ = ("_task", "content", "head_bytes", "headers", "keep_alive", "method", "protocol", "raw_path", "version")
+    __slots__ = (
+        "_task",
+        "content",
+        "content_length",
+        "head_bytes",
+        "headers",
+        "keep_alive",
+        "method",
+        "protocol",
+        "raw_path",
+        "version",
+    )
 
     def __init__(self, message: RawRequestMessage, content: StreamReader, protocol: Connection) -> None:
         self.method = message.method
@@ -36,6 +47,9 @@ class ReceivedRequest:
         self.headers: CIMultiDictProxy[str] = message.headers
         self.head_bytes = sum(map(len, chain.from_iterable(message.raw_headers)))
         """Bytes of the names and values of the headers."""
+        length = message.headers.get("Content-Length")
+        self.content_length = None if length is None else int(length)
+        """The declared length of the body."""
         self.keep_alive = not message.should_close
         self.content: StreamReader | None = content
         """The reader of the body. None once nothing of it is needed."""
@@ -46,12 +60,6 @@ class ReceivedRequest:
     def transport(self) -> asyncio.Transport | None:
         """The caller's connection; None once it is closed."""
         return self.protocol.transport
-
-    @property
-    def content_length(self) -> int | None:
-        """The declared length of the body."""
-        length = self.headers.get("Content-Length")
-        return None if length is None else int(length)
 
     def release(self) -> None:
         """Free the reader of the body, which was read."""

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from gateway.exchange import Outcome
+from gateway.exchange import Operation, Outcome
 from gateway.request_id import month
 
 MAX_NUMBER: Final = 2**53
@@ -101,6 +101,8 @@ _numbers: Final = attrgetter(*NUMBERS)
 _numbers_or_none: Final = attrgetter(*NUMBERS_OR_NONE)
 _prices: Final = attrgetter(*PRICES)
 _TEXT: Final = {str}
+_TEXTS: Final = {str, Operation}
+"""The types of the texts: the operation of a request is a member of `Operation`, which is encoded as a text."""
 _NUMBER: Final = {int}
 _NUMBER_OR_NONE: Final = {int, NoneType}
 _SCALARS: Final = {str, int, float}
@@ -139,7 +141,7 @@ def _is_plain(record: Record) -> bool:
     outcome = record.outcome
     numbers = (*_numbers(record), *[0 if number is None else number for number in _numbers_or_none(record)])
     if not (
-        set(map(type, _texts(record))) == _TEXT
+        _TEXTS.issuperset(map(type, _texts(record)))
         and set(map(type, numbers)) == _NUMBER
         and min(numbers) >= -MAX_NUMBER
         and max(numbers) <= MAX_NUMBER

@@ -32,7 +32,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gateway.proxy import event_pass
 from gateway.store.client.embedded import EmbeddedStore
 from tests.bench.gateways import CHAIN, GENEROUS
 from tests.bench.process import ROOT, free_port
@@ -205,6 +204,10 @@ plugins: [{", ".join(uses)}]
 
 def budget() -> Figures | None:
     """Return the budget of this interpreter, or None where it has none."""
+    try:
+        from gateway.proxy import event_pass
+    except ImportError:  # an earlier commit, which is compared
+        return None
     if event_pass.load()[0] is None:
         return None
     return BUDGETS.get((*sys.version_info[:2], bool(sysconfig.get_config_var("Py_ENABLE_SHARED"))))

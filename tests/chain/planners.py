@@ -21,6 +21,20 @@ FAIL = Script("fail", "error({ err = 'ERR broken' })")
 
 KEY = "gw:{t}:ran"
 
+WRONG_STEPS: dict[str, Callable[[], Any]] = {
+    "no step": lambda: "rubbish",
+    "no keys": lambda: Step(APPEND, [], ["x"]),
+    "keys that are None": lambda: Step(APPEND, None, ["x"]),  # type: ignore[arg-type]
+    "a key that is None": lambda: Step(APPEND, [None], ["x"]),  # type: ignore[list-item]
+    "an argument that is None": lambda: Step(APPEND, [KEY], [None]),  # type: ignore[list-item]
+    "an argument that is a dict": lambda: Step(APPEND, [KEY], [{}]),  # type: ignore[list-item]
+    "no script": lambda: Step("return 1", [KEY], ["x"]),  # type: ignore[arg-type]
+    "too many arguments": lambda: Step(APPEND, [KEY], ["x"] * 9000),
+    "Lua with a syntax error": lambda: Step(Script("syntax", "return return"), [KEY], ["x"]),
+    "Lua that closes its function": lambda: Step(Script("close", "end end end"), [KEY], ["x"]),
+}
+"""Makes what a plugin returns as its step, and cannot be sent or run."""
+
 Does = Callable[[Exchange], Awaitable[None]]
 Reads = Callable[[Exchange, Any], Awaitable[bool | None]]
 
@@ -44,10 +58,14 @@ class Planner(Plugin):
     end_script: Script | None = APPEND
     ends: Reads = passes
     failures: list[str] = msgspec.field(default_factory=list)
+    makes: Callable[[], Any] | None = None
+    """Makes the steps, in place of this plugin."""
 
     async def request_step(self, exchange: Exchange) -> Step:
         self.calls.append(f"{self.name} plans")
         await self.does(exchange)
+        if self.makes is not None:
+            return self.makes()  # type: ignore[no-any-return]
 
         async def read(reply: Any) -> bool | None:
             self.calls.append(f"{self.name} reads")
@@ -65,6 +83,8 @@ class Planner(Plugin):
         async def failed(error: GatewayError) -> None:
             self.failures.append(f"{self.name}: {error}")
 
+        if self.makes is not None:
+            return self.makes()  # type: ignore[no-any-return]
         if self.end_script is None:
             return None
         return Step(self.end_script, (KEY,), (f"end of {self.name}",), read, failed)

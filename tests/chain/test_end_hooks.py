@@ -18,8 +18,8 @@ from gateway.chain.entry import Entry
 from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.testing import exchange
-from tests.chain.planners import FAIL, STOP, Planner, Waiter, ran, started
-from tests.patience import wait_until
+from tests.chain.planners import FAIL, STOP, WRONG_STEPS, Planner, Waiter, ran, started
+from tests.patience import PATIENCE_S, wait_until
 
 
 def planners(calls: list[str], *names: str) -> list[Planner]:
@@ -122,3 +122,17 @@ async def test_to_give_up_a_frozen_store_is_a_failure_of_the_steps(tmp_path: Pat
             os.kill(embedded.pid, signal.SIGCONT)
     finally:
         embedded.stop()
+
+
+@pytest.mark.parametrize("wrong", list(WRONG_STEPS))
+async def test_what_cannot_be_sent_affects_no_other(tmp_path: Path, store_url: str, client: Client, wrong: str) -> None:
+    plugins = planners([], "a", "b", "c")
+    plugins[1].makes = WRONG_STEPS[wrong]
+    with capture_logs() as logs:
+        async with started(tmp_path, store_url, plugins) as (chain, _):
+            await end(chain, *plugins)
+            async with asyncio.timeout(PATIENCE_S):
+                await chain.idle()
+    assert await ran(client) == ["end of c", "end of a"]
+    assert {line["plugin"] for line in logs} == {"b"}
+    assert [plugin.failures for plugin in plugins] == [[], [], []]

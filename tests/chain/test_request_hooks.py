@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway import Exchange, Refused
+from gateway import Exchange, Refused, Step
 from gateway.chain.chain import Chain
 from gateway.chain.entry import Entry
 from gateway.errors import Misconfigured, StoreAway, StoreError
 from gateway.store.client.client import Client
 from gateway.testing import exchange
-from tests.chain.planners import FAIL, STOP, Planner, Routes, Waiter, ran, started
+from tests.chain.planners import APPEND, FAIL, KEY, STOP, WRONG_STEPS, Planner, Routes, Waiter, ran, started
 
 CLOSED = Refused(403, "closed", "Come back later.")
 WRONG = Refused(401, "wrong", "Another token.")
@@ -125,16 +125,64 @@ async def test_a_refusal_that_rests_on_a_wrong_plan_is_decided_again(
     assert await ran(client) == ["a", "b"]
 
 
-async def test_steps_after_one_that_stops_without_a_reason_run_next(
+async def test_to_stop_the_steps_below_without_a_refusal_is_an_error(
     tmp_path: Path, store_url: str, client: Client
 ) -> None:
-    calls: list[str] = []
-    a, b, c = planners(calls, "a", "b", "c")
+    a, b, c = planners([], "a", "b", "c")
     a.script = STOP
+    of = exchange()
     async with started(tmp_path, store_url, [a, b, c]) as (chain, _):
+        _, error = await request(chain, of)
+    assert (type(error), of.refused_by) == (RuntimeError, "a")
+    assert await ran(client) == ["a"]
+
+
+async def test_steps_below_one_that_stops_run_where_its_error_is_ignored(
+    tmp_path: Path, store_url: str, client: Client
+) -> None:
+    a, b, c = planners([], "a", "b", "c")
+    a.script = STOP
+    async with started(tmp_path, store_url, [a, b, c], ignore=["a"]) as (chain, _):
         assert await request(chain, exchange()) == (["a", "b", "c"], None)
-    assert calls == ["a plans", "b plans", "c plans", "a reads", "b reads", "c reads"]
     assert await ran(client) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("wrong", list(WRONG_STEPS))
+async def test_what_cannot_be_sent_is_the_error_of_its_plugin(
+    tmp_path: Path, store_url: str, client: Client, wrong: str
+) -> None:
+    a, b, c = planners([], "a", "b", "c")
+    b.makes = WRONG_STEPS[wrong]
+    of = exchange()
+    async with started(tmp_path, store_url, [a, b, c]) as (chain, _):
+        _, error = await request(chain, of)
+    assert isinstance(error, Exception)
+    assert of.refused_by == "b"
+    assert await ran(client) == ["a"]
+
+
+@pytest.mark.parametrize("wrong", list(WRONG_STEPS))
+async def test_what_cannot_be_sent_is_passed_over_where_that_is_ignored(
+    tmp_path: Path, store_url: str, client: Client, wrong: str
+) -> None:
+    a, b, c = planners([], "a", "b", "c")
+    b.makes = WRONG_STEPS[wrong]
+    with capture_logs() as logs:
+        async with started(tmp_path, store_url, [a, b, c], ignore=["b"]) as (chain, _):
+            assert await request(chain, exchange()) == (["a", "b", "c"], None)
+    assert await ran(client) == ["a", "c"]
+    assert [(line["event"], line["plugin"]) for line in logs] == [("plugin_failed", "b")]
+
+
+async def test_a_step_that_was_returned_before_is_an_error(tmp_path: Path, store_url: str, client: Client) -> None:
+    a, b = planners([], "a", "b")
+    step = Step(APPEND, [KEY], ["b"])
+    b.makes = lambda: step
+    async with started(tmp_path, store_url, [a, b]) as (chain, _):
+        assert await request(chain, exchange()) == (["a", "b"], None)
+        of = exchange()
+        _, error = await request(chain, of)
+    assert (type(error), of.refused_by) == (TypeError, "b")
 
 
 async def test_to_plan_again_what_has_run_is_an_error(tmp_path: Path, store_url: str, client: Client) -> None:

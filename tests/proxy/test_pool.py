@@ -11,11 +11,12 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from aiohttp import TCPConnector
 from aiohttp.client_proto import ResponseHandler
 
 from gateway.chain.chain import Chain
 from gateway.config.channel import Channel
-from gateway.proxy.pool import AIOHTTP_ATTRIBUTES, Target, UpstreamPool
+from gateway.proxy.pool import AIOHTTP_ATTRIBUTES, AIOHTTP_CONNECTOR, Target, UpstreamPool
 from gateway.runtime.reload import Reloader
 from gateway.store.channel_health import ChannelHealth
 from gateway.store.client.client import Client
@@ -145,4 +146,5 @@ async def test_reloads_leave_no_object_no_descriptor_and_no_key(
 async def test_aiohttp_has_the_attributes_that_are_not_public() -> None:
     protocol = ResponseHandler(asyncio.get_running_loop())
     missing = [name for name in AIOHTTP_ATTRIBUTES if not hasattr(protocol, name)]
+    missing += [name for name in AIOHTTP_CONNECTOR if not hasattr(TCPConnector, name)]
     assert not missing, "this version of aiohttp differs: read its client_proto.py before you raise the version"

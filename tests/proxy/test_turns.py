@@ -61,6 +61,23 @@ async def test_other_work_goes_first_and_leaves_a_share() -> None:
     assert served[-1] - served[0] <= 19 * 2 * 2 * SHARE * TURN_S
 
 
+async def test_an_idle_loop_serves_at_once_on_a_slow_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = time.thread_time
+    began = fast()
+    monkeypatch.setattr("gateway.proxy.turns.time.thread_time", lambda: began + (fast() - began) * 6)
+    turns, served = Turns(), list[float]()
+
+    def serve() -> None:
+        served.append(time.thread_time())
+        work(2 * TURN_S)
+
+    for _ in range(20):
+        turns.wait(serve)
+    await wait_until(lambda: len(served) == 20)
+    pauses = sorted(after - before - 2 * TURN_S for before, after in pairwise(served))
+    assert pauses[len(pauses) // 2] < SHARE * TURN_S, "half of the pause of a loop that has something to do"
+
+
 async def test_what_was_begun_counts_with_what_will_follow() -> None:
     turns, served, between = Turns(), list[int](), list[int]()
 

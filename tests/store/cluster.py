@@ -85,6 +85,10 @@ def cluster(folder: Path) -> Iterator[Cluster]:
 
 
 def knows_all(node: Node) -> bool:
-    """Return whether the node reports a complete cluster."""
+    """Return whether the node reports a complete cluster, with a link to and from each other node.
+
+    A node may know all slots before it knows which node a link comes from. Until then it drops what is published there.
+    """
     info = node.call("CLUSTER INFO")
-    return (info["cluster_state"], info["cluster_known_nodes"]) == ("ok", "3")
+    links = {(link["node"], link["direction"]) for link in node.call("CLUSTER LINKS")}
+    return (info["cluster_state"], info["cluster_known_nodes"], len(links)) == ("ok", "3", 4)

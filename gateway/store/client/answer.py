@@ -15,19 +15,23 @@ _REPLIES: Final = re.compile(rb"(\+PONG|-LOADING|-MISCONF)[^\n]*\n\$(\d+)\r\n")
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The process id of a server, and a line that says how far it is while it is `loading`."""
+    """The process id of a server, and a line that says how far it is while it is `loading`.
+
+    `written`: the bytes of its append-only files as it counts them, -1 while it rewrites them.
+    """
 
     pid: int
     loading: bool
     progress: str = ""
+    written: int = -1
 
 
-def ask(path: Path) -> Answer | None:
-    """Return the answer of the server whose socket is at `path`; None where none comes within `TIMEOUT_S`. Blocks."""
+def ask(path: Path, timeout_s: float = TIMEOUT_S) -> Answer | None:
+    """Return the answer of the server whose socket is at `path`; None where none comes within `timeout_s`. Blocks."""
     replies = b""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(TIMEOUT_S)
+            connection.settimeout(timeout_s)
             connection.connect(str(path))
             connection.sendall(b"PING\r\nINFO server persistence\r\n")
             while not (match := _REPLIES.match(replies)) or len(replies) < match.end() + int(match[2]):
@@ -39,8 +43,18 @@ def ask(path: Path) -> Answer | None:
     info = dict(line.split(":", 1) for line in replies.decode(errors="replace").splitlines() if ":" in line)
     # The reply to PING is MISCONF while the disk is full; such a server serves what it has.
     if match[1] != b"-LOADING":
-        return Answer(int(info["process_id"]), loading=False)
+        rewrites = info["aof_rewrite_in_progress"] != "0" or info["aof_rewrite_scheduled"] != "0"
+        return Answer(int(info["process_id"]), loading=False, written=-1 if rewrites else int(info["aof_current_size"]))
     done, left_s = info.get("loading_loaded_perc", "0"), info.get("loading_eta_seconds", "?")
     return Answer(
         int(info["process_id"]), loading=True, progress=f"the store is loading: {done} % done, about {left_s} s left"
     )
+
+
+def rewrite(path: Path, timeout_s: float = TIMEOUT_S) -> None:
+    """Let the server whose socket is at `path` rewrite its append-only files in the background. Raises `OSError`. Blocks."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(timeout_s)
+        connection.connect(str(path))
+        connection.sendall(b"BGREWRITEAOF\r\n")
+        connection.recv(65536)

@@ -7,6 +7,7 @@ cut. These are found here, before it starts.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -49,6 +50,19 @@ def check(data: Path, *, expected: bool) -> None:
         raise _damaged(folder, f"{MANIFEST} is not whole")
     if "b" in files and (folder / files["b"]).exists() and not (folder / files["b"]).stat().st_size:
         raise _damaged(folder, f"{files['b']} is empty")
+
+
+def zero_bytes(data: Path, written: Callable[[], int]) -> int:
+    """Return how many bytes the files have that the server, which says what it has `written`, does not count.
+
+    `written` returns -1 where that is not known. Raises `OSError`.
+    """
+    folder = data / FOLDER
+    manifest = (folder / MANIFEST).read_text()
+    size = sum((folder / line.split()[1]).stat().st_size for line in manifest.splitlines() if " type h" not in line)
+    counted = written()
+    known = counted >= 0 and (folder / MANIFEST).read_text() == manifest
+    return max(0, size - counted) if known else 0
 
 
 def failure(data: Path, code: int, log: str) -> GatewayError:

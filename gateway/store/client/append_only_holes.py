@@ -1,8 +1,13 @@
-"""Holes that a full disk leaves in an append-only file, removed without losing a command.
+"""Holes that a full disk leaves in an append-only file, removed with every command that is there.
 
 Valkey and Redis 7 or later open the file that follows a rewrite without O_APPEND. Where the disk is full and a write is cut short,
 they cut the file back to its last complete command, and go on at the offset that they had reached: between two commands there
 are zero bytes. The next start ends there with "Bad file format", although every command is there.
+
+They do not count these zero bytes. Where the disk is full once more, they cut the same file back by as many bytes too far, and
+acknowledged commands are lost. So the store's keeper has a file with a hole rewritten at once (`gateway.runtime.store_keeper`).
+Of a file that was cut all the same, what was lost is an end of the commands before a hole: the rest of the transaction that it
+began is dropped, as the server does at the end of a file, and what follows is kept.
 """
 
 from __future__ import annotations
@@ -19,7 +24,11 @@ from gateway import durable
 
 _COUNT: Final = re.compile(rb"\*(\d{1,7})\r\n")
 _LENGTH: Final = re.compile(rb"\$(\d{1,10})\r\n")
+_BEGIN: Final = re.compile(rb"[*$]\d{0,10}\r?")
 _HOLE: Final = re.compile(rb"\0+(?=[*#]|\Z)")
+_CUT: Final = re.compile(rb"\0+(?=\*\d{1,7}\r\n\$\d)")
+_MULTI: Final = re.compile(rb"\*1\r\n\$5\r\nMULTI\r\n", re.I)
+_EXEC: Final = re.compile(rb"\*1\r\n\$4\r\nEXEC\r\n", re.I)
 _COMMENT: Final = re.compile(rb"#[^\n]*\n")
 
 log = structlog.get_logger("gateway.store.client.append_only_holes")
@@ -35,32 +44,63 @@ def remove(folder: Path) -> bool:
         if not path.stat().st_size:
             continue
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            parts = _between_holes(data)
+            parts, dropped = _between_holes(data)
             if len(parts) == 1:
                 continue
             repaired = b"".join(data[start:end] for start, end in parts)
-            lost = len(data) - len(repaired)
+            zeros = len(data) - len(repaired) - dropped
         kept = path.with_name(f"{path.name}.damaged-{uuid7()}")
         kept.hardlink_to(path)
         durable.write(path, repaired, mode=0o600)
-        log.warning("holes_removed", file=str(path), zero_bytes=lost, kept=kept.name)
+        log.warning("holes_removed", file=str(path), zero_bytes=zeros, kept=kept.name)
+        if dropped:
+            log.error("commands_lost", file=str(path), dropped_bytes=dropped, do="run `gateway verify`")
         removed = True
     return removed
 
 
-def _between_holes(data: mmap.mmap) -> list[tuple[int, int]]:
-    """Return the parts between holes, each from its first to after its last byte. What cannot be parsed is part of the last."""
+def _between_holes(data: mmap.mmap) -> tuple[list[tuple[int, int]], int]:
+    """Return the parts between holes, each from its first to after its last byte, and how many bytes before holes are dropped.
+
+    What cannot be parsed is part of the last.
+    """
     parts = []
-    start = at = 0
+    start = at = dropped = 0
+    transaction: int | None = None
     while at < len(data):
-        if hole := _HOLE.match(data, at):
-            parts.append((start, at))
-            start = at = hole.end()
-        elif (end := _end_of_command(data, at)) is None:
-            break
-        else:
+        end = _end_of_command(data, at)
+        if end is not None:
+            if _MULTI.match(data, at):
+                transaction = at
+            elif _EXEC.match(data, at):
+                transaction = None
             at = end
-    return [*parts, (start, len(data))]
+        elif hole := _HOLE.match(data, at) or _next_hole(data, at):
+            whole_until = at if transaction is None else transaction
+            parts.append((start, whole_until))
+            dropped += hole.start() - whole_until
+            start = at = hole.end()
+            transaction = None
+        else:
+            break
+    return [*parts, (start, len(data))], dropped
+
+
+def _next_hole(data: mmap.mmap, at: int) -> re.Match[bytes] | None:
+    """Return the hole at which the command that begins at `at` is cut; None where there is none."""
+    hole = _CUT.search(data, at)
+    if hole is None:
+        return None
+    count = _COUNT.match(data, at, hole.start())
+    if count is None:
+        return hole if _BEGIN.fullmatch(data, at, hole.start()) else None
+    at = count.end()
+    for _ in range(int(count[1])):
+        length = _LENGTH.match(data, at, hole.start())
+        if length is None:
+            return hole if at >= hole.start() or _BEGIN.fullmatch(data, at, hole.start()) else None
+        at = length.end() + int(length[1]) + 2
+    return hole if at > hole.start() else None
 
 
 def _end_of_command(data: mmap.mmap, at: int) -> int | None:
@@ -76,4 +116,6 @@ def _end_of_command(data: mmap.mmap, at: int) -> int | None:
         if length is None:
             return None
         at = length.end() + int(length[1]) + 2
-    return at if at <= len(data) else None
+        if data[at - 2 : at] != b"\r\n":
+            return None
+    return at

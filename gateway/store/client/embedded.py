@@ -70,6 +70,7 @@ class EmbeddedStore:
     """A running server. `owned` is False if another process started it; `stop` then leaves it running."""
 
     def __init__(self, path: Path, pid: int, process: subprocess.Popen[bytes] | None) -> None:
+        self.path = path
         self.url = f"unix://{quote(str(path))}"
         self.pid = pid
         self.owned = process is not None

@@ -27,6 +27,9 @@ STOPPED: Final = 1
 FAILED: Final = 2
 """What became of a step: it ran; it ran, and those after it did not; it failed, and those after it did not run."""
 
+MAX_VALUES: Final = 4000
+"""Keys and arguments of one step. Lua's stack has room for twice as many."""
+
 Reply = Sequence[Any]
 """Of a step: what became of it, and its reply, or the text of the error where it failed."""
 
@@ -35,15 +38,16 @@ class Step(msgspec.Struct, eq=False):
     """A Lua function for the store, with its keys and arguments, planned by a plugin and sent by the gateway.
 
     The text of `script` uses `KEYS` and `ARGV`, and ends with `return reply`, or with `return reply, true` where the steps after it
-    must not run. All keys of a step are in one hash slot: put the account in braces, as `Services.key` says.
+    must not run. All keys of a step are in one hash slot: put the account in braces, as `Services.key` says. A step is for one
+    request: make a new one for each.
     """
 
     script: Script
     keys: Sequence[str]
     arguments: Sequence[Argument] = ()
     read: Callable[[Any], Awaitable[bool | None]] | None = None
-    """Awaited with the reply, which has bytes for strings. In a request it may raise `Refused`. It returns True where the step did
-    not let those after it run, and their plugins must plan again, since what they planned with has changed."""
+    """Awaited with the reply, which has bytes for strings. In a request it may raise `Refused`. Where the step did not let those
+    after it run, it raises, or returns True: then their plugins plan again, since what they planned with has changed."""
     failed: Callable[[GatewayError], Awaitable[None]] | None = None
     """For a step of an end: awaited with the error where the step failed, or may have."""
     may_have_run: bool = False
@@ -51,6 +55,26 @@ class Step(msgspec.Struct, eq=False):
 
     def __repr__(self) -> str:
         return f"<Step {self.script.name} {', '.join(self.keys)}>"
+
+
+def planned(step: object) -> Step:
+    """Return what a plugin returned as its step. Raises `TypeError` where it is none that can be sent."""
+    if not isinstance(step, Step):
+        raise TypeError(f"{type(step).__name__} was returned in place of a Step")
+    if step.may_have_run or step.read is _was_read:
+        raise TypeError("a Step was returned for a second time: make a new one for each request")
+    if not step.keys:
+        raise TypeError("a Step was returned without keys")
+    return step
+
+
+def forget(step: Step) -> None:
+    """Let go of what `step.read` refers to: it may be the exchange, which may refer to the step."""
+    step.read = _was_read
+
+
+async def _was_read(_: Any) -> None:
+    raise RuntimeError("the reply of this step was read already")
 
 
 async def run_steps(client: Client, steps: Sequence[Step]) -> list[Reply]:
@@ -62,18 +86,26 @@ async def run_steps(client: Client, steps: Sequence[Step]) -> list[Reply]:
 
 
 def submit(client: Client, steps: Sequence[Step]) -> asyncio.Future[list[Reply]]:
-    """Send steps as one script, with the other commands of this tick. Give what it returns to `ran`."""
+    """Send steps as one script, with the other commands of this tick. Give what it returns to `ran`.
+
+    Raises an exception of any type where a step has something in it that cannot be sent: then none was sent.
+    """
     keys: list[str] = []
     counts: list[Argument] = []
     arguments: list[Argument] = []
     scripts: list[Script] = []
     for step in steps:
-        step.may_have_run = True
         scripts.append(step.script)
         keys += step.keys
-        counts += (len(step.keys), len(step.arguments))
+        sizes = len(step.keys), len(step.arguments)
+        if sum(sizes) > MAX_VALUES:
+            raise ValueError(f"a step has {sum(sizes)} keys and arguments; the most is {MAX_VALUES}")
+        counts += sizes
         arguments += step.arguments
-    return client.run(_together(*scripts), keys, counts + arguments)
+    reply = client.run(_together(*scripts), keys, counts + arguments)
+    for step in steps:
+        step.may_have_run = True
+    return reply
 
 
 def ran(steps: Sequence[Step], replies: list[Reply]) -> list[Reply]:

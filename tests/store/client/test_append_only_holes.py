@@ -56,3 +56,35 @@ async def test_other_damage_is_reported_and_changes_nothing(tmp_path: Path) -> N
         EmbeddedStore.start(tmp_path)
     assert path.read_bytes() == damaged
     assert not list(path.parent.glob("*.damaged-*"))
+
+
+@pytest.mark.parametrize("offset", [1, 3, 5, 30, 45, 60, 75])
+async def test_a_transaction_that_a_hole_cuts_is_dropped_and_what_follows_is_kept(tmp_path: Path, offset: int) -> None:
+    path = await written(tmp_path)
+    whole = path.read_bytes()
+    transaction = b"*1\r\n$5\r\nMULTI\r\n" + b"*3\r\n$3\r\nSET\r\n$4\r\nlost\r\n$5\r\nvalue\r\n" * 2
+    after = b"*1\r\n$5\r\nMULTI\r\n*3\r\n$3\r\nSET\r\n$4\r\nkept\r\n$5\r\nafter\r\n*1\r\n$4\r\nEXEC\r\n"
+    path.write_bytes(whole + transaction[:offset] + bytes(1950) + after)
+    store = EmbeddedStore.start(tmp_path)
+    try:
+        client = Client.connect(store.url, timeout_s=10)
+        assert [await client.call("GET", f"key {number}") for number in range(len(VALUES))] == list(VALUES)
+        assert (await client.call("GET", "lost"), await client.call("GET", "kept")) == (None, b"after")
+        await client.close()
+    finally:
+        store.stop()
+    assert path.read_bytes() == whole + after
+
+
+async def test_a_transaction_that_ends_at_a_hole_between_two_commands_is_dropped(tmp_path: Path) -> None:
+    path = await written(tmp_path)
+    whole = path.read_bytes()
+    begun = b"*1\r\n$5\r\nMULTI\r\n*3\r\n$3\r\nSET\r\n$4\r\nlost\r\n$5\r\nvalue\r\n"
+    path.write_bytes(whole + begun + bytes(10) + b"*3\r\n$3\r\nSET\r\n$4\r\nkept\r\n$5\r\nafter\r\n")
+    store = EmbeddedStore.start(tmp_path)
+    try:
+        client = Client.connect(store.url, timeout_s=10)
+        assert (await client.call("GET", "lost"), await client.call("GET", "kept")) == (None, b"after")
+        await client.close()
+    finally:
+        store.stop()

@@ -11,7 +11,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from gateway import AccountLimits
 from gateway.store.accounts import Accounts, AccountStatus
@@ -104,27 +104,36 @@ class Account:
         else:
             await self.wallet.credit(self.name, "top-up", 50)
 
-    async def state(self) -> dict[str, Any]:
-        """Return all that the store has of this account, without names, the token's digest and the ids of the ledger's lines."""
-        state = {}
-        for key in sorted([key async for key in self.client.keys(f"gw:{{{self.name}}}:*")]):
-            kind = (await self.client.call("TYPE", key)).decode()
-            read = {
-                "hash": ("HGETALL", key),
-                "zset": ("ZRANGE", key, 0, -1, "WITHSCORES"),
-                "stream": ("XRANGE", key, "-", "+"),
-                "string": ("GET", key),
-                "set": ("SMEMBERS", key),
-            }[kind]
-            value = await self.client.call(*read)
-            name = key.partition("}:")[2]
-            if kind == "stream":
-                value = [fields for _, fields in value]
-            elif kind == "hash":  # a large one has no order
-                value.pop(b"trimmed", None)  # the id of a line
-                value = len(value) if name == "tokens" else dict(sorted(value.items()))
-            state[name] = value
-        return state
+
+READ: Final = {
+    b"hash": ("HGETALL",),
+    b"zset": ("ZRANGE", 0, -1, "WITHSCORES"),
+    b"stream": ("XRANGE", "-", "+"),
+    b"string": ("GET",),
+    b"set": ("SMEMBERS",),
+}
+
+
+async def states(client: Client) -> dict[str, dict[str, Any]]:
+    """Return all that the store has of each account, without names, the token's digest and the ids of the ledger's lines."""
+    keys = sorted({key async for key in client.keys("gw:{*}:*")})
+    kinds = await asyncio.gather(*(client.submit("TYPE", key) for key in keys))
+    reads = (client.submit(READ[kind][0], key, *READ[kind][1:]) for key, kind in zip(keys, kinds, strict=True))
+    found: dict[str, dict[str, Any]] = {}
+    for key, kind, value in zip(keys, kinds, await asyncio.gather(*reads), strict=True):
+        account, _, name = key.removeprefix("gw:{").partition("}:")
+        found.setdefault(account, {})[name] = comparable(name, kind, value)
+    return found
+
+
+def comparable(name: str, kind: bytes, value: Any) -> Any:
+    """Return what is the same for two accounts of the value of a key."""
+    if kind == b"stream":
+        return [fields for _, fields in value]
+    if kind != b"hash":
+        return value
+    value.pop(b"trimmed", None)  # the id of a line
+    return len(value) if name == "tokens" else dict(sorted(value.items()))  # a large hash has no order
 
 
 def without_name(value: Any, name: str) -> str:
@@ -154,37 +163,34 @@ class History:
         self.ids: list[str] = []
 
     async def open(self) -> None:
-        for account in self.pair:
-            await account.open()
+        await asyncio.gather(*(account.open() for account in self.pair))
 
     async def act(self, now: int) -> None:
         """Do one thing on both accounts. Raises `AssertionError` where the replies differ."""
         chance = self.chance
         operation = chance.choice(("request", "request", "request", "end", "end", "suspend", "resume", "credit"))
         if operation not in ("request", "end"):
-            for account in self.pair:
-                await account.change(operation)
+            await asyncio.gather(*(account.change(operation) for account in self.pair))
             return
         if not self.ids or (operation == "request" and chance.random() < 0.8):
             self.ids.append(request_id_at(now - chance.choice((0, 10, 400_000))))
         request_id = chance.choice(self.ids[-3:])
         numbers = [chance.randrange(1000) for _ in range(5)]
         kept = [index for index in range(4) if chance.random() < 0.8] or [0]
-        replies = []
+        sent = []
         for account, send in zip(self.pair, (one_by_one, run_steps), strict=True):
             steps = [step for index, step in enumerate(account.steps(operation, request_id, numbers)) if index in kept]
+            if not steps:
+                return
             for step in steps:
                 step.script = on_test_clock(step.script)
-            replies.append(without_name(await send(self.client, steps) if steps else [], account.name))
-        assert replies[0] == replies[1]
+            sent.append(send(self.client, steps))
+        replies = await asyncio.gather(*sent)
+        self.compare(*replies)
 
-    async def close(self) -> None:
-        """Compare what the store has of both accounts, and delete it."""
-        states = [without_name(await account.state(), account.name) for account in self.pair]
-        assert states[0] == states[1]
-        for account in self.pair:
-            async for key in self.client.keys(f"gw:{{{account.name}}}:*"):
-                await self.client.call("DEL", key)
+    def compare(self, one: object, two: object) -> None:
+        """Raise `AssertionError` if these differ, which are of the first and of the second account."""
+        assert without_name(one, self.pair[0].name) == without_name(two, self.pair[1].name)
 
 
 async def test_together_is_the_same_as_one_by_one(client: Client) -> None:
@@ -201,7 +207,9 @@ async def test_together_is_the_same_as_one_by_one(client: Client) -> None:
                 now += chance.choice((0, 1, 300, 4500, 70_000, 700_000))
                 await client.call("SET", CLOCK, now)
                 await asyncio.gather(*(history.act(now) for history in histories))
+            left = await states(client)
             for history in histories:
-                await history.close()
+                history.compare(*(left[account.name] for account in history.pair))
+            await client.call("FLUSHDB")
         except AssertionError as error:
             raise AssertionError(f"STEP_SEED={SEED}, histories {at_once}") from error
