@@ -120,7 +120,12 @@ def test_cached_tokens_are_part_of_the_prompt_under_any_name(told: dict[str, Any
         {"cache_creation_input_tokens": 60, "prompt_tokens_details": {"cache_write_tokens": 64}},
         {"cache_creation_input_tokens": 63.5},
         {"cache_creation": {"ephemeral_5m_input_tokens": 60, "ephemeral_1h_input_tokens": 4, "other": None}},
-        {"prompt_tokens_details": {"cache_creation": {"ephemeral_5m_input_tokens": 64}, "cache_creation_input_tokens": 64}},
+        {
+            "prompt_tokens_details": {
+                "cache_creation": {"ephemeral_5m_input_tokens": 64},
+                "cache_creation_input_tokens": 64,
+            }
+        },
     ],
 )
 def test_written_tokens_are_part_of_the_prompt_under_any_name(told: dict[str, Any]) -> None:

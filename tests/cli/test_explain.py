@@ -31,7 +31,11 @@ channels:
   two: {{base_url: "http://127.0.0.1:9/v1", concurrent: 1}}
   far: {{base_url: "http://127.0.0.1:9/v1"}}
 models:
-  m: {{input: 1, output: 2, max_output_tokens: 100, channels: [one, {{use: two, model: m2, priority: 1, cost: {{input: 0.5, output: 1, request: 0.01}}}}, far]}}
+  m:
+    input: 1
+    output: 2
+    max_output_tokens: 100
+    channels: [one, {{use: two, model: m2, priority: 1, cost: {{input: 0.5, output: 1, request: 0.01}}}}, far]
 groups:
   default: {{channels: [one, two]}}
   shut: {{enabled: false}}

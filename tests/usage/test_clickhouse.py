@@ -127,7 +127,13 @@ async def rolled_up(server: Server) -> list[dict[str, Any]]:
 
 async def test_the_view_in_clickhouse_equals_the_sums_in_the_files(server: Server, database: UsageDatabase) -> None:
     ended = [
-        end(arrival(), account=f"a{n % 3}", charge_micros=n, first_byte_ms=None if n % 2 else n, **(COSTED if n % 5 else {}))
+        end(
+            arrival(),
+            account=f"a{n % 3}",
+            charge_micros=n,
+            first_byte_ms=None if n % 2 else n,
+            **(COSTED if n % 5 else {}),
+        )
         for n in range(50)
     ]
     database.write([*ended, end(arrival(), outcome=Outcome.REFUSED, status=401, model="", channel=""), arrival()])
@@ -178,7 +184,7 @@ async def test_a_table_of_an_earlier_version_is_completed(server: Server, databa
     names = ", ".join(f"`{name}`" for name in EARLIER)
     values = msgspec.json.decode(clickhouse._encode(old))
     line = msgspec.json.encode({name: values[name] for name in EARLIER})
-    await remote.execute(f"INSERT INTO {TABLE} ({names}) FORMAT JSONEachRow", line)  # noqa: S608
+    await remote.execute(f"INSERT INTO {TABLE} ({names}) FORMAT JSONEachRow", line)
     for _ in range(2):
         await remote.create_tables()
     assert await remote.find(old.id) == old
