@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from decimal import ROUND_CEILING, Decimal
 from math import ceil, floor
 from typing import Any, Final
@@ -27,10 +26,11 @@ MAX_COST_MICROS: Final = 10**15
 
 COUNTS: Final = frozenset(("prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens"))
 """An object that has nothing else needs no closer look: some upstreams send one with each event."""
-CACHED: Final = ("prompt_cache_hit_tokens", "cached_tokens", "num_cached_tokens", "cache_read_input_tokens")
+CACHED: Final = frozenset(("prompt_cache_hit_tokens", "cached_tokens", "num_cached_tokens", "cache_read_input_tokens"))
 """Tokens read from a cache: as DeepSeek, Moonshot and Together, Mistral, and translations of Anthropic's API name them."""
-WRITTEN: Final = ("cache_creation_input_tokens", "cache_write_tokens")
+WRITTEN: Final = frozenset(("cache_creation_input_tokens", "cache_write_tokens", "cache_creation"))
 """Tokens written to one: as Anthropic and Alibaba, OpenAI and OpenRouter name them; `cache_creation` has them by their lifetime."""
+SPLIT: Final = CACHED | WRITTEN
 DETAILS: Final = ("prompt_tokens_details", "prompt_token_details", "input_tokens_details")
 BESIDE: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
 """Anthropic's names, which it uses for tokens that `input_tokens` does not contain."""
@@ -94,17 +94,18 @@ def read_counts(raw: bytes | msgspec.Raw) -> Counts | None:
 
 def _split(told: dict[str, Any]) -> tuple[int, int]:
     """Return how many tokens were read from a cache, and how many were written to one."""
-    places = [told, *(inner for name in DETAILS if isinstance(inner := told.get(name), dict))]
-    cached = _told(places, CACHED, floor)
-    written = _told(places, WRITTEN, ceil)
-    for place in places:
-        if isinstance(by_lifetime := place.get("cache_creation"), dict):
-            written.append(sum(map(_count, by_lifetime.values())))
-    return min(cached, default=0), max(written, default=0)
-
-
-def _told(places: list[dict[str, Any]], names: Iterable[str], rounded: Any) -> list[int]:
-    return [count for place in places for name in names if (count := _count(place.get(name), rounded))]
+    cached = written = 0
+    for place in (told, *map(told.get, DETAILS)):
+        for name in SPLIT.intersection(place) if isinstance(place, dict) else ():
+            value = place[name]
+            if name in CACHED:
+                count = _count(value, floor)
+                cached = min(cached or count, count or cached)
+            elif isinstance(value, dict):
+                written = max(written, sum(map(_count, value.values())))
+            else:
+                written = max(written, _count(value))
+    return cached, written
 
 
 def _is_beside(told: dict[str, Any], prompt: int, completion: int, total: int, split: int) -> bool:

@@ -99,7 +99,6 @@ PRICES: Final = ("price", "cost_price")
 _texts: Final = attrgetter(*TEXTS)
 _numbers: Final = attrgetter(*NUMBERS)
 _numbers_or_none: Final = attrgetter(*NUMBERS_OR_NONE)
-_prices: Final = attrgetter(*PRICES)
 _TEXT: Final = {str}
 _TEXTS: Final = {str, Operation}
 """The types of the texts: the operation of a request is a member of `Operation`, which is encoded as a text."""
@@ -138,16 +137,18 @@ def _is_plain(record: Record) -> bool:
 
     It costs a tenth of decoding. False says nothing: `checked` decides.
     """
-    outcome = record.outcome
-    numbers = (*_numbers(record), *[0 if number is None else number for number in _numbers_or_none(record)])
+    outcome, optional = record.outcome, _numbers_or_none(record)
+    numbers = (*_numbers(record), *filter(None, optional))
     if not (
         _TEXTS.issuperset(map(type, _texts(record)))
         and set(map(type, numbers)) == _NUMBER
+        and _NUMBER_OR_NONE.issuperset(map(type, optional))
         and min(numbers) >= -MAX_NUMBER
         and max(numbers) <= MAX_NUMBER
         and (outcome is None or type(outcome) is Outcome)
         and record.usage_source in _SOURCES
-        and all(map(_is_plain_price, _prices(record)))
+        and _is_plain_price(record.price)
+        and _is_plain_price(record.cost_price)
         and type(record.attempts) is list
     ):
         return False
@@ -162,4 +163,6 @@ def _is_plain(record: Record) -> bool:
 
 
 def _is_plain_price(price: object) -> bool:
-    return type(price) is dict and _SCALARS.issuperset(map(type, price.values())) and _TEXT.issuperset(map(type, price))
+    return type(price) is dict and (
+        not price or (_SCALARS.issuperset(map(type, price.values())) and _TEXT.issuperset(map(type, price)))
+    )
