@@ -32,8 +32,9 @@ WRITTEN: Final = frozenset(("cache_creation_input_tokens", "cache_write_tokens",
 """Tokens written to one: as Anthropic and Alibaba, OpenAI and OpenRouter name them; `cache_creation` has them by their lifetime."""
 SPLIT: Final = CACHED | WRITTEN
 DETAILS: Final = ("prompt_tokens_details", "prompt_token_details", "input_tokens_details")
-BESIDE: Final = ("cache_read_input_tokens", "cache_creation_input_tokens")
+BESIDE: Final = frozenset(("cache_read_input_tokens", "cache_creation_input_tokens"))
 """Anthropic's names, which it uses for tokens that `input_tokens` does not contain."""
+COSTS: Final = frozenset(("cost", "estimated_cost", "cost_in_usd_ticks"))
 TICKS_PER_MICRO: Final = 10_000
 """xAI states the cost in ticks, of which a dollar has 10^10."""
 
@@ -66,11 +67,13 @@ def read_counts(raw: bytes | msgspec.Raw) -> Counts | None:
         return None
     if not isinstance(told, dict):
         return None
-    prompt = _count(told.get("prompt_tokens")) or _count(told.get("input_tokens"))
-    completion = _count(told.get("completion_tokens")) or _count(told.get("output_tokens"))
-    total = _count(told.get("total_tokens"))
+    prompt, certain_prompt = _either(told, "prompt_tokens", "input_tokens")
+    completion, certain_completion = _either(told, "completion_tokens", "output_tokens")
+    stated = told.get("total_tokens")
+    total = _count(stated)
     if not (prompt or completion or total):
         return None
+    certain = certain_prompt and certain_completion and total == (stated or 0)
     cached = written = 0
     plain = COUNTS.issuperset(told)
     prompt = prompt or (max(0, total - completion) if completion else 0)
@@ -86,25 +89,37 @@ def read_counts(raw: bytes | msgspec.Raw) -> Counts | None:
         0 if prompt or completion else total,
         cached,
         written,
-        _is_certain(told),
-        None if plain else _cost_micros(told),
+        certain,
+        None if COSTS.isdisjoint(told) else _cost_micros(told),
         bytes(raw) if len(memoryview(raw)) <= MAX_KEPT else b"",
     )
+
+
+def _either(told: dict[str, Any], name: str, other: str) -> tuple[int, bool]:
+    """Return the count under one name or else the other, and whether what is told is a count, 0 or nothing."""
+    value = told.get(name)
+    count = _count(value)
+    certain = count == (value or 0)
+    if count or other not in told:
+        return count, certain
+    value = told[other]
+    count = _count(value)
+    return count, certain and count == (value or 0)
 
 
 def _split(told: dict[str, Any]) -> tuple[int, int]:
     """Return how many tokens were read from a cache, and how many were written to one."""
     cached = written = 0
     for place in (told, *map(told.get, DETAILS)):
-        for name in SPLIT.intersection(place) if isinstance(place, dict) else ():
-            value = place[name]
+        if not isinstance(place, dict) or SPLIT.isdisjoint(place):
+            continue
+        for name, value in place.items():
             if name in CACHED:
                 count = _count(value, floor)
                 cached = min(cached or count, count or cached)
-            elif isinstance(value, dict):
-                written = max(written, sum(map(_count, value.values())))
-            else:
-                written = max(written, _count(value))
+            elif name in WRITTEN:
+                count = sum(map(_count, value.values())) if isinstance(value, dict) else _count(value)
+                written = max(written, count)
     return cached, written
 
 
@@ -112,18 +127,9 @@ def _is_beside(told: dict[str, Any], prompt: int, completion: int, total: int, s
     """Return whether the tokens of the split are not among those of the prompt."""
     if split > prompt:
         return True
-    if not any(_count(told.get(name)) for name in BESIDE):
+    if BESIDE.isdisjoint(told) or not any(_count(told.get(name)) for name in BESIDE):
         return False
     return not _count(told.get("prompt_tokens")) or total == prompt + completion + split
-
-
-def _is_certain(told: dict[str, Any]) -> bool:
-    """Return whether each count is a count, 0, or missing."""
-    for name in COUNTS:
-        value = told.get(name)
-        if value and _count(value) != value:
-            return False
-    return True
 
 
 def _count(value: object, rounded: Any = ceil) -> int:
