@@ -126,6 +126,8 @@ class Relay:
 
     def _on_data(self, data: bytes) -> bool:
         """Pass on what is complete. Return whether the parser kept data for later."""
+        if self.ended.done():
+            return False  # the caller gets no more of it, so it must not be counted
         events = self.events
         whole = events.feed(data)
         self._received += len(data)
@@ -143,7 +145,7 @@ class Relay:
         exchange = self._exchange
         if gap > exchange.longest_gap_s:  # noqa: PLR1730 - a call of `max` is slower
             exchange.longest_gap_s = gap
-        if whole and not self.ended.done():
+        if whole:
             self._caller.write(whole)
             exchange.bytes += len(whole)
             exchange.events = events.events

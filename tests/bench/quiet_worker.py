@@ -36,7 +36,8 @@ class Loop(uvloop.Loop):
 
 def slow_down(*_: object) -> None:
     Loop.slowed = SLOWED
-    pipeline.TURN_S *= SLOWED  # type: ignore[misc]
+    names = vars(pipeline)
+    names["TURN_S"] = SLOWED * names.get("TURN_S", 0.0)  # an earlier commit, which is compared, has none
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from tests.cli.processes import all_ready, free_port
 from tests.patience import PATIENCE_S
 
 FIXTURE: Final = Path(__file__).parent.parent / "fixtures" / "data-95e8e78"
+LAYOUT_1: Final = FIXTURE.with_name("data-c07b58a")
 PORTS: Final = ("PUBLIC", "ADMIN", "GOOD", "SLOW", "BROKEN", "CUTTING", "STALLING", "ERRING")
 SECRETS: Final = ("GATEWAY_PEPPER", "GATEWAY_ADMIN_TOKEN")
 """Variables that are removed from the environment: the folder has these secrets."""
@@ -29,18 +30,22 @@ REQUEST: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class OldData:
-    """The data folder, its archive and its configuration in `folder`, and the commands of the gateway that uses them."""
+    """The data folder, its archive and its configuration in `folder`, and the commands of the gateway that uses them.
 
-    def __init__(self, folder: Path) -> None:
+    `python` runs another version of the gateway than this one.
+    """
+
+    def __init__(self, folder: Path, fixture: Path = FIXTURE, python: str = sys.executable) -> None:
         self.folder, self.data, self.archive = folder, folder / "data", folder / "archive"
+        self._fixture, self._python = fixture, python
         self.ports = {name: free_port() for name in PORTS}
         own = {name: value for name, value in os.environ.items() if name not in SECRETS}
         self.environment = own | {f"{name}_PORT": str(port) for name, port in self.ports.items()}
-        shutil.copy(FIXTURE / "gateway.yaml", folder)
+        shutil.copy(fixture / "gateway.yaml", folder)
 
     def unpack(self) -> None:
         """Unpack what the old version left."""
-        with tarfile.open(FIXTURE / "data.tar.gz") as packed:
+        with tarfile.open(self._fixture / "data.tar.gz") as packed:
             if hasattr(tarfile, "data_filter"):  # since Python 3.11.4
                 packed.extractall(self.folder, filter="data")
             else:
@@ -112,7 +117,7 @@ class OldData:
     async def _started(self, *arguments: str, stderr: int) -> asyncio.subprocess.Process:
         place = ("--config", "gateway.yaml") if arguments[0] != "fake-upstream" else ()
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gateway", *arguments, *place),
+            *(self._python, "-m", "gateway", *arguments, *place),
             cwd=self.folder,
             env=self.environment,
             stdout=asyncio.subprocess.PIPE,
@@ -170,7 +175,8 @@ def pattern(key: str) -> str:
 async def money(old: OldData) -> dict[str, Any]:
     """Return what the commands print about accounts and their books."""
     results: dict[str, Any] = {"accounts": await old.run_json("account", "list", "--json")}
-    for name, more in (("verify", ()), ("verify with the archive", ("--archive", "archive"))):
+    archived = {"verify with the archive": ("--archive", "archive")} if old.archive.exists() else {}
+    for name, more in ({"verify": ()} | archived).items():
         (report,) = await old.run_json("verify", "--json", *more)
         for kind in ("expired", "stale"):
             report[kind] = sorted([each["account"], *REQUEST.findall(each["what"])] for each in report[kind])

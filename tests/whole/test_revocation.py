@@ -35,7 +35,7 @@ DELETE = ("token", "delete", "TOKEN", "--yes")
 
 
 class Stream:
-    """An open stream: when it ended, and what its caller had by then."""
+    """An open stream: when its text began and when it ended, and what its caller had by then."""
 
     def __init__(self, port: int, token: str) -> None:
         self.began = asyncio.Event()
@@ -46,7 +46,9 @@ class Stream:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
             writer.write(chat(token))
-            await asyncio.wait_for(reader._wait_for_data("read"), PATIENCE_S)  # type: ignore[attr-defined]
+            async with asyncio.timeout(PATIENCE_S):
+                while reader._buffer.count(b"data: ") < 2:  # type: ignore[attr-defined] # the first event has no text
+                    await reader._wait_for_data("read")  # type: ignore[attr-defined]
             self.began.set()
             answer = await read_answer(reader)
             self.ended_at = time.monotonic()
