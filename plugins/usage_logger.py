@@ -179,7 +179,7 @@ def _certain(exchange: Exchange) -> dict[str, object]:
 
 
 def _closed(opened: Record, exchange: Exchange, model: str) -> Record:
-    usage = exchange.usage
+    usage, cost = exchange.usage, exchange.cost_micros
     last = exchange.attempts[-1] if exchange.attempts else None
     # Without a Caller the request was refused; the exchange says whose it was, as far as that is known.
     identity = exchange.get(Caller) or exchange
@@ -191,7 +191,10 @@ def _closed(opened: Record, exchange: Exchange, model: str) -> Record:
         model=model,
         channel=exchange.channel,
         upstream_request_id=last.upstream_request_id[:MAX_FOREIGN_NAME] if last else "",
-        attempts=[AttemptRecord(attempt.channel, attempt.status, attempt.error) for attempt in exchange.attempts],
+        attempts=[
+            AttemptRecord(attempt.channel, attempt.status, attempt.error, attempt.cost_micros)
+            for attempt in exchange.attempts
+        ],
         status=exchange.status,
         outcome=exchange.outcome or Outcome.INTERNAL_ERROR,
         error_code=exchange.error.code[:MAX_FOREIGN_NAME] if exchange.error else "",
@@ -206,4 +209,11 @@ def _closed(opened: Record, exchange: Exchange, model: str) -> Record:
         longest_gap_ms=round(exchange.longest_gap_s * 1000),
         events=exchange.events,
         bytes=exchange.bytes,
+        cached_tokens=usage.cached_tokens,
+        cache_write_tokens=usage.cache_write_tokens,
+        cost_micros=cost,
+        margin_micros=None if cost is None else exchange.charge_micros - cost,
+        cost_price=last.cost.record(last.usage) if last and last.cost else {},
+        upstream_cost_micros=last.stated_micros if last else None,
+        upstream_usage=last.reported if last else "",
     )

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from gateway.chat import error_objects
-from gateway.chat.usage import Counts, read_counts
+from gateway.chat.counts import Counts, read_counts
 
 FIELDS: Final = re.compile(rb'"(?:finish_reason|usage|error)"(?!:null)')
 CHOICES: Final = b'"choices":['

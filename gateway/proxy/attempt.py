@@ -28,7 +28,7 @@ from gateway.proxy import failure
 from gateway.proxy.body import read_body
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.end_reason import EndReason
-from gateway.proxy.ending import conclude, usage_of
+from gateway.proxy.ending import conclude, meter
 from gateway.proxy.failure import UpstreamFailure
 from gateway.proxy.pool import Target, UpstreamPool
 from gateway.proxy.relay import Relay
@@ -69,7 +69,7 @@ class UpstreamCall:
         self.body = body
         self.candidate = candidate
         self.breaker = breaker
-        self.attempt = Attempt(candidate.name, candidate.model)
+        self.attempt = Attempt(candidate.name, candidate.model, cost=candidate.cost)
         self.upstream: UpstreamConnection | None = None
         self.parts: list[BodyPart] = []
         self.message: list[BodyPart] = []
@@ -253,7 +253,7 @@ class UpstreamCall:
         text = failure.scrubbed(response.text.decode("utf-8", "replace"), channel.scrubbed).encode()
         headers = {"Content-Type": "application/json", **exchange.response_headers}
         self.caller.prepare(200, headers, text)  # written once it is charged
-        self.attempt.usage = usage_of(response.usage, response.estimate_output, self.body, self.candidate)
+        meter(self.attempt, response.usage, response.estimate_output, self.body, self.candidate)
         exchange.first_byte = time.monotonic()
         exchange.bytes = len(text)
         exchange.status, exchange.outcome = 200, Outcome.COMPLETED
@@ -264,7 +264,7 @@ class UpstreamCall:
         if reason is EndReason.UPSTREAM and (rest := relay.rest()):
             self.caller.write(rest)
         events = relay.events
-        self.attempt.usage = usage_of(events.usage, events.output.tokens, self.body, self.candidate)
+        meter(self.attempt, events.usage, events.output.tokens, self.body, self.candidate)
 
         def on_failed(code: str) -> None:
             self.breaker.failed(self.candidate, self.exchange.id, code, None)
