@@ -7,6 +7,8 @@ from collections.abc import Mapping, MutableMapping
 from typing import Final
 
 UPSTREAM_ID: Final = "x-request-id"
+MAX_ID: Final = 128
+ID: Final = re.compile(r"[!-~]+")
 TRACE_VALUE: Final = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,511}")
 
 
@@ -18,6 +20,12 @@ def trace_lines(headers: Mapping[str, str]) -> str:
         if value is not None and TRACE_VALUE.fullmatch(value):
             lines.append(f"{name}: {value}\r\n")
     return "".join(lines)
+
+
+def kept_id(headers: Mapping[str, str]) -> str:
+    """Return the id that an upstream gave its answer, up to 128 characters; empty where it is not visible ASCII."""
+    value = headers.get(UPSTREAM_ID, "")
+    return value[:MAX_ID] if ID.fullmatch(value) else ""
 
 
 def keep_only_id(headers: MutableMapping[str, str]) -> None:
