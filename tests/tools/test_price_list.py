@@ -12,6 +12,7 @@ from gateway.errors import Misconfigured
 from gateway.tools.price_list import PriceList, load
 
 LISTS = Path(__file__).parent / "price_lists"
+"""Some models of both catalogues, with the prices of LiteLLM 1.109.1 and of models.dev on 2026-07-02."""
 LITELLM = LISTS / "litellm.json"
 MODELS_DEV = LISTS / "models-dev.json"
 
