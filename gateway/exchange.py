@@ -50,6 +50,7 @@ class Outcome(StrEnum):
 class Attempt(msgspec.Struct):
     """One call of an upstream. `error` is the code that the caller would get, had this been the last attempt.
 
+    `upstream_request_id` is from the head of its answer, `completion_id` from the completion itself; bills name either.
     `cost`: what the channel bills, None where that is not known. `reported`: the upstream's own usage object, as it came, and
     `stated_micros` the cost that it states.
     """
@@ -63,6 +64,7 @@ class Attempt(msgspec.Struct):
     cost: Price | None = None
     reported: str = ""
     stated_micros: int | None = None
+    completion_id: str = ""
 
     @property
     def cost_micros(self) -> int | None:

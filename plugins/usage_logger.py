@@ -192,7 +192,14 @@ def _closed(opened: Record, exchange: Exchange, model: str) -> Record:
         channel=exchange.channel,
         upstream_request_id=last.upstream_request_id[:MAX_FOREIGN_NAME] if last else "",
         attempts=[
-            AttemptRecord(attempt.channel, attempt.status, attempt.error, attempt.cost_micros)
+            AttemptRecord(
+                attempt.channel,
+                attempt.status,
+                attempt.error,
+                attempt.cost_micros,
+                attempt.upstream_request_id[:MAX_FOREIGN_NAME],
+                attempt.completion_id[:MAX_FOREIGN_NAME],
+            )
             for attempt in exchange.attempts
         ],
         status=exchange.status,

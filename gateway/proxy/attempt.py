@@ -1,9 +1,6 @@
 """One call of one upstream: connection, credential, response, and what of it reaches the caller.
 
-How an answer may end, and what the caller gets:
-
-- after the first byte: see `gateway.proxy.ending`;
-- before the first byte: nothing. The call returns an `UpstreamFailure`.
+Of a failure before the first byte, the caller gets nothing. After that byte, see `gateway.proxy.ending`.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from gateway.proxy.pool import Target, UpstreamPool
 from gateway.proxy.relay import Relay
 from gateway.proxy.relay_state import RelayState
 from gateway.proxy.upstream import UpstreamConnection
-from gateway.proxy.upstream_headers import UPSTREAM_ID, keep_only_id, trace_lines
+from gateway.proxy.upstream_headers import keep_only_id, kept_id, trace_lines
 from gateway.proxy.upstream_state import InvalidResponse
 
 STREAM_HEADERS: Final = {
@@ -165,7 +162,8 @@ class UpstreamCall:
         reason = await relay.ended
         if upstream.status:
             attempt.status = upstream.status
-            attempt.upstream_request_id = failure.scrubbed(upstream.headers.get(UPSTREAM_ID, ""), credentials)[:128]
+            attempt.upstream_request_id = failure.scrubbed(kept_id(upstream.headers), credentials)
+            attempt.completion_id = failure.scrubbed(relay.events.completion_id, credentials)
         if relay.state is not RelayState.COLLECTING:
             crash_points.point("stream.ended")
             await self._conclude(relay, reason)
@@ -250,6 +248,7 @@ class UpstreamCall:
         if response.error:
             return failure.of_event(response.facts, channel.scrubbed)
         self._answered()
+        self.attempt.completion_id = failure.scrubbed(response.completion_id, channel.scrubbed)
         text = failure.scrubbed(response.text.decode("utf-8", "replace"), channel.scrubbed).encode()
         headers = {"Content-Type": "application/json", **exchange.response_headers}
         self.caller.prepare(200, headers, text)  # written once it is charged

@@ -88,6 +88,29 @@ def select(
         unusable += _lacks(folder, first, last)
 
 
+def rows(
+    folder: Path,
+    names: Sequence[str],
+    *,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
+    unusable: list[UnusableFile],
+) -> Iterator[Sequence[Any]]:
+    """Yield some columns of the requests that ended, as the files have them: much faster than `select`."""
+    since, until = (
+        "" if since_ms is None else first_id(since_ms),
+        _AFTER_ALL_IDS if until_ms is None else first_id(until_ms),
+    )
+    terms = "WHERE id >= ? AND id < ? AND outcome IS NOT NULL ORDER BY id"
+    last = _AFTER_ALL_DAYS if until_ms is None else _month_at(until_ms)
+    for month in months(folder):
+        if _month_at(since_ms or 0) <= month <= last:
+            with _collecting(unusable), _opened(folder, month) as file:
+                if file:
+                    yield from _selected(file, terms, (since, until), names=names)
+    unusable += _lacks(folder, _month_at(since_ms or 0), last)
+
+
 def summary(
     folder: Path,
     by: Sequence[str],
@@ -200,8 +223,11 @@ def _reporting() -> Iterator[None]:
         log.error("usage_file_unusable", reason=str(error))
 
 
-def _selected(file: sqlite3.Connection, terms: str, values: Sequence[Any], before: str = "") -> Iterator[Sequence[Any]]:
-    return file.execute(f"SELECT {before}{selected(file)} FROM requests {terms}", values)  # noqa: S608 - names of ours only
+def _selected(
+    file: sqlite3.Connection, terms: str, values: Sequence[Any], before: str = "", names: Sequence[str] = COLUMNS
+) -> Iterator[Sequence[Any]]:
+    columns = selected(file, names)
+    return file.execute(f"SELECT {before}{columns} FROM requests {terms}", values)  # noqa: S608 - names of ours only
 
 
 def _sums(file: sqlite3.Connection, by: Sequence[str], terms: str, days: tuple[str, str]) -> Iterator[Sequence[Any]]:

@@ -23,13 +23,16 @@ MAX_NUMBER: Final = 2**53
 class AttemptRecord(msgspec.Struct, frozen=True):
     """One call of an upstream. `error` is the error code that it would have led to, or empty where it succeeded.
 
-    `cost_micros`: what the channel bills for it, None where that is not known.
+    `cost_micros`: what the channel bills for it, None where that is not known. `upstream_request_id` and `completion_id` are the
+    names that the upstream gave the call, in the head of its answer and in the completion: bills have one of them.
     """
 
     channel: str
     status: int = 0
     error: str = ""
     cost_micros: int | None = None
+    upstream_request_id: str = ""
+    completion_id: str = ""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +160,7 @@ def _is_plain(record: Record) -> bool:
         if not (
             type(attempt) is AttemptRecord
             and type(attempt.channel) is type(attempt.error) is str
+            and type(attempt.upstream_request_id) is type(attempt.completion_id) is str
             and type(attempt.status) is int
             and type(attempt.cost_micros) in _NUMBER_OR_NONE
         ):

@@ -7,7 +7,7 @@ the sums of costs and margins; all requests of an earlier version are such.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -111,10 +111,10 @@ def columns(file: sqlite3.Connection, table: str) -> set[str]:
     return {name for _, name, *_ in file.execute(f"PRAGMA table_info({table})")}
 
 
-def selected(file: sqlite3.Connection) -> str:
-    """Return the columns of a record as a statement names them; NULL for those that a file of an earlier version lacks."""
+def selected(file: sqlite3.Connection, names: Sequence[str] = COLUMNS) -> str:
+    """Return columns of a record as a statement names them; NULL for those that a file of an earlier version lacks."""
     present = columns(file, "requests")
-    return ", ".join(f'"{name}"' if name in present else f'NULL AS "{name}"' for name in COLUMNS)
+    return ", ".join(f'"{name}"' if name in present else f'NULL AS "{name}"' for name in names)
 
 
 def summed(file: sqlite3.Connection) -> str:

@@ -78,6 +78,7 @@ async def test_the_closed_record_has_all_that_is_known(given: Services) -> None:
             Price(3_000_000, 1_000_000, cached_input=1_000_000, request=7),
             '{"prompt_tokens": 11}',
             99,
+            "cmpl-1",
         ),
     ]
     of.status, of.outcome = 200, Outcome.CALLER_GONE
@@ -94,7 +95,7 @@ async def test_the_closed_record_has_all_that_is_known(given: Services) -> None:
         model="m",
         channel="c",
         upstream_request_id="req-1",
-        attempts=[AttemptRecord("b", 429, "upstream_rate_limited", 0), AttemptRecord("c", 200, "", 73)],
+        attempts=[AttemptRecord("b", 429, "upstream_rate_limited", 0), AttemptRecord("c", 200, "", 73, "req-1", "cmpl-1")],
         status=200,
         outcome=Outcome.CALLER_GONE,
         prompt_tokens=11,
