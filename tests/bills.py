@@ -238,15 +238,15 @@ BILLS: Final = (
     ),
     Bill(
         "Perplexity, sonar-pro, with a price of the request",
-        "documented: https://docs.perplexity.ai/api-reference/chat-completions-post",
-        '{"prompt_tokens":14,"completion_tokens":347,"total_tokens":361,"search_context_size":"low",'
-        '"cost":{"input_tokens_cost":0.000042,"output_tokens_cost":0.005205,"request_cost":0.006,"total_cost":0.011247}}',
+        "documented: https://docs.perplexity.ai/changelog/changelog (July 2025)",
+        '{"prompt_tokens":8,"completion_tokens":439,"total_tokens":447,"search_context_size":"low",'
+        '"cost":{"input_tokens_cost":2.4e-05,"output_tokens_cost":0.006585,"request_cost":0.006,"total_cost":0.012609}}',
         "https://docs.perplexity.ai/getting-started/pricing (low search context)",
         "input: 3, output: 15, request: 0.006",
-        ((14, "3"), (347, "15")),
-        11_247,
+        ((8, "3"), (439, "15")),
+        12_609,
         request="0.006",
-        stated=11_247,
+        stated=12_609,
     ),
     Bill(
         "Z.ai, glm-4.7",
