@@ -147,15 +147,17 @@ def _is_plain(record: Record) -> bool:
     for number in _numbers_or_none(record):
         if number is not None and (type(number) is not int or not -MAX_NUMBER <= number <= MAX_NUMBER):
             return False
-    outcome = record.outcome
+    outcome, price, cost_price = record.outcome, record.price, record.cost_price
     if not (
         (outcome is None or type(outcome) is Outcome)
         and record.usage_source in _SOURCES
-        and _is_plain_price(record.price)
-        and _is_plain_price(record.cost_price)
+        and type(price) is type(cost_price) is dict
         and type(record.attempts) is list
     ):
         return False
+    for name, value in (*price.items(), *cost_price.items()):
+        if type(name) is not str or type(value) not in _SCALARS:
+            return False
     for attempt in record.attempts:
         if not (
             type(attempt) is AttemptRecord
@@ -166,13 +168,4 @@ def _is_plain(record: Record) -> bool:
         ):
             return False
     check_time(record.id)
-    return True
-
-
-def _is_plain_price(price: object) -> bool:
-    if type(price) is not dict:
-        return False
-    for name, value in price.items():
-        if type(name) is not str or type(value) not in _SCALARS:
-            return False
     return True

@@ -95,7 +95,10 @@ async def test_the_closed_record_has_all_that_is_known(given: Services) -> None:
         model="m",
         channel="c",
         upstream_request_id="req-1",
-        attempts=[AttemptRecord("b", 429, "upstream_rate_limited", 0), AttemptRecord("c", 200, "", 73, "req-1", "cmpl-1")],
+        attempts=[
+            AttemptRecord("b", 429, "upstream_rate_limited", 0),
+            AttemptRecord("c", 200, "", 73, "req-1", "cmpl-1"),
+        ],
         status=200,
         outcome=Outcome.CALLER_GONE,
         prompt_tokens=11,

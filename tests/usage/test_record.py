@@ -55,6 +55,9 @@ VALUES = st.one_of(
             [WRONG(1)],
             [WRONG("c", True)],
             [WRONG("c", 1, "", "2")],
+            [WRONG("c", 1, "", 2, 3)],
+            [WRONG("c", 1, "", 2, "id", None)],
+            [AttemptRecord("c", 1, "", 2, "id", "id")],
         ]
     ),
     st.sampled_from(

@@ -12,7 +12,7 @@ import pytest
 from gateway.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.testing import running
-from gateway.tools import reconcile
+from gateway.tools import ledger_check
 from gateway.usage.database import UsageDatabase
 from gateway.usage.record import AttemptRecord
 from tests.metrics.scrape import scrape, value
@@ -90,11 +90,11 @@ def assert_can_be_computed_again(folder: Path, record: Any) -> None:
     database = UsageDatabase(folder)
     database.write([record])
     database.close()
-    assert reconcile.logged(folder, record.account).wrong == {}
+    assert ledger_check.logged(folder, record.account).wrong == {}
     (folder / f"usage-{record.arrived_at[:7]}.sqlite").unlink()
     database.write([msgspec.structs.replace(record, charge_micros=record.charge_micros - 1)])
     database.close()
-    assert reconcile.logged(folder, record.account).wrong.keys() == {record.id}
+    assert ledger_check.logged(folder, record.account).wrong.keys() == {record.id}
 
 
 async def test_a_long_prompt_is_charged_at_the_price_of_its_tier(
