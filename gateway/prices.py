@@ -79,7 +79,7 @@ class Price(msgspec.Struct, frozen=True):
 
     def most(self, prompt_tokens: int, completion_tokens: int, attempts: int = 1) -> int:
         """Return the most that a request can cost, in micros, if each attempt is billed `prompt_tokens` and one is answered."""
-        price = self.at(prompt_tokens)
+        price = self.at(prompt_tokens) if self.tiers else self
         amount = attempts * prompt_tokens * price.most_input + completion_tokens * price.most_output
         return price._rounded(amount + price.request * PER_TOKENS)
 

@@ -26,11 +26,10 @@ MAX_COST_MICROS: Final = 10**15
 
 COUNTS: Final = frozenset(("prompt_tokens", "completion_tokens", "total_tokens", "input_tokens", "output_tokens"))
 """An object that has nothing else needs no closer look: some upstreams send one with each event."""
-CACHED: Final = frozenset(("prompt_cache_hit_tokens", "cached_tokens", "num_cached_tokens", "cache_read_input_tokens"))
+CACHED: Final = ("prompt_cache_hit_tokens", "cached_tokens", "num_cached_tokens", "cache_read_input_tokens")
 """Tokens read from a cache: as DeepSeek, Moonshot and Together, Mistral, and translations of Anthropic's API name them."""
-WRITTEN: Final = frozenset(("cache_creation_input_tokens", "cache_write_tokens", "cache_creation"))
+WRITTEN: Final = ("cache_creation_input_tokens", "cache_write_tokens", "cache_creation")
 """Tokens written to one: as Anthropic and Alibaba, OpenAI and OpenRouter name them; `cache_creation` has them by their lifetime."""
-SPLIT: Final = CACHED | WRITTEN
 DETAILS: Final = ("prompt_tokens_details", "prompt_token_details", "input_tokens_details")
 BESIDE: Final = frozenset(("cache_read_input_tokens", "cache_creation_input_tokens"))
 """Anthropic's names, which it uses for tokens that `input_tokens` does not contain."""
@@ -83,6 +82,7 @@ def read_counts(raw: bytes | msgspec.Raw) -> Counts | None:
             prompt += cached + written
     if prompt:
         completion = max(completion, total - prompt)
+    text = bytes(raw)
     return Counts(
         prompt,
         completion,
@@ -90,14 +90,16 @@ def read_counts(raw: bytes | msgspec.Raw) -> Counts | None:
         cached,
         written,
         certain,
-        None if COSTS.isdisjoint(told) else _cost_micros(told),
-        bytes(raw) if len(memoryview(raw)) <= MAX_KEPT else b"",
+        None if plain or COSTS.isdisjoint(told) else _cost_micros(told),
+        text if len(text) <= MAX_KEPT else b"",
     )
 
 
 def _either(told: dict[str, Any], name: str, other: str) -> tuple[int, bool]:
     """Return the count under one name or else the other, and whether what is told is a count, 0 or nothing."""
     value = told.get(name)
+    if type(value) is int and 0 < value <= MAX_COUNT:  # nearly always
+        return value, True
     count = _count(value)
     certain = count == (value or 0)
     if count or other not in told:
@@ -111,13 +113,14 @@ def _split(told: dict[str, Any]) -> tuple[int, int]:
     """Return how many tokens were read from a cache, and how many were written to one."""
     cached = written = 0
     for place in (told, *map(told.get, DETAILS)):
-        if not isinstance(place, dict) or SPLIT.isdisjoint(place):
+        if not isinstance(place, dict):
             continue
-        for name, value in place.items():
-            if name in CACHED:
+        for name in CACHED:
+            if value := place.get(name):
                 count = _count(value, floor)
                 cached = min(cached or count, count or cached)
-            elif name in WRITTEN:
+        for name in WRITTEN:
+            if value := place.get(name):
                 count = sum(map(_count, value.values())) if isinstance(value, dict) else _count(value)
                 written = max(written, count)
     return cached, written

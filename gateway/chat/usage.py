@@ -107,6 +107,8 @@ class ReportedUsage(msgspec.Struct):
 
     def _usage(self, prompt: int, completion: int, source: Literal["upstream", "estimated"]) -> Usage:
         """Return the usage of an answer. Where the prompt is shorter than was reported, fewer tokens of it were cached."""
-        written = min(self.of_prompt.written, prompt)
-        cached = min(self.of_prompt.cached, prompt - written)
+        cached, written = self.of_prompt.cached, self.of_prompt.written
+        if cached or written:
+            written = min(written, prompt)
+            cached = min(cached, prompt - written)
         return Usage(prompt, completion, source, cached, written, 1)

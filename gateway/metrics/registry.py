@@ -133,8 +133,9 @@ class Metrics:
             usage = attempt.usage
             prompt[0] += usage.prompt_tokens
             completion[0] += usage.completion_tokens
-            read[0] += usage.cached_tokens
-            written[0] += usage.cache_write_tokens
+            if usage.cached_tokens or usage.cache_write_tokens:
+                read[0] += usage.cached_tokens
+                written[0] += usage.cache_write_tokens
         if exchange.charge_micros:
             charge[0] += exchange.charge_micros
         if (cost_micros := exchange.cost_micros) is None:

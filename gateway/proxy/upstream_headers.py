@@ -32,7 +32,7 @@ def trace_lines(headers: Mapping[str, str]) -> str:
 def kept_id(headers: Mapping[str, str]) -> str:
     """Return the id that an upstream gave its answer, up to 128 characters; empty where it is not visible ASCII."""
     value = headers.get(UPSTREAM_ID, "")
-    return value[:MAX_ID] if ID.fullmatch(value) else ""
+    return value[:MAX_ID] if value and ID.fullmatch(value) else ""
 
 
 def keep_only_id(headers: MutableMapping[str, str]) -> None:
