@@ -30,6 +30,7 @@ CACHED: Final = ("prompt_cache_hit_tokens", "cached_tokens", "num_cached_tokens"
 """Tokens read from a cache: as DeepSeek, Moonshot and Together, Mistral, and translations of Anthropic's API name them."""
 WRITTEN: Final = ("cache_creation_input_tokens", "cache_write_tokens", "cache_creation")
 """Tokens written to one: as Anthropic and Alibaba, OpenAI and OpenRouter name them; `cache_creation` has them by their lifetime."""
+SPLIT: Final = frozenset((*CACHED, *WRITTEN))
 DETAILS: Final = ("prompt_tokens_details", "prompt_token_details", "input_tokens_details")
 BESIDE: Final = frozenset(("cache_read_input_tokens", "cache_creation_input_tokens"))
 """Anthropic's names, which it uses for tokens that `input_tokens` does not contain."""
@@ -80,8 +81,8 @@ def read_counts(raw: bytes | msgspec.Raw) -> Counts | None:
         cached, written = _split(told)
         if (cached or written) and _is_beside(told, prompt, completion, total, cached + written):
             prompt += cached + written
-    if prompt:
-        completion = max(completion, total - prompt)
+    if prompt and total - prompt > completion:
+        completion = total - prompt
     text = bytes(raw)
     return Counts(
         prompt,
@@ -112,13 +113,14 @@ def _either(told: dict[str, Any], name: str, other: str) -> tuple[int, bool]:
 def _split(told: dict[str, Any]) -> tuple[int, int]:
     """Return how many tokens were read from a cache, and how many were written to one."""
     cached = written = 0
-    for place in (told, *map(told.get, DETAILS)):
-        if not isinstance(place, dict):
-            continue
+    places = [] if SPLIT.isdisjoint(told) else [told]
+    for name in DETAILS:
+        if isinstance(place := told.get(name), dict):
+            places.append(place)
+    for place in places:
         for name in CACHED:
-            if value := place.get(name):
-                count = _count(value, floor)
-                cached = min(cached or count, count or cached)
+            if (value := place.get(name)) and (count := _count(value, floor)) and not 0 < cached <= count:
+                cached = count
         for name in WRITTEN:
             if value := place.get(name):
                 count = sum(map(_count, value.values())) if isinstance(value, dict) else _count(value)

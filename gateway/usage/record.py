@@ -99,22 +99,12 @@ NUMBERS: Final = (
 )
 NUMBERS_OR_NONE: Final = ("first_byte_ms", "cost_micros", "margin_micros", "upstream_cost_micros")
 PRICES: Final = ("price", "cost_price")
+_texts: Final = attrgetter(*TEXTS)
 _numbers: Final = attrgetter(*NUMBERS)
 _numbers_or_none: Final = attrgetter(*NUMBERS_OR_NONE)
-_NUMBER_OR_NONE: Final = (int, NoneType)
-_TYPES: Final[dict[str, tuple[type, ...]]] = {
-    **dict.fromkeys(TEXTS, (str, Operation)),  # a member of `Operation` is encoded as a text
-    **dict.fromkeys(NUMBERS, (int,)),
-    **dict.fromkeys(NUMBERS_OR_NONE, _NUMBER_OR_NONE),
-    **dict.fromkeys(PRICES, (dict,)),
-    "attempts": (list,),
-    "outcome": (NoneType, Outcome),
-}
-"""The types of each field's values that need no closer look."""
-_FIELD_TYPES: Final = tuple(_TYPES[name] for name in Record.__struct_fields__)
-_PLAIN: Final[set[tuple[type, ...]]] = set()
-"""The types of records, all fields together, that were compared with these before."""
-_MAX_PLAIN: Final = 256
+_TEXTS: Final = {str, Operation}
+"""The types of the texts: the operation of a request is a member of `Operation`, which is encoded as a text."""
+_NUMBER_OR_NONE: Final = {int, NoneType}
 _SCALARS: Final = {str, int, float}
 _SOURCES: Final = ("upstream", "estimated", "none")
 
@@ -148,15 +138,24 @@ def _is_plain(record: Record) -> bool:
 
     It costs a third of decoding. False says nothing: `checked` decides.
     """
-    if type(record) is not Record or not _has_plain_types(record) or record.usage_source not in _SOURCES:
-        return False
-    numbers = _numbers(record)
-    if min(numbers) < -MAX_NUMBER or max(numbers) > MAX_NUMBER:
-        return False
-    for number in _numbers_or_none(record):
-        if number is not None and not -MAX_NUMBER <= number <= MAX_NUMBER:
+    for text in _texts(record):
+        if type(text) not in _TEXTS:
             return False
-    for name, value in (*record.price.items(), *record.cost_price.items()):
+    for number in _numbers(record):
+        if type(number) is not int or not -MAX_NUMBER <= number <= MAX_NUMBER:
+            return False
+    for number in _numbers_or_none(record):
+        if number is not None and (type(number) is not int or not -MAX_NUMBER <= number <= MAX_NUMBER):
+            return False
+    outcome, price, cost_price = record.outcome, record.price, record.cost_price
+    if not (
+        (outcome is None or type(outcome) is Outcome)
+        and record.usage_source in _SOURCES
+        and type(price) is type(cost_price) is dict
+        and type(record.attempts) is list
+    ):
+        return False
+    for name, value in (*price.items(), *cost_price.items()):
         if type(name) is not str or type(value) not in _SCALARS:
             return False
     for attempt in record.attempts:
@@ -170,13 +169,3 @@ def _is_plain(record: Record) -> bool:
             return False
     check_time(record.id)
     return True
-
-
-def _has_plain_types(record: Record) -> bool:
-    types = tuple([type(value) for value in msgspec.structs.astuple(record)])
-    if types in _PLAIN:
-        return True
-    plain = all(one in allowed for one, allowed in zip(types, _FIELD_TYPES, strict=True))
-    if plain and len(_PLAIN) < _MAX_PLAIN:
-        _PLAIN.add(types)
-    return plain
