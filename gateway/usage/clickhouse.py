@@ -119,9 +119,10 @@ class ClickHouse:
         await self.execute(CREATE_TABLE)
         present = (await self.execute(PRESENT)).decode().split()
         if present and (missing := [column for column in COLUMNS if column not in present]):
+            # The view first: while columns are missing, the next call does both again.
+            await self.execute(f"DROP VIEW IF EXISTS {VIEW}")
             added = ", ".join(f"ADD COLUMN IF NOT EXISTS `{column}` {_type(column)}" for column in missing)
             await self.execute(f"ALTER TABLE {TABLE} {added}")
-            await self.execute(f"DROP VIEW IF EXISTS {VIEW}")
         await self.execute(CREATE_VIEW)
 
     async def insert(self, records: list[Record]) -> None:
