@@ -204,7 +204,9 @@ async def test_columns_are_added_only_where_they_are_missing(server_without_engi
         added = [statement for statement in server_without_engine.statements if statement.startswith(("ALTER", "DROP"))]
         assert bool(added) is altered
         if altered:
-            assert added[:-1] == [f"DROP VIEW IF EXISTS {VIEW}"], "before the columns: else a failure here leaves it as it is"
+            assert added[:-1] == [f"DROP VIEW IF EXISTS {VIEW}"], (
+                "before the columns: else a failure here leaves it as it is"
+            )
             assert re.findall(r"ADD COLUMN IF NOT EXISTS `(\w+)`", added[-1]) == [*COLUMNS[len(EARLIER) :]]
 
 
