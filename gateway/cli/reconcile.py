@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from gateway.cli.common import ConfigOption, JsonOption, configuration, day, print_json, print_table, refuse
+from gateway.request_id import LAST_MS
 from gateway.tools.bill import Columns, read
 from gateway.tools.bill_amounts import NANOS
 from gateway.tools.bill_join import KINDS, Join, Side
@@ -147,8 +148,8 @@ def _around(first: str, last: str) -> tuple[int | None, int | None]:
 
 
 def _ms(text: str, more: timedelta) -> int:
-    moment = datetime.combine(date.fromisoformat(text), datetime.min.time(), UTC) + more
-    return max(0, round(moment.timestamp() * 1000))
+    moment = datetime.combine(date.fromisoformat(text), datetime.min.time(), UTC)
+    return min(max(0, round((moment.timestamp() + more.total_seconds()) * 1000)), LAST_MS)
 
 
 def _notes(join: Join, first: str, last: str, channels: list[str]) -> list[str]:

@@ -84,6 +84,13 @@ def test_a_bill_that_agrees(books: Books) -> None:
     assert result.stderr == f"note: calls of openai from {DAY} to {DAY} (UTC) must be on the bill\n"
 
 
+@pytest.mark.parametrize("day", ["0001-01-01", "9999-12-31"])
+def test_a_day_at_the_end_of_the_calendar(books: Books, day: str) -> None:
+    books.lines.append(f"{day},gen-foreign,openai/gpt-4o,0.02")
+    assert [row["day"] for row in books.json(code=1)["only_in_bill"]] == [day]
+    books.json("--from", min(day, DAY), "--to", max(day, DAY), code=1)
+
+
 def test_three_rows_missing_two_foreign_and_four_that_differ(books: Books) -> None:
     for number in (3, 4, 5, 6):
         books.lines[number] = books.lines[number].replace("0.0015", f"0.00{number}")
