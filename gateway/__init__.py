@@ -4,12 +4,13 @@ Plugins import from here and from `gateway.testing` alone; the shipped ones do, 
 """
 
 from gateway.addresses import address_of, network_of
-from gateway.catalogue import MICROS, Catalogue, Price, matches
+from gateway.catalogue import Catalogue, matches
 from gateway.chat.usage import Usage
 from gateway.errors import Refused, StoreAway, StoreError, model_not_found
 from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply, Request
 from gateway.facts import AccountLimits, Caller, Candidate, CircuitBreaker, Route
 from gateway.plugin import Plugin
+from gateway.prices import MICROS, Price
 from gateway.request_id import arrival_ms, utc
 from gateway.services import Clock, Services
 from gateway.store.account_health import AccountHealth

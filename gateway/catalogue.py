@@ -1,8 +1,4 @@
-"""The catalogue: the models that callers may use, their prices, and the channels that serve them.
-
-Money is integers: amounts in micros (a millionth of the currency unit), prices in micros per million tokens. The cost of a
-request is rounded up once, at its end. There are no floats.
-"""
+"""The catalogue: the models that callers may use, their prices, and the channels that serve them."""
 
 from __future__ import annotations
 
@@ -12,40 +8,15 @@ from fnmatch import fnmatchcase
 from fractions import Fraction
 from typing import Final
 
-import msgspec
-
-from gateway.chat.usage import Usage
-from gateway.config.schema import Config, Group, Model
+from gateway.config.model import Model
+from gateway.config.schema import Config, Group
 from gateway.facts import Caller, Candidate
-
-MICROS = 1_000_000
-"""Micros in one unit of the currency."""
+from gateway.prices import Price, price_of
 
 MAX_ATTEMPTS: Final = 3
 """Upstream calls that one request may cause. Holds and leases are computed from it."""
 
 GLOB_CHARACTERS = re.compile(r"([?\[])")
-
-
-class Price(msgspec.Struct, frozen=True):
-    """The price of a model: micros per million tokens, and the ratio of the caller's group."""
-
-    input: int
-    output: int
-    ratio: Fraction = Fraction(1)
-
-    def cost(self, prompt_tokens: int, completion_tokens: int) -> int:
-        """Return the cost in micros, rounded up."""
-        tokens_times_price = prompt_tokens * self.input + completion_tokens * self.output
-        return -(-tokens_times_price * self.ratio.numerator // (1_000_000 * self.ratio.denominator))
-
-    def of(self, usage: Usage) -> int:
-        """Return the cost of `usage` in micros."""
-        return self.cost(usage.prompt_tokens, usage.completion_tokens)
-
-    def record(self) -> dict[str, object]:
-        """Return the price as it is stored in a usage record, from which a charge can be computed again."""
-        return {"input": self.input, "output": self.output, "ratio": str(self.ratio)}
 
 
 class Catalogue:
@@ -63,7 +34,7 @@ class Catalogue:
         ratios: dict[str | None, Fraction] = {None: Fraction(1)}
         ratios.update((name, Fraction(group.ratio)) for name, group in config.groups.items())
         self._prices = {
-            (name, group): Price(int((model.input or 0) * MICROS), int((model.output or 0) * MICROS), ratio)
+            (name, group): price_of(model, ratio)
             for name, model in config.models.items()
             for group, ratio in ratios.items()
         }
@@ -114,7 +85,8 @@ class Catalogue:
             if not matches(channels, serving.use):
                 continue
             channel = self.channels[serving.use]
-            candidate = Candidate(serving.use, channel, serving.model or name, model.max_output_tokens)
+            cost = None if serving.cost is None else price_of(serving.cost)
+            candidate = Candidate(serving.use, channel, serving.model or name, model.max_output_tokens, cost)
             tiers.setdefault(serving.priority, []).append((candidate, serving.weight))
         return tuple(tuple(tiers[priority]) for priority in sorted(tiers))
 

@@ -12,6 +12,7 @@ import msgspec
 from gateway.chat.request import Body
 from gateway.chat.usage import Usage
 from gateway.errors import Refused, check_headers, check_status, check_text
+from gateway.prices import LARGEST_COST, Price
 from gateway.request_id import new_id
 
 Fact = TypeVar("Fact")
@@ -47,7 +48,12 @@ class Outcome(StrEnum):
 
 
 class Attempt(msgspec.Struct):
-    """One call of an upstream. `error` is the code that the caller would get, had this been the last attempt."""
+    """One call of an upstream. `error` is the code that the caller would get, had this been the last attempt.
+
+    `upstream_request_id` is from the head of its answer, `completion_id` from the completion itself; bills name either.
+    `cost`: what the channel bills, None where that is not known. `reported`: the upstream's own usage object, as it came, and
+    `stated_micros` the cost that it states.
+    """
 
     channel: str
     model: str
@@ -55,6 +61,17 @@ class Attempt(msgspec.Struct):
     error: str = ""
     upstream_request_id: str = ""
     usage: Usage = Usage()
+    cost: Price | None = None
+    reported: str = ""
+    stated_micros: int | None = None
+    completion_id: str = ""
+
+    @property
+    def cost_micros(self) -> int | None:
+        """Return what the call costs the operator: 0 where it used nothing, None where that is not known."""
+        if self.usage.source == "none":
+            return 0
+        return None if self.cost is None else min(self.cost.of(self.usage), LARGEST_COST)
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -268,6 +285,17 @@ class Exchange:
         total = Usage()
         for attempt in self.attempts:
             total += attempt.usage
+        return total
+
+    @property
+    def cost_micros(self) -> int | None:
+        """What the exchange costs the operator, in micros; None where one of its attempts has a cost that is not known."""
+        total = 0
+        for attempt in self.attempts:
+            cost = attempt.cost_micros
+            if cost is None:
+                return None
+            total += cost
         return total
 
     @property

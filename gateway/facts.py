@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from gateway.config.channel import Channel
+from gateway.prices import Price
 
 LARGEST_RATE: Final = 100_000_000
 """The largest limit. Above it the numbers of the limits' script, which are doubles, would no longer be exact."""
@@ -48,13 +49,15 @@ class Caller(msgspec.Struct, frozen=True):
 class Candidate(msgspec.Struct, frozen=True):
     """A channel that may serve the request, and the model's name there.
 
-    `max_output_tokens`: how many output tokens one choice may have where the caller sets no limit; None for no limit.
+    `max_output_tokens`: how many output tokens one choice may have where the caller sets no limit; None for no limit. `cost`: what
+    the channel bills for the model, None where it is not known.
     """
 
     name: str
     channel: Channel
     model: str
     max_output_tokens: int | None = None
+    cost: Price | None = None
 
 
 class CircuitBreaker:

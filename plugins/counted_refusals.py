@@ -105,6 +105,8 @@ def _record(exchange: Exchange, account: str) -> Record:
         error_code=exchange.error.code[:MAX_CODE] if exchange.error else "",
         refused_by=exchange.refused_by,
         config=exchange.generation,
+        cost_micros=0,
+        margin_micros=0,
     )
 
 

@@ -27,6 +27,7 @@ from gateway import (
     Settled,
     Step,
     StoreAway,
+    Usage,
 )
 
 LEAST_HOLD: Final = Decimal("0.000001")
@@ -136,7 +137,14 @@ class Quota(Plugin):
         if account is None or account.status is not AccountStatus.ACTIVE:
             raise _refusal(Hold.INACTIVE, self.max_holds)
         available = account.balance_micros - account.held_micros + account.credit_line_micros
-        exchange.price = {**price.record(), "hold_micros": amount, "most_micros": full, "available_micros": available}
+        body = await exchange.body()
+        answered = Usage(body.prompt_tokens_estimate, 0, "estimated", answers=1)
+        exchange.price = {
+            **price.record(answered),
+            "hold_micros": amount,
+            "most_micros": full,
+            "available_micros": available,
+        }
         if account.holds >= self.max_holds:
             raise _refusal(Hold.BUSY, self.max_holds)
         if available < amount:
@@ -154,8 +162,9 @@ class Quota(Plugin):
         hold.step.read = None  # it refers to the exchange, which refers to the hold
         if hold.refused or not hold.step.may_have_run:
             return None
-        cost = hold.price.of(exchange.usage)
-        exchange.price = hold.price.record()
+        usage = exchange.usage
+        cost = hold.price.of(usage)
+        exchange.price = hold.price.record(usage)
         if cost > hold.full:
             self._log_capped(exchange, hold, cost)
             cost = exchange.price["capped_micros"] = hold.full
@@ -188,7 +197,7 @@ class Quota(Plugin):
         if price is None or not self.catalogue.allows(caller, body.model):
             return None  # `model-routing` refuses the request
         ceiling = body.max_tokens or self.catalogue.models[body.model].max_output_tokens
-        full = price.cost(self.catalogue.attempts(body.model) * body.prompt_tokens_bound, body.n * ceiling)
+        full = price.most(body.prompt_tokens_bound, body.n * ceiling, self.catalogue.attempts(body.model))
         return (price, full) if full else None
 
     def _amount(self, full: int) -> int:

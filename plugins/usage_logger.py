@@ -179,11 +179,11 @@ def _certain(exchange: Exchange) -> dict[str, object]:
 
 
 def _closed(opened: Record, exchange: Exchange, model: str) -> Record:
-    usage = exchange.usage
+    """Return the record with its end. It is set in parts: Python makes a dictionary for a call with more than 14 names."""
     last = exchange.attempts[-1] if exchange.attempts else None
     # Without a Caller the request was refused; the exchange says whose it was, as far as that is known.
     identity = exchange.get(Caller) or exchange
-    return msgspec.structs.replace(
+    served = msgspec.structs.replace(
         opened,
         account=identity.account,
         token_id=identity.token_id,
@@ -191,19 +191,44 @@ def _closed(opened: Record, exchange: Exchange, model: str) -> Record:
         model=model,
         channel=exchange.channel,
         upstream_request_id=last.upstream_request_id[:MAX_FOREIGN_NAME] if last else "",
-        attempts=[AttemptRecord(attempt.channel, attempt.status, attempt.error) for attempt in exchange.attempts],
+        attempts=[
+            AttemptRecord(
+                attempt.channel,
+                attempt.status,
+                attempt.error,
+                attempt.cost_micros,
+                attempt.upstream_request_id[:MAX_FOREIGN_NAME],
+                attempt.completion_id[:MAX_FOREIGN_NAME],
+            )
+            for attempt in exchange.attempts
+        ],
         status=exchange.status,
         outcome=exchange.outcome or Outcome.INTERNAL_ERROR,
         error_code=exchange.error.code[:MAX_FOREIGN_NAME] if exchange.error else "",
         refused_by=exchange.refused_by,
+    )
+    usage = exchange.usage
+    measured = msgspec.structs.replace(
+        served,
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         usage_source=usage.source,
-        charge_micros=exchange.charge_micros,
-        price=exchange.price,
+        cached_tokens=usage.cached_tokens,
+        cache_write_tokens=usage.cache_write_tokens,
         first_byte_ms=None if exchange.first_byte_ms is None else round(exchange.first_byte_ms),
         duration_ms=round(exchange.duration_ms),
         longest_gap_ms=round(exchange.longest_gap_s * 1000),
         events=exchange.events,
         bytes=exchange.bytes,
+    )
+    cost = exchange.cost_micros
+    return msgspec.structs.replace(
+        measured,
+        charge_micros=exchange.charge_micros,
+        price=exchange.price,
+        cost_micros=cost,
+        margin_micros=None if cost is None else exchange.charge_micros - cost,
+        cost_price=last.cost.record(last.usage) if last and last.cost else {},
+        upstream_cost_micros=last.stated_micros if last else None,
+        upstream_usage=last.reported if last else "",
     )

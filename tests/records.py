@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from uuid_utils import uuid7
@@ -10,6 +10,18 @@ from uuid_utils import uuid7
 from gateway.exchange import Operation, Outcome
 from gateway.request_id import arrival_ms, utc
 from gateway.usage.record import AttemptRecord, Record
+
+COSTED: Final[dict[str, Any]] = {
+    "attempts": [AttemptRecord("openai", 200, cost_micros=100)],
+    "cached_tokens": 4,
+    "cache_write_tokens": 2,
+    "cost_micros": 100,
+    "margin_micros": 23,
+    "cost_price": {"input": 120_000, "output": 500_000, "ratio": "1"},
+    "upstream_cost_micros": 99,
+    "upstream_usage": '{"prompt_tokens":11,"completion_tokens":41}',
+}
+"""What is recorded of a prompt that was cached in part, on a channel whose cost is known."""
 
 
 def arrival(id: str = "") -> Record:  # noqa: A002

@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.catalogue import Catalogue, Price, matches
+from gateway.catalogue import Catalogue, matches
 from gateway.chat.usage import Usage
 from gateway.config.channel import Channel
-from gateway.config.schema import Config, Group, Model, Serving, load
+from gateway.config.model import Model, Serving
+from gateway.config.schema import Config, Group, load
 from gateway.facts import Caller
+from gateway.prices import Price
 
 A, B = Channel("http://a/v1"), Channel("http://b/v1")
 
@@ -107,7 +109,7 @@ def test_the_ratio_of_the_group_multiplies_and_stays_exact_in_the_record() -> No
     assert CATALOGUE.price("small", "half") == Price(150_000, 600_000, Fraction(1, 2))
     odd = CATALOGUE.price("small", "odd")
     assert odd is not None
-    assert odd.record() == {"input": 150_000, "output": 600_000, "ratio": "333333/1000000"}
+    assert odd.record(Usage()) == {"input": 150_000, "output": 600_000, "ratio": "333333/1000000"}
 
 
 def test_a_free_model_costs_nothing_and_an_unknown_one_has_no_price() -> None:

@@ -29,7 +29,7 @@ from gateway.errors import GatewayError, Refused, cannot_listen, headers_of, int
 from gateway.metrics.exporter import Exporter
 from gateway.request_id import new_id
 from gateway.usage import queries
-from gateway.usage.database import GROUPS
+from gateway.usage.tables import GROUPS
 
 RETRY_INTERVAL_S: Final = 10.0
 SHUTDOWN_TIMEOUT_S: Final = 0.5

@@ -8,12 +8,16 @@ from typing import Final, TypeVar
 import msgspec
 
 from gateway.chat import error_objects
-from gateway.chat.usage import Counts, read_counts
+from gateway.chat.counts import Counts, read_counts
+from gateway.chat.sse import parse_event, whole_events
 
 FIELDS: Final = re.compile(rb'"(?:finish_reason|usage|error)"(?!:null)')
 CHOICES: Final = b'"choices":['
 """An event that has this and no match of `FIELDS` is text alone. Others are parsed."""
 
+FIRST_ID: Final = re.compile(rb'data: ?\{"id":"([!#-\[\]-~]{1,128})"')
+"""A completion's id where most upstreams have it, at the beginning of an event."""
+_ID: Final = re.compile(rb'"([!#-\[\]-~]{1,128})"')
 _NULL: Final = msgspec.Raw(b"null")
 _NO_FINISH_REASON: Final = (b"null", b'""')
 
@@ -31,6 +35,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
+    id: msgspec.Raw = _NULL
     choices: msgspec.Raw = _NULL
     delta: msgspec.Raw = _NULL
     usage: msgspec.Raw = _NULL
@@ -39,6 +44,7 @@ class _Chunk(msgspec.Struct):
 
 
 _NO_GROQ: Final = _Groq()
+_NO_CHUNK: Final = _Chunk()
 _chunk = msgspec.json.Decoder(_Chunk)
 _choices = msgspec.json.Decoder(list[_Choice])
 _groq = msgspec.json.Decoder(_Groq)
@@ -49,7 +55,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
     `finished`: the indexes of the choices with a finish reason, as they are in JSON. An empty reason does not count: some
     upstreams send it with every chunk. `only_usage`: it has a usage object and no choice. `error`: it is an error;
-    `raises`: one in a shape that client libraries recognise.
+    `raises`: one in a shape that client libraries recognise. `id`: the completion's, in JSON.
     """
 
     finished: frozenset[bytes] = frozenset()
@@ -57,6 +63,7 @@ class Chunk(msgspec.Struct, frozen=True):
     only_usage: bool = False
     error: bool = False
     raises: bool = False
+    id: bytes = b"null"
 
 
 TEXT: Final = Chunk()
@@ -79,6 +86,7 @@ def read(name: bytes, data: bytes) -> Chunk:
         ),
         counts=_counts(chunk, choices),
         only_usage=chunk.usage != _NULL and chunk.delta == _NULL and (choices == [] or chunk.choices == _NULL),
+        id=bytes(chunk.id),
     )
 
 
@@ -86,6 +94,20 @@ def indexes(data: bytes) -> frozenset[bytes]:
     """Return the indexes of the choices of an event, as they are in JSON."""
     choices = _decode(_choices, (_decode(_chunk, data) or _Chunk()).choices)
     return frozenset(bytes(each.index) for each in choices or ())
+
+
+def completion_id(events: bytes) -> str:
+    """Return the id of the completion that some events are of; empty where the first with data has none, or an odd one."""
+    if match := FIRST_ID.match(events):
+        return match[1].decode()
+    data = next((data for event in whole_events(events) if (data := parse_event(event)[1])), b"")
+    return id_text(bytes((_decode(_chunk, data) or _NO_CHUNK).id))
+
+
+def id_text(value: bytes) -> str:
+    """Return an id that is JSON as text; empty for one that is not 1 to 128 visible ASCII characters without escapes."""
+    match = _ID.fullmatch(value)
+    return match[1].decode() if match else ""
 
 
 def _counts(chunk: _Chunk, choices: list[_Choice] | None) -> Counts | None:

@@ -1,15 +1,13 @@
 """A parser for the events of a response: it relays them and reads usage, errors and the end. Sans-I/O.
 
-- The data may be cut at any byte. Events are relayed byte for byte as the upstream framed them, and only complete
-  ones. The exception is an event longer than the limit, which is relayed in pieces and not parsed.
+- The data may be cut at any byte. Complete events are relayed, byte for byte; one longer than the limit in pieces, unparsed.
 - One event may be dropped: the usage-only chunk, if the gateway asked for it and the caller did not.
-- An error ends what is relayed. It is relayed itself if it has a shape that client libraries raise on; otherwise the gateway
-  sends an error event of its own in its place.
-- Most events are never parsed. A search for the quoted names of the few fields that matter decides whether an event
-  is parsed. Quotes in JSON strings are escaped, so text of a model cannot hide a field from the search; it can only cause
-  an event to be parsed that has none of them.
+- An error ends what is relayed. It is relayed itself if client libraries raise on its shape; otherwise the gateway sends
+  an error event of its own in its place.
+- Most events are never parsed: a search for the quoted names of the few fields that matter decides. Quotes in JSON
+  strings are escaped, so a model's text cannot hide a field; it can only cause a needless parse.
 - An event that differs from an earlier one only in its text is not searched: see `gateway.chat.template`.
-- A carriage return at the end of the data may be half of a line end: it ends an event only when the next byte is there.
+- A carriage return at the end of the data may be half of a line end: it ends an event once the next byte is there.
 """
 
 from __future__ import annotations
@@ -54,6 +52,7 @@ class EventStream:
         "_pending",
         "_unusual",
         "backlog",
+        "completion_id",
         "concluded",
         "done",
         "error",
@@ -77,6 +76,8 @@ class EventStream:
         """It was the first event with data."""
         self.error_relayed = False
         """Client libraries raise on it."""
+        self.completion_id = ""
+        """What the upstream calls it."""
         self.usage = ReportedUsage()
         """What the upstream reported."""
         self.done = False
@@ -250,6 +251,7 @@ class EventStream:
             self.error, self.first_error, self._unusual = data, is_first, True
             relayed = self.error_relayed = chunk.raises
         self._note_finish(event, chunk, is_done)
+        self.completion_id = self.completion_id or chunks.id_text(chunk.id)
         if relayed:
             self.events += 1
             if not (chunk.error or chunk.only_usage or is_done):

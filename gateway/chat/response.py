@@ -42,6 +42,11 @@ class Response(msgspec.Struct, frozen=True):
             reported.add(counts, final=True)
         return reported
 
+    @property
+    def completion_id(self) -> str:
+        """The id that the upstream gave the completion."""
+        return chunks.id_text(chunks.read(b"", self.facts).id)
+
     def estimate_output(self) -> int:
         """Return the estimated tokens of its text."""
         return ceil(tokens_of(self.text))

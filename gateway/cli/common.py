@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import re
 import sys
 import time
@@ -18,9 +19,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gateway.catalogue import MICROS
 from gateway.config.schema import Config, find, load
 from gateway.errors import StoreAway
+from gateway.prices import MICROS
 from gateway.runtime.data_folder import data_folder
 from gateway.services import Store
 from gateway.store import layout
@@ -156,6 +157,18 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
         _print_unpadded(table)
     else:
         console().print(empty)
+
+
+def print_csv(rows: Iterable[Mapping[str, object]]) -> None:
+    """Print rows as CSV under their names; nothing where there are none. What is neither text nor a number is JSON."""
+    output = csv.writer(sys.stdout, lineterminator="\n")
+    for number, row in enumerate(rows):
+        if number == 0:
+            output.writerow(row)
+        output.writerow(
+            "" if value is None else value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            for value in row.values()
+        )
 
 
 def print_fields(fields: Mapping[str, object]) -> None:

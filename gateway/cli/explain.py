@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -65,10 +65,12 @@ def explain(
 def _in_words(explanation: Explanation) -> str:
     lines = [f"{each.verdict:<8}  {each.plugin}: {each.text}" for each in explanation.plugins]
     if explanation.price:
-        lines.append(f"price     {', '.join(f'{name} {value}' for name, value in explanation.price.items())}")
+        lines.append(f"price     {_terms(explanation.price)}")
     for choice in explanation.channels:
         named = f"{choice.verdict:<8}  channel {choice.channel}, as {choice.model}"
         lines.append(f"{named}: {choice.text}" if choice.text else named)
+        if choice.cost:
+            lines.append(f"cost      {_terms(choice.cost)}")
     if explanation.refusal is not None:
         by = f" by {explanation.refusal.by}" if explanation.refusal.by else ""
         lines.append(f"The request would be refused{by}: {explanation.refusal.status} {explanation.refusal.code}.")
@@ -81,3 +83,7 @@ def _in_words(explanation: Explanation) -> str:
             "It is not known whether the request would be served: no plugin with an `explain` chose a channel."
         )
     return "\n".join(lines)
+
+
+def _terms(price: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in price.items())

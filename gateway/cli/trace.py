@@ -108,9 +108,27 @@ def _charge(record: Record) -> str:
     if record.outcome is Outcome.GATEWAY_CRASHED and not record.charge_micros:
         return ""
     if not record.charge_micros:
-        return "charged nothing"
+        return f"charged nothing{_cost(record)}"
     source = " (estimated)" if record.usage_source == "estimated" else ""
-    return f"charged {record.charge_micros} micros{source}"
+    return f"charged {record.charge_micros} micros{source}{_split(record)}{_cost(record)}"
+
+
+def _split(record: Record) -> str:
+    parts = [
+        f"{tokens} {what}"
+        for tokens, what in (
+            (record.cached_tokens, "read from a cache"),
+            (record.cache_write_tokens, "written to one"),
+        )
+        if tokens
+    ]
+    return f" for {record.prompt_tokens} prompt tokens, of which {' and '.join(parts)}" if parts else ""
+
+
+def _cost(record: Record) -> str:
+    known = f", cost {record.cost_micros} micros" if record.cost_micros else ""
+    stated = record.upstream_cost_micros
+    return known if stated is None else f"{known}, by the upstream's own account {stated} micros"
 
 
 def _failure(code: str, status: int) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
@@ -20,6 +20,7 @@ from gateway.cli.common import (
     configuration,
     day,
     point_in_time,
+    print_csv,
     print_fields,
     print_json,
     print_table,
@@ -31,8 +32,8 @@ from gateway.config.schema import Config
 from gateway.exchange import Outcome
 from gateway.usage import queries
 from gateway.usage.damage import UnusableFile
-from gateway.usage.database import GROUPS, SUMS
 from gateway.usage.record import Record
+from gateway.usage.tables import GROUPS, SUMS
 
 usage = typer.Typer(
     no_args_is_help=True, help="Read the usage log: whether a request arrived, how it ended, what it cost."
@@ -53,6 +54,7 @@ def _groups(text: str) -> list[str]:
 
 AccountOption = Annotated[str | None, typer.Option(metavar="ID", help="Only this account's requests.")]
 OutcomeOption = Annotated[Outcome | None, typer.Option(help="Only requests with this outcome.")]
+CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV; amounts in millionths of a currency unit.")]
 SinceOption = Annotated[
     int | None,
     typer.Option(
@@ -129,30 +131,25 @@ def summary(
     ] = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
+    as_csv: CsvOption = False,
 ) -> None:
-    """Show totals of requests, tokens and charges.
+    """Show totals of requests, tokens, charges, costs and margins.
+
+    Costs are those of `cost` in the file. `unknown_costs` counts the requests without one: they are missing in `cost` and `margin`.
 
     Example: `gateway usage summary --by account,model,day --from 2026-11-01 --to 2026-11-30`
     """
     groups = _groups(by)
     unusable: list[UnusableFile] = []
     totals = queries.summary(_folder(config), groups, since=first, until=last, unusable=unusable)
-    if as_json:
+    if as_csv:
+        print_csv(totals)
+    elif as_json:
         for total in totals:
             print_json(total)
-        _fail(unusable)
-        return
-    print_table(
-        [*groups, *(name.removesuffix("_micros") for name in SUMS)],
-        [
-            [
-                amount(value) if name == "charge_micros" else value if value != "" else "-"
-                for name, value in total.items()
-            ]
-            for total in totals
-        ],
-        empty="No requests ended in that time.",
-    )
+    else:
+        columns = [*groups, *(name.removesuffix("_micros") for name in SUMS)]
+        print_table(columns, map(_total_cells, totals), empty="No requests ended in that time.")
     _fail(unusable)
 
 
@@ -162,16 +159,29 @@ def export(
     outcome: OutcomeOption = None,
     since: SinceOption = None,
     config: ConfigOption = None,
+    as_csv: CsvOption = False,
 ) -> None:
-    """Print records as JSON, one on each line, oldest first.
+    """Print records as JSON, one on each line, oldest first; or as CSV.
 
     Example: `gateway usage export --since 30d > usage.jsonl`
     """
     unusable: list[UnusableFile] = []
     records = queries.select(_folder(config), account=account, outcome=outcome, since_ms=since, unusable=unusable)
-    for record in records:
-        print_json(record)
+    if as_csv:
+        print_csv(map(msgspec.to_builtins, records))
+    else:
+        for record in records:
+            print_json(record)
     _fail(unusable)
+
+
+def _total_cells(total: Mapping[str, Any]) -> list[object]:
+    """Return the cells of a row of sums. Where no cost is known there is neither a cost nor a margin."""
+    unknown = ("cost_micros", "margin_micros") if total["unknown_costs"] == total["requests"] else ()
+    return [
+        "-" if value == "" or name in unknown else amount(value) if name.endswith("_micros") else value
+        for name, value in total.items()
+    ]
 
 
 def _fail(unusable: list[UnusableFile]) -> None:
@@ -240,4 +250,5 @@ def _print(records: Iterable[Record], as_json: bool, *, empty: str) -> None:
 def _plain(value: object) -> str:
     if value is None or value == "":
         return "-"
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

@@ -19,7 +19,7 @@ from gateway.config.schema import Config
 from gateway.services import Store
 from gateway.store.accounts import unknown
 from gateway.store.money.archive import Archive
-from gateway.tools.reconcile import Coverage, compare, damage, logged
+from gateway.tools.ledger_check import Coverage, compare, damage, logged
 
 
 class Problem(msgspec.Struct, frozen=True):

@@ -107,7 +107,7 @@ def _type_at(kind: Any, path: KeyPath) -> Any:
     fields = _fields(kind)
     if path[0] in fields:
         return _type_at(fields[str(path[0])], path[1:])
-    items = [get_args(member)[0] for member in _union_members(kind) if get_origin(member) is list]
+    items = [get_args(member)[0] for member in _union_members(kind) if get_origin(member) in (list, tuple)]
     return _type_at(items[0], path[1:]) if items else None
 
 

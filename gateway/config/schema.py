@@ -23,7 +23,8 @@ from gateway.config import document
 from gateway.config.channel import Channel
 from gateway.config.decode import convert
 from gateway.config.document import Document, KeyPath
-from gateway.config.section import Bytes, Count, Seconds, SecondsOrNone, Section
+from gateway.config.model import Model
+from gateway.config.section import Bytes, Count, Seconds, SecondsOrNone, Section, is_amount
 from gateway.errors import Misconfigured
 
 CLICKHOUSE_URL: Final = re.compile(
@@ -33,39 +34,6 @@ NAME: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]{1,128}
 """The name of a channel, model, group or plugin: names are parts of keys, labels, headers and log lines."""
 NAME_RULE: Final = "a name has 1 to 128 characters, and no control characters"
 ACCOUNT_ID: Final = re.compile(r"[a-z0-9]{3,32}")
-
-
-class Serving(Section, frozen=True):
-    """A channel of a model. A smaller `priority` is tried first; within one priority the choice is random by `weight`."""
-
-    use: str
-    model: str = ""
-    weight: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
-    priority: int = 0
-
-
-class Model(Section, frozen=True):
-    """A model that callers may request. Prices are currency units per million tokens."""
-
-    channels: list[str | Serving]
-    input: Decimal | None = None
-    output: Decimal | None = None
-    free: bool = False
-    max_output_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 4096
-
-    def __post_init__(self) -> None:
-        prices = [price for price in (self.input, self.output) if price is not None]
-        if len(prices) != (0 if self.free else 2):
-            raise ValueError("give `input` and `output` prices per million tokens, or `free: true` without them")
-        if not all(_is_amount(price, 1_000_000) for price in prices):
-            raise ValueError("prices must be from 0 to 1000000, with at most six decimals")
-        if not self.channels:
-            raise ValueError("channels must name at least one channel")
-
-    @property
-    def servings(self) -> tuple[Serving, ...]:
-        """Return the channels in their long form."""
-        return tuple(Serving(use=item) if isinstance(item, str) else item for item in self.channels)
 
 
 class Group(Section, frozen=True):
@@ -80,7 +48,7 @@ class Group(Section, frozen=True):
     enabled: bool = True
 
     def __post_init__(self) -> None:
-        if not _is_amount(self.ratio, 1000):
+        if not is_amount(self.ratio, 1000):
             raise ValueError("ratio must be from 0 to 1000, with at most six decimals")
 
 
@@ -171,7 +139,7 @@ class Demo(Section, frozen=True):
     def __post_init__(self) -> None:
         if not ACCOUNT_ID.fullmatch(self.account):
             raise ValueError("account must be 3 to 32 of a-z and 0-9")
-        if not _is_amount(self.credit, 1_000_000):
+        if not is_amount(self.credit, 1_000_000):
             raise ValueError("credit must be from 0 to 1000000, with at most six decimals")
 
 
@@ -274,10 +242,6 @@ def host_port(address: str) -> tuple[str, int]:
     if match is None or int(match[2]) > 65535:
         raise ValueError("must be HOST:PORT, as in 127.0.0.1:8080 or [::1]:8080")
     return match[1].strip("[]"), int(match[2])
-
-
-def _is_amount(value: Decimal, maximum: int) -> bool:
-    return value.is_finite() and 0 <= value <= maximum and value == round(value, 6)
 
 
 def find(explicit: Path | None, environment: Mapping[str, str] | None = None) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -23,3 +24,8 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+
+
+def is_amount(value: Decimal, maximum: int) -> bool:
+    """Return whether a number is an amount of money or a price, from 0 to `maximum`: it is exact in micros."""
+    return value.is_finite() and 0 <= value <= maximum and value == round(value, 6)

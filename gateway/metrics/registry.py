@@ -35,8 +35,11 @@ SERVED_BY: Final = ("model", "channel")
 
 SeriesKey = tuple[Outcome | None, str, str]
 Observe = Callable[[float], None]
-Series = tuple[Numbers, Numbers, Numbers, Numbers, Observe, Observe, Observe]
-"""Four counters, each a view of one number, and three histograms."""
+Series = tuple[
+    tuple[Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Numbers],
+    tuple[Observe, Observe, Observe],
+]
+"""Nine numbers, each a view of one, and three histograms."""
 
 
 class Family(msgspec.Struct, frozen=True):
@@ -59,6 +62,10 @@ FAMILIES: Final[dict[str, Family]] = {
     "errors": Family("counter", "Requests that ended in an error: its code, and the plugin that refused.", ("code", "plugin")),
     "tokens": Family("counter", "Tokens used, of prompts and completions.", ("kind", *SERVED_BY)),
     "charge_micros": Family("counter", "Charges, in millionths of a currency unit.", SERVED_BY),
+    "cost_micros": Family("counter", "What channels bill, in millionths of a currency unit, where that is known.", SERVED_BY),
+    "margin_micros": Family("gauge", "Charges less costs since the start, of requests whose cost is known.", SERVED_BY),
+    "unknown_costs": Family("counter", "Requests whose cost is not known.", SERVED_BY),
+    "cache_tokens": Family("counter", "Prompt tokens that upstreams read from a cache or wrote to one.", ("kind", *SERVED_BY)),
     "first_byte_seconds": Family("histogram", "Seconds from arrival to the response's first byte.", ("channel",), WAIT_BOUNDS),
     "duration_seconds": Family("histogram", "Seconds from arrival to the end.", ("channel",), DURATION_BOUNDS),
     "longest_gap_seconds": Family("histogram", "The longest pause within a response, in seconds.", ("channel",), WAIT_BOUNDS),
@@ -114,9 +121,8 @@ class Metrics:
         if catalogue is None or channel not in catalogue.channels:
             channel = OTHER if channel else NONE
         key = (exchange.outcome, model, channel)
-        requests, prompt, completion, charge, duration, first_byte, longest_gap = self._series.get(key) or self._add(
-            key
-        )
+        counters, (duration, first_byte, longest_gap) = self._series.get(key) or self._add(key)
+        requests, prompt, completion, read, written, charge, cost, margin, unknown = counters
         requests[0] += 1.0
         started = exchange.started
         duration((exchange.ended or started) - started)
@@ -124,10 +130,19 @@ class Metrics:
             first_byte(exchange.first_byte - started)
             longest_gap(exchange.longest_gap_s)
         for attempt in exchange.attempts:
-            prompt[0] += attempt.usage.prompt_tokens
-            completion[0] += attempt.usage.completion_tokens
+            usage = attempt.usage
+            prompt[0] += usage.prompt_tokens
+            completion[0] += usage.completion_tokens
+            if usage.cached_tokens or usage.cache_write_tokens:
+                read[0] += usage.cached_tokens
+                written[0] += usage.cache_write_tokens
         if exchange.charge_micros:
             charge[0] += exchange.charge_micros
+        if (cost_micros := exchange.cost_micros) is None:
+            unknown[0] += 1.0
+        elif cost_micros or exchange.charge_micros:
+            cost[0] += cost_micros
+            margin[0] += exchange.charge_micros - cost_micros
         if exchange.error is not None:
             self._count_error(exchange.error.code, exchange.refused_by)
 
@@ -171,15 +186,24 @@ class Metrics:
     def _add(self, key: SeriesKey) -> Series:
         """Return what is counted for an outcome, a model and a channel; the times are those of the channel."""
         outcome, model, channel = key
-        series = self._series[key] = (
-            self._numbers("requests", str(outcome), model, channel),
-            self._numbers("tokens", "prompt", model, channel),
-            self._numbers("tokens", "completion", model, channel),
-            self._numbers("charge_micros", model, channel),
+        place = model, channel
+        counters = (
+            self._numbers("requests", str(outcome), *place),
+            self._numbers("tokens", "prompt", *place),
+            self._numbers("tokens", "completion", *place),
+            self._numbers("cache_tokens", "read", *place),
+            self._numbers("cache_tokens", "written", *place),
+            self._numbers("charge_micros", *place),
+            self._numbers("cost_micros", *place),
+            self._numbers("margin_micros", *place),
+            self._numbers("unknown_costs", *place),
+        )
+        times = (
             self.histogram("duration_seconds", channel).observe,
             self.histogram("first_byte_seconds", channel).observe,
             self.histogram("longest_gap_seconds", channel).observe,
         )
+        series = self._series[key] = counters, times
         return series
 
 

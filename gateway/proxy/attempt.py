@@ -1,9 +1,6 @@
 """One call of one upstream: connection, credential, response, and what of it reaches the caller.
 
-How an answer may end, and what the caller gets:
-
-- after the first byte: see `gateway.proxy.ending`;
-- before the first byte: nothing. The call returns an `UpstreamFailure`.
+Of a failure before the first byte, the caller gets nothing. After that byte, see `gateway.proxy.ending`.
 """
 
 from __future__ import annotations
@@ -28,13 +25,13 @@ from gateway.proxy import failure
 from gateway.proxy.body import read_body
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.end_reason import EndReason
-from gateway.proxy.ending import conclude, usage_of
+from gateway.proxy.ending import conclude, meter
 from gateway.proxy.failure import UpstreamFailure
 from gateway.proxy.pool import Target, UpstreamPool
 from gateway.proxy.relay import Relay
 from gateway.proxy.relay_state import RelayState
 from gateway.proxy.upstream import UpstreamConnection
-from gateway.proxy.upstream_headers import UPSTREAM_ID, keep_only_id, trace_lines
+from gateway.proxy.upstream_headers import keep_only_id, kept_id, trace_lines
 from gateway.proxy.upstream_state import InvalidResponse
 
 STREAM_HEADERS: Final = {
@@ -69,7 +66,7 @@ class UpstreamCall:
         self.body = body
         self.candidate = candidate
         self.breaker = breaker
-        self.attempt = Attempt(candidate.name, candidate.model)
+        self.attempt = Attempt(candidate.name, candidate.model, cost=candidate.cost)
         self.upstream: UpstreamConnection | None = None
         self.parts: list[BodyPart] = []
         self.message: list[BodyPart] = []
@@ -166,7 +163,8 @@ class UpstreamCall:
         reason = await relay.ended
         if upstream.status:
             attempt.status = upstream.status
-            attempt.upstream_request_id = failure.scrubbed(upstream.headers.get(UPSTREAM_ID, ""), credentials)[:128]
+            attempt.upstream_request_id = failure.scrubbed(kept_id(upstream.headers), credentials)
+            attempt.completion_id = failure.scrubbed(relay.events.completion_id, credentials)
         if relay.state is not RelayState.COLLECTING:
             crash_points.point("stream.ended")
             await self._conclude(relay, reason)
@@ -251,10 +249,11 @@ class UpstreamCall:
         if response.error:
             return failure.of_event(response.facts, channel.scrubbed)
         self._answered()
+        self.attempt.completion_id = failure.scrubbed(response.completion_id, channel.scrubbed)
         text = failure.scrubbed(response.text.decode("utf-8", "replace"), channel.scrubbed).encode()
         headers = {"Content-Type": "application/json", **exchange.response_headers}
         self.caller.prepare(200, headers, text)  # written once it is charged
-        self.attempt.usage = usage_of(response.usage, response.estimate_output, self.body, self.candidate)
+        meter(self.attempt, response.usage, response.estimate_output, self.body, self.candidate)
         exchange.first_byte = time.monotonic()
         exchange.bytes = len(text)
         exchange.status, exchange.outcome = 200, Outcome.COMPLETED
@@ -265,7 +264,7 @@ class UpstreamCall:
         if reason is EndReason.UPSTREAM and (rest := relay.rest()):
             self.caller.write(rest)
         events = relay.events
-        self.attempt.usage = usage_of(events.usage, events.output.tokens, self.body, self.candidate)
+        meter(self.attempt, events.usage, events.output.tokens, self.body, self.candidate)
 
         def on_failed(code: str) -> None:
             self.breaker.failed(self.candidate, self.exchange.id, code, None)

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.chat.request import Body
-from gateway.chat.usage import ReportedUsage, Usage
+from gateway.chat.usage import ReportedUsage
 from gateway.errors import render
-from gateway.exchange import Exchange, Outcome
+from gateway.exchange import Attempt, Exchange, Outcome
 from gateway.facts import Candidate
 from gateway.proxy import failure
 from gateway.proxy.caller import CallerConnection
@@ -25,10 +25,14 @@ from gateway.proxy.relay_state import RelayState
 NO_CEILING: Final = 1 << 31
 
 
-def usage_of(reported: ReportedUsage, estimate_output: Callable[[], int], body: Body, candidate: Candidate) -> Usage:
-    """Return the usage to charge. An estimate is never above the ceiling of the request or of the model."""
+def meter(
+    attempt: Attempt, reported: ReportedUsage, estimate_output: Callable[[], int], body: Body, candidate: Candidate
+) -> None:
+    """Set the usage to charge, and what the upstream said of it. An estimate is never above the ceiling of the request or model."""
     ceiling = body.n * (body.max_tokens or candidate.max_output_tokens or NO_CEILING)
-    return reported.usage(lambda: body.prompt_tokens_estimate, lambda: min(estimate_output(), ceiling))
+    attempt.usage = reported.usage(lambda: body.prompt_tokens_estimate, lambda: min(estimate_output(), ceiling))
+    attempt.reported = failure.scrubbed(reported.last.text.decode(errors="replace"), candidate.channel.scrubbed)
+    attempt.stated_micros = reported.last.cost_micros
 
 
 async def conclude(

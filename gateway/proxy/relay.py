@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 
 from gateway import crash_points
+from gateway.chat import chunks
 from gateway.chat.events import EventStream
 from gateway.chat.request import Body
 from gateway.config.channel import Channel
@@ -174,6 +175,7 @@ class Relay:
             self.end(EndReason.PLUGIN)
             return
         first, self._collected = b"".join(self._collected), []
+        events.completion_id = events.completion_id or chunks.completion_id(first)
         self.state = RelayState.RELAYING
         self._caller.on_flow = self._on_caller_flow
         self._set_deadline(min(self._last_read_at + self.channel.timers.idle, self._total_deadline))

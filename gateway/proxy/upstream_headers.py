@@ -14,6 +14,8 @@ READ: Final = frozenset(
     )
 )
 """The headers of an answer that the gateway reads. The others, often twenty, are not kept."""
+MAX_ID: Final = 128
+ID: Final = re.compile(r"[!-~]+")
 TRACE_VALUE: Final = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,511}")
 
 
@@ -25,6 +27,12 @@ def trace_lines(headers: Mapping[str, str]) -> str:
         if value is not None and TRACE_VALUE.fullmatch(value):
             lines.append(f"{name}: {value}\r\n")
     return "".join(lines)
+
+
+def kept_id(headers: Mapping[str, str]) -> str:
+    """Return the id that an upstream gave its answer, up to 128 characters; empty where it is not visible ASCII."""
+    value = headers.get(UPSTREAM_ID, "")
+    return value[:MAX_ID] if value and ID.fullmatch(value) else ""
 
 
 def keep_only_id(headers: MutableMapping[str, str]) -> None:

@@ -74,8 +74,11 @@ class LocalRoutes:
 ACCOUNT_FIELDS = ("id", "status", "group", "balance_micros", "held_micros", "holds", "credit_line_micros")
 
 
-OPERATOR_FIELDS = ("channel", "attempts", "upstream_request_id")
-"""Fields of a record that callers do not see, because they name upstreams."""
+OPERATOR_FIELDS = (
+    *("channel", "attempts", "upstream_request_id", "upstream_usage"),
+    *("cost_micros", "margin_micros", "cost_price", "upstream_cost_micros"),
+)
+"""Fields of a record that callers do not see, because they name upstreams or say what these cost."""
 
 
 def misdirected(method: str, path: str) -> Refused:

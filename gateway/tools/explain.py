@@ -13,6 +13,7 @@ from gateway.chain.chain import Chain
 from gateway.chain.entry import Entry
 from gateway.chain.failures import error_text, is_cancellation
 from gateway.chat.request import Body, BodyRules, check
+from gateway.chat.usage import Usage
 from gateway.errors import GatewayError, Refused, as_refused
 from gateway.exchange import Exchange, Operation, Request
 from gateway.facts import Route
@@ -36,12 +37,16 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class ChannelChoice(msgspec.Struct, frozen=True):
-    """One channel. The order is drawn anew for each request. `spare`: called if the channels before it fail."""
+    """One channel. The order is drawn anew for each request. `spare`: called if the channels before it fail.
+
+    `cost`: what it bills, as far as that is known, for a prompt of the estimated length.
+    """
 
     channel: str
     model: str
     verdict: Literal["first", "spare", "left out"]
     text: str = ""
+    cost: dict[str, Any] = {}
 
 
 class Explanation(msgspec.Struct):
@@ -81,7 +86,8 @@ async def explain(
             explanation.refusal = explanation.refusal or Refusal(entry.name, refused.status, refused.code, message)
     explanation.price = exchange.price
     if (route := exchange.get(Route)) is not None:
-        explanation.channels = await _choices(route)
+        asked = Usage((await exchange.body()).prompt_tokens_estimate, 0, "estimated", answers=1)
+        explanation.channels = await _choices(route, asked)
         explanation.served = any(choice.verdict == "first" for choice in explanation.channels)
         if not explanation.served and explanation.refusal is None:
             explanation.refusal = Refusal(
@@ -108,7 +114,7 @@ async def _decision(entry: Entry, exchange: Exchange) -> Decision:
     return Decision(entry.name, "passes", text)
 
 
-async def _choices(route: Route) -> list[ChannelChoice]:
+async def _choices(route: Route, asked: Usage) -> list[ChannelChoice]:
     """Return the channels in the order in which failover tries them: no channel twice, and only available ones."""
     choices: list[ChannelChoice] = []
     available: set[str] = set()
@@ -121,7 +127,8 @@ async def _choices(route: Route) -> list[ChannelChoice]:
                 else f"{MAX_ATTEMPTS} others are tried before it"
             )
         verdict: Literal["first", "spare", "left out"] = "left out" if why_not else "spare" if available else "first"
-        choices.append(ChannelChoice(candidate.name, candidate.model, verdict, why_not))
+        cost = {} if candidate.cost is None else candidate.cost.record(asked)
+        choices.append(ChannelChoice(candidate.name, candidate.model, verdict, why_not, cost))
         if not why_not:
             available.add(candidate.name)
     return choices if available else await _last_resorts(route, choices)
@@ -133,6 +140,6 @@ async def _last_resorts(route: Route, choices: list[ChannelChoice]) -> list[Chan
     for index, candidate in enumerate(route.candidates):
         if not await route.breaker.why_not_alone(candidate):
             text = f"called although it is {choices[index].text}: no other can serve"
-            choices[index] = ChannelChoice(candidate.name, candidate.model, verdict, text)
+            choices[index] = msgspec.structs.replace(choices[index], verdict=verdict, text=text)
             verdict = "spare"
     return choices

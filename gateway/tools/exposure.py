@@ -11,10 +11,11 @@ from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
-from gateway.catalogue import MICROS, Catalogue, Price, matches
+from gateway.catalogue import Catalogue, matches
 from gateway.chain.chain import Chain
 from gateway.chat.request import MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE, BodyRules
 from gateway.config.schema import Config
+from gateway.prices import MICROS, Price
 
 MIN_MESSAGE: Final = len('{"role":""},')
 
@@ -74,7 +75,7 @@ def max_prompt_tokens(size: int) -> int:
 def _largest_cost(catalogue: Catalogue, config: Config, model: str, price: Price) -> int:
     rules, size = BodyRules(), config.port.max_body
     ceiling = max(rules.max_output_tokens, config.models[model].max_output_tokens)
-    return price.cost(catalogue.attempts(model) * max_prompt_tokens(size), rules.max_n * ceiling)
+    return price.most(max_prompt_tokens(size), rules.max_n * ceiling, catalogue.attempts(model))
 
 
 def _units(micros: int) -> str:

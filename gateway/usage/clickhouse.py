@@ -25,8 +25,8 @@ from gateway.config.schema import Config
 from gateway.errors import GatewayError, StoreAway
 from gateway.exchange import Outcome
 from gateway.usage import queries
-from gateway.usage.database import COLUMNS, GROUP_COLUMNS, GROUPS, JSON_COLUMNS, SUM_COLUMNS
-from gateway.usage.record import Record
+from gateway.usage.record import NUMBERS_OR_NONE, Record
+from gateway.usage.tables import COLUMNS, GROUP_COLUMNS, GROUPS, JSON_COLUMNS, SUM_COLUMNS
 
 TABLE: Final = "sluicegate_requests"
 VIEW: Final = "sluicegate_days"
@@ -36,7 +36,7 @@ RETRY_S: Final = 5.0
 
 _TYPES: Final = {
     "arrived_at": "DateTime64(3, 'UTC')",
-    "first_byte_ms": "Nullable(Int64)",
+    **dict.fromkeys(NUMBERS_OR_NONE, "Nullable(Int64)"),
     **dict.fromkeys(("operation", "group", "model", "channel", "outcome", "error_code"), "LowCardinality(String)"),
     **dict.fromkeys(("refused_by", "usage_source"), "LowCardinality(String)"),
 }
@@ -50,18 +50,23 @@ def _type(column: str) -> str:
     return _TYPES.get(column, "Int64" if isinstance(default, int) else "String")
 
 
-STATEMENTS: Final = (
+CREATE_TABLE: Final = (
     f"CREATE TABLE IF NOT EXISTS {TABLE} ("
     + "".join(f"`{column}` {_type(column)}, " for column in COLUMNS)
     + f"certain UInt8 MATERIALIZED outcome != '{Outcome.GATEWAY_CRASHED}', "
     + "INDEX of_account account TYPE bloom_filter GRANULARITY 4"
-    + ") ENGINE = ReplacingMergeTree(certain) PARTITION BY toYYYYMM(arrived_at) ORDER BY id",
+    + ") ENGINE = ReplacingMergeTree(certain) PARTITION BY toYYYYMM(arrived_at) ORDER BY id"
+)
+"""The table, with a row for each request."""
+CREATE_VIEW: Final = (
     f"CREATE VIEW IF NOT EXISTS {VIEW} AS SELECT toDate(arrived_at) AS day, {', '.join(GROUP_COLUMNS)}, "  # noqa: S608
     + f"count() AS requests, countIf(outcome = '{Outcome.COMPLETED}') AS completed, "
-    + ", ".join(f"sum({TABLE}.{name}) AS {name}" for name in SUM_COLUMNS)
-    + f" FROM {TABLE} FINAL GROUP BY {', '.join(GROUPS)}",
+    + "".join(f"ifNull(sum({TABLE}.{name}), 0) AS {name}, " for name in SUM_COLUMNS)
+    + f"countIf({TABLE}.cost_micros IS NULL) AS unknown_costs FROM {TABLE} FINAL GROUP BY {', '.join(GROUPS)}"
 )
-"""The table, with a row for each request, and the view that sums it by day; created where they are missing."""
+"""The view that sums the table by day."""
+PRESENT: Final = f"SELECT * FROM {TABLE} LIMIT 0 FORMAT TSVWithNames"  # noqa: S608
+"""The names of the columns that the table has."""
 
 FIND: Final = f"SELECT {_NAMES} FROM {TABLE} FINAL WHERE id = {{id:String}} FORMAT JSONEachRow"  # noqa: S608
 INSERT: Final = f"INSERT INTO {TABLE} ({_NAMES}) FORMAT JSONEachRow"
@@ -107,9 +112,18 @@ class ClickHouse:
         return result
 
     async def create_tables(self) -> None:
-        """Create the table and the view where they are missing. Raises `GatewayError`."""
-        for statement in STATEMENTS:
-            await self.execute(statement)
+        """Create the table and the view where they are missing, and complete those of an earlier version.
+
+        Raises `GatewayError`.
+        """
+        await self.execute(CREATE_TABLE)
+        present = (await self.execute(PRESENT)).decode().split()
+        if present and (missing := [column for column in COLUMNS if column not in present]):
+            # The view first: while columns are missing, the next call does both again.
+            await self.execute(f"DROP VIEW IF EXISTS {VIEW}")
+            added = ", ".join(f"ADD COLUMN IF NOT EXISTS `{column}` {_type(column)}" for column in missing)
+            await self.execute(f"ALTER TABLE {TABLE} {added}")
+        await self.execute(CREATE_VIEW)
 
     async def insert(self, records: list[Record]) -> None:
         """Insert requests that ended, each any number of times. Raises `GatewayError`; then insert them again."""
@@ -189,6 +203,6 @@ def _encode(record: Record) -> bytes:
 def _decode(line: bytes) -> Record:
     values = msgspec.json.decode(line)
     for name in JSON_COLUMNS:
-        values[name] = msgspec.json.decode(values[name])
+        values[name] = msgspec.json.decode(values[name] or "{}")
     values["arrived_at"] = values["arrived_at"].replace(" ", "T") + "Z"
     return msgspec.convert(values, Record)

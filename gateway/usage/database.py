@@ -29,87 +29,18 @@ from gateway import durable
 from gateway.exchange import Outcome
 from gateway.request_id import first_id
 from gateway.request_id import month as month_of
+from gateway.usage import tables
 from gateway.usage.damage import SUFFIXES, UnusableFile, named, set_aside
 from gateway.usage.record import Record
+from gateway.usage.tables import INSERT_ARRIVAL, INSERT_END, JSON_INDICES
 
 Result = TypeVar("Result")
-
-COLUMNS: Final = tuple(field.name for field in msgspec.structs.fields(Record))
-JSON_COLUMNS: Final = ("attempts", "price")
-_CHANGING_COLUMNS: Final = tuple(name for name in COLUMNS if name != "id")
-_JSON_INDICES: Final = tuple(COLUMNS.index(name) for name in JSON_COLUMNS)
-
-GROUP_COLUMNS: Final = ("account", "token_id", "model", "channel")
-GROUPS: Final = ("day", *GROUP_COLUMNS)
-"""What the sums are grouped by."""
-SUM_COLUMNS: Final = ("prompt_tokens", "completion_tokens", "charge_micros")
-SUMS: Final = ("requests", "completed", *SUM_COLUMNS)
 
 log = structlog.get_logger("gateway.usage.database")
 
 FILE_NAME: Final = re.compile(r"usage-(\d{4}-\d{2})\.sqlite")
 
 
-def _type(column: str) -> str:
-    default = getattr(Record(id="", arrived_at=""), column)
-    return "INTEGER" if isinstance(default, int) or column == "first_byte_ms" else "TEXT"
-
-
-def _quoted(names: Iterable[str], row: str = "") -> list[str]:
-    return [f'{row}"{name}"' for name in names]
-
-
-def _names(names: Iterable[str], row: str = "") -> str:
-    return ", ".join(_quoted(names, row))
-
-
-def _add_to_day(row: str, sign: str) -> str:
-    """Return the statement that adds a closed row to its day's sums (`+`), or subtracts it (`-`)."""
-    sums = ("1", f"{row}.outcome = '{Outcome.COMPLETED}'", *_quoted(SUM_COLUMNS, f"{row}."))
-    return (
-        f"INSERT INTO days ({_names(GROUPS)}, {_names(SUMS)}) "  # noqa: S608 - only constant names
-        f"VALUES (substr({row}.arrived_at, 1, 10), {_names(GROUP_COLUMNS, f'{row}.')}, "
-        f"{', '.join(f'{sign}({value})' for value in sums)}) "
-        f"ON CONFLICT DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in SUMS)};"
-    )
-
-
-_APPEND_END: Final = "INSERT INTO ends (number) VALUES (NEW.number);"
-
-SCHEMA: Final = f"""
-PRAGMA journal_mode = WAL;
-BEGIN IMMEDIATE;
-CREATE TABLE IF NOT EXISTS requests (
-    number INTEGER PRIMARY KEY,
-    {", ".join(f'"{name}" {_type(name)}' for name in COLUMNS)},
-    UNIQUE (id)
-);
-CREATE INDEX IF NOT EXISTS requests_of_account ON requests (account, id);
-CREATE INDEX IF NOT EXISTS requests_open ON requests (id) WHERE outcome IS NULL;
-CREATE TABLE IF NOT EXISTS days (
-    {", ".join(f"{name} TEXT" for name in GROUPS)},
-    {", ".join(f"{name} INTEGER" for name in SUMS)},
-    PRIMARY KEY ({", ".join(GROUPS)})
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS ends (place INTEGER PRIMARY KEY, number INTEGER);
-CREATE TRIGGER IF NOT EXISTS closed_at_once AFTER INSERT ON requests WHEN NEW.outcome IS NOT NULL
-BEGIN {_add_to_day("NEW", "+")} {_APPEND_END} END;
-CREATE TRIGGER IF NOT EXISTS reopened BEFORE UPDATE ON requests WHEN OLD.outcome IS NOT NULL
-BEGIN {_add_to_day("OLD", "-")} END;
-CREATE TRIGGER IF NOT EXISTS closed AFTER UPDATE ON requests WHEN NEW.outcome IS NOT NULL
-BEGIN {_add_to_day("NEW", "+")} {_APPEND_END} END;
-COMMIT;
-"""
-
-INSERT_ARRIVAL: Final = (
-    f"INSERT INTO requests ({_names(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))}) "  # noqa: S608
-    "ON CONFLICT (id) DO NOTHING"
-)
-INSERT_END: Final = (
-    INSERT_ARRIVAL.removesuffix("NOTHING")
-    + f"UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _quoted(_CHANGING_COLUMNS))} "
-    + f"WHERE requests.outcome IS NULL OR requests.outcome = '{Outcome.GATEWAY_CRASHED}'"
-)
 CLOSE_CRASHED: Final = (
     f"UPDATE requests SET outcome = '{Outcome.GATEWAY_CRASHED}' "  # noqa: S608
     "WHERE outcome IS NULL AND id < ?"
@@ -198,7 +129,7 @@ class UsageDatabase:
         file = sqlite3.connect(path, isolation_level=None, timeout=5)
         with contextlib.ExitStack() as failed:
             failed.callback(file.close)
-            file.executescript(SCHEMA)
+            tables.create(file)
             file.execute("PRAGMA synchronous = FULL")
             failed.pop_all()
         self._files[month] = _identity(path), file
@@ -267,6 +198,6 @@ def _transaction(file: sqlite3.Connection) -> Any:
 
 def _row(record: Record) -> list[Any]:
     values = list(msgspec.structs.astuple(record))
-    for index in _JSON_INDICES:
+    for index in JSON_INDICES:
         values[index] = msgspec.json.encode(values[index]).decode()
     return values

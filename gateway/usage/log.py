@@ -35,7 +35,7 @@ _NAME: Final = re.compile(r"[0-9a-f]{32}")
 
 FIELD: Final = b"record"
 MAX_ENTRIES: Final = 200_000
-"""Entries from which on the stream counts as full: some 100 MB of the store's memory."""
+"""Entries from which on the stream counts as full: 150 to 200 MB of the store's memory, more where usage objects are large."""
 
 MAX_RECENT_BYTES: Final = 512 * 1024
 """Bytes of compressed ends that each process keeps to repeat them: ten to twenty thousand ends."""

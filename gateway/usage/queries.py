@@ -19,15 +19,10 @@ from gateway.exchange import Outcome
 from gateway.request_id import first_id, utc
 from gateway.request_id import month as month_of
 from gateway.usage.damage import UnusableFile, files_aside, lack, named
-from gateway.usage.database import COLUMNS, JSON_COLUMNS, SUMS, months, path_of
+from gateway.usage.database import months, path_of
 from gateway.usage.record import Record
+from gateway.usage.tables import COLUMNS, JSON_COLUMNS, SUMS, selected, summed
 
-_NAMES: Final = ", ".join(f'"{name}"' for name in COLUMNS)
-_SELECT: Final = f"SELECT {_NAMES} FROM requests"  # noqa: S608 - names of ours only
-_SELECT_ENDS: Final = (
-    f"SELECT place, {_NAMES} FROM ends JOIN requests USING (number) "  # noqa: S608
-    "WHERE place > ? ORDER BY place LIMIT ?"
-)
 _SELECT_LAST_PLACE: Final = "SELECT coalesce(max(place), 0) FROM ends"
 _CURSOR: Final = re.compile(r"\d{4}-\d{2}\.\d{1,18}(\+\d{4}-\d{2}\.\d{1,18})?")
 START: Final = "0000-00.0"
@@ -53,7 +48,7 @@ def find(folder: Path, id: str) -> Record | None:  # noqa: A002 - the field's na
     except ValueError:
         return None
     with _opened(folder, month) as file:
-        row = file.execute(f"{_SELECT} WHERE id = ?", (id,)).fetchone() if file else None
+        row = next(_selected(file, "WHERE id = ?", (id,)), None) if file else None
         record = None if row is None else _record(row)
     if record is None and (aside := files_aside(folder, month)):
         raise lack(aside[-1])
@@ -82,15 +77,38 @@ def select(
             conditions.append(f"{column} = ?")
             values.append(value)
     order = "DESC" if newest_first else "ASC"
-    statement = f"{_SELECT} WHERE {' AND '.join(conditions)} ORDER BY id {order}"
+    terms = f"WHERE {' AND '.join(conditions)} ORDER BY id {order}"
     first, last = _month_at(since_ms or 0), _AFTER_ALL_DAYS if until_ms is None else _month_at(until_ms)
     for month in sorted(months(folder), reverse=newest_first):
         if first <= month <= last:
             with _collecting(unusable), _opened(folder, month) as file:
                 if file:
-                    yield from map(_record, file.execute(statement, values))
+                    yield from map(_record, _selected(file, terms, values))
     if unusable is not None:
         unusable += _lacks(folder, first, last)
+
+
+def rows(
+    folder: Path,
+    names: Sequence[str],
+    *,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
+    unusable: list[UnusableFile],
+) -> Iterator[Sequence[Any]]:
+    """Yield some columns of the requests that ended, as the files have them: much faster than `select`."""
+    since, until = (
+        "" if since_ms is None else first_id(since_ms),
+        _AFTER_ALL_IDS if until_ms is None else first_id(until_ms),
+    )
+    terms = "WHERE id >= ? AND id < ? AND outcome IS NOT NULL ORDER BY id"
+    last = _AFTER_ALL_DAYS if until_ms is None else _month_at(until_ms)
+    for month in months(folder):
+        if _month_at(since_ms or 0) <= month <= last:
+            with _collecting(unusable), _opened(folder, month) as file:
+                if file:
+                    yield from _selected(file, terms, (since, until), names=names)
+    unusable += _lacks(folder, _month_at(since_ms or 0), last)
 
 
 def summary(
@@ -106,16 +124,13 @@ def summary(
     `since` and `until` are days (`2026-11-21`), both inclusive. `unusable` is as for `select`.
     """
     first, last = since or "", until or _AFTER_ALL_DAYS
-    columns = ", ".join([*by, *(f"sum({name})" for name in SUMS)])
-    statement = f"SELECT {columns} FROM days WHERE day >= ? AND day <= ?"  # noqa: S608
-    if by:
-        statement += f" GROUP BY {', '.join(by)}"
+    terms = f" GROUP BY {', '.join(by)}" if by else ""
     totals: dict[tuple[str, ...], dict[str, int]] = {}
     for month in months(folder):
         if first[_MONTH_OF_DAY] <= month <= last[_MONTH_OF_DAY]:
             with _collecting(unusable), _opened(folder, month) as file:
-                for row in file.execute(statement, (first, last)) if file else ():
-                    group, sums = row[: len(by)], row[len(by) :]
+                for row in _sums(file, by, terms, (first, last)) if file else ():
+                    group, sums = tuple(row[: len(by)]), row[len(by) :]
                     total = totals.setdefault(group, dict.fromkeys(SUMS, 0))
                     for name, value in zip(SUMS, sums, strict=True):
                         total[name] += value or 0
@@ -157,7 +172,8 @@ class Tail:
 
     def _ends(self, month: str, limit: int) -> Iterator[tuple[str, Record]]:
         with _reporting(), _opened(self.folder, month) as file:
-            rows = file.execute(_SELECT_ENDS, (self._places.get(month, 0), limit)) if file else ()
+            terms = "JOIN ends USING (number) WHERE place > ? ORDER BY place LIMIT ?"
+            rows = _selected(file, terms, (self._places.get(month, 0), limit), "place, ") if file else ()
             for place, *row in rows:
                 self._places[month] = place
                 yield self.cursor, _record(row)
@@ -207,12 +223,26 @@ def _reporting() -> Iterator[None]:
         log.error("usage_file_unusable", reason=str(error))
 
 
+def _selected(
+    file: sqlite3.Connection, terms: str, values: Sequence[Any], before: str = "", names: Sequence[str] = COLUMNS
+) -> Iterator[Sequence[Any]]:
+    columns = selected(file, names)
+    return file.execute(f"SELECT {before}{columns} FROM requests {terms}", values)  # noqa: S608 - names of ours only
+
+
+def _sums(file: sqlite3.Connection, by: Sequence[str], terms: str, days: tuple[str, str]) -> Iterator[Sequence[Any]]:
+    names = ", ".join([*by, summed(file)])
+    return file.execute(f"SELECT {names} FROM days WHERE day >= ? AND day <= ?{terms}", days)  # noqa: S608
+
+
 def _lacks(folder: Path, first: str, last: str) -> list[UnusableFile]:
     return [lack(path) for path in files_aside(folder) if first <= path.name[len("usage-") :][:7] <= last]
 
 
 def _record(row: Sequence[Any]) -> Record:
-    values = dict(zip(COLUMNS, row, strict=True))
+    """Return the record of a row. What an earlier version did not write has its default."""
+    values = {name: value for name, value in zip(COLUMNS, row, strict=True) if value is not None}
     for name in JSON_COLUMNS:
-        values[name] = msgspec.json.decode(values[name])
+        if name in values:
+            values[name] = msgspec.json.decode(values[name])
     return msgspec.convert(values, Record)

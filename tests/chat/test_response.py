@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gateway.chat.response import Response
-from gateway.chat.usage import ReportedUsage
+from gateway.chat.usage import ReportedUsage, Usage
 
 
 @pytest.mark.parametrize("body", ["[]", "5", "{}", '{"choices":null}', '{"choices":{}}'])
@@ -28,7 +28,7 @@ def test_what_the_decoders_of_clients_read_is_passed_on_and_read(value: bytes, m
     response = Response.read(mark + body)
     assert response is not None
     assert response.text == body
-    assert response.usage == ReportedUsage(7, 11, 0, True, True)
+    assert response.usage.usage(lambda: 0, lambda: 0) == Usage(7, 11, "upstream", answers=1)
 
 
 def test_an_error_is_one_whatever_the_status() -> None:
@@ -54,4 +54,4 @@ def test_the_text_of_the_message_is_estimated_and_nothing_else() -> None:
 def test_its_usage_is_final() -> None:
     response = Response.read(b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":11}}')
     assert response is not None
-    assert response.usage == ReportedUsage(7, 11, 0, True, True)
+    assert response.usage.usage(lambda: 0, lambda: 0) == Usage(7, 11, "upstream", answers=1)

@@ -31,7 +31,11 @@ channels:
   two: {{base_url: "http://127.0.0.1:9/v1", concurrent: 1}}
   far: {{base_url: "http://127.0.0.1:9/v1"}}
 models:
-  m: {{input: 1, output: 2, max_output_tokens: 100, channels: [one, {{use: two, model: m2, priority: 1}}, far]}}
+  m:
+    input: 1
+    output: 2
+    max_output_tokens: 100
+    channels: [one, {{use: two, model: m2, priority: 1, cost: {{input: 0.5, output: 1, request: 0.01}}}}, far]
 groups:
   default: {{channels: [one, two]}}
   shut: {{enabled: false}}
@@ -109,6 +113,7 @@ async def test_each_plugin_and_channel_of_a_request_that_would_be_served_is_show
         "price     input 1000000, output 2000000, ratio 1, hold_micros 764, most_micros 764, available_micros 1000",
         "first     channel one, as m",
         "spare     channel two, as m2",
+        "cost      input 500000, output 1000000, ratio 1, request 10000",
         "The request would be served.",
     ]
 
@@ -118,7 +123,10 @@ async def test_scripts_get_one_object(command: Command) -> None:
     assert explanation["served"] is True
     assert explanation["refusal"] is None
     assert [each["verdict"] for each in explanation["plugins"]] == ["passes"] * 5
-    assert explanation["channels"][1] == {"channel": "two", "model": "m2", "verdict": "spare", "text": ""}
+    assert explanation["channels"][1] == {
+        **{"channel": "two", "model": "m2", "verdict": "spare", "text": ""},
+        **{"cost": {"input": 500_000, "output": 1_000_000, "ratio": "1", "request": 10_000}},
+    }
     assert explanation["price"] == {
         **{"input": 1_000_000, "output": 2_000_000, "ratio": "1"},
         **{"hold_micros": 764, "most_micros": 764, "available_micros": 1000},

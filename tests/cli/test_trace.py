@@ -13,7 +13,7 @@ from gateway.exchange import Outcome
 from gateway.usage.database import UsageDatabase
 from gateway.usage.record import AttemptRecord
 from tests.cli.test_usage import rows, run
-from tests.records import arrival, end
+from tests.records import COSTED, arrival, end
 
 __all__ = ["rows"]
 
@@ -111,6 +111,16 @@ STORIES: list[tuple[dict[str, Any], str]] = [
         "arrived, failed because of an internal error of the gateway (500), charged nothing",
     ),
     ({**NOTHING_SENT, "model": ""}, "arrived, answered 200, charged nothing"),
+    (
+        {**COSTED, "upstream_cost_micros": None},
+        "sent to channel openai, first byte after 312 ms, completed after 43 events and 2300 ms, charged 123 micros for 11 "
+        "prompt tokens, of which 4 read from a cache and 2 written to one, cost 100 micros",
+    ),
+    (
+        {**COSTED, "cached_tokens": 0, "charge_micros": 0},
+        "sent to channel openai, first byte after 312 ms, completed after 43 events and 2300 ms, charged nothing, cost 100 "
+        "micros, by the upstream's own account 99 micros",
+    ),
 ]
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import signal
 import sys
 import time
+from io import StringIO
 from pathlib import Path
 
 import msgspec
@@ -21,7 +23,7 @@ from gateway.usage.database import UsageDatabase
 from gateway.usage.log import UsageLog
 from gateway.usage.record import Record, decode
 from tests.patience import PATIENCE_S
-from tests.records import arrival, end, id_at
+from tests.records import COSTED, arrival, end, id_at
 
 DAY_MS = 86_400_000
 
@@ -114,13 +116,22 @@ async def test_show_finds_what_is_still_in_the_stream(rows: UsageDatabase, clien
     assert records(shown) == [opened]
 
 
+def test_show_prints_nothing_that_a_terminal_would_obey(rows: UsageDatabase) -> None:
+    record = end(arrival(), upstream_usage='{"x":"\u009b2J",\n"prompt_tokens":1}')
+    rows.write([record])
+    shown = run("usage", "show", record.id)
+    assert "\u009b" not in shown
+    assert '{"x":"\\x9b2J",\\n"prompt_tokens":1}' in shown
+
+
 def test_show_refuses_an_unknown_request(rows: UsageDatabase) -> None:
     missing = arrival().id
     assert missing in run("usage", "show", missing, code=1)
 
 
 def test_summary_groups_by_the_given_names(rows: UsageDatabase) -> None:
-    one, other, free = end(arrival()), end(arrival()), end(arrival(), model="", charge_micros=0)
+    one, other = end(arrival(), **COSTED), end(arrival())
+    free = end(arrival(), model="", charge_micros=0)
     rows.write([one, other, free])
     day = one.arrived_at[:10]
     by_model = run("usage", "summary", "--by", "account,model", "--json").splitlines()
@@ -130,8 +141,13 @@ def test_summary_groups_by_the_given_names(rows: UsageDatabase) -> None:
         "requests": 2,
         "completed": 2,
         "prompt_tokens": 22,
+        "cached_tokens": 4,
+        "cache_write_tokens": 2,
         "completion_tokens": 82,
         "charge_micros": 246,
+        "cost_micros": 100,
+        "margin_micros": 23,
+        "unknown_costs": 1,
     }
     header, *lines = run("usage", "summary", "--by", "day,token").splitlines()
     assert header.split() == [
@@ -140,10 +156,36 @@ def test_summary_groups_by_the_given_names(rows: UsageDatabase) -> None:
         "requests",
         "completed",
         "prompt_tokens",
+        "cached_tokens",
+        "cache_write_tokens",
         "completion_tokens",
         "charge",
+        "cost",
+        "margin",
+        "unknown_costs",
     ]
-    assert [line.split() for line in lines] == [[day, "demo-k3f9x2ab", "3", "3", "33", "123", "0.000246"]]
+    sums = ["3", "3", "33", "4", "2", "123", "0.000246", "0.0001", "0.000023", "2"]
+    assert [line.split() for line in lines] == [[day, "demo-k3f9x2ab", *sums]]
+
+
+def test_a_cost_that_is_not_known_is_not_0(rows: UsageDatabase) -> None:
+    rows.write([end(arrival())])
+    assert run("usage", "summary").splitlines()[1].split()[-3:] == ["-", "-", "1"]
+
+
+def test_summary_and_export_print_csv(rows: UsageDatabase) -> None:
+    record = end(arrival(), **COSTED)
+    rows.write([record, end(arrival())])
+    summed = list(csv.DictReader(StringIO(run("usage", "summary", "--by", "model", "--csv"))))
+    sums = {"charge_micros": "246", "cost_micros": "100", "margin_micros": "23", "unknown_costs": "1"}
+    assert [{name: row[name] for name in ("model", *sums)} for row in summed] == [{"model": "gpt-4o-mini", **sums}]
+    first, second = csv.DictReader(StringIO(run("usage", "export", "--csv")))
+    assert list(first) == list(Record.__struct_fields__)
+    assert (first["id"], first["cost_micros"], first["margin_micros"]) == (record.id, "100", "23")
+    assert msgspec.json.decode(first["price"]) == record.price
+    assert first["upstream_usage"] == record.upstream_usage
+    assert (second["cost_micros"], second["first_byte_ms"]) == ("", "312")
+    assert run("usage", "summary", "--from", "2001-01-01", "--to", "2001-01-01", "--csv") == ""
 
 
 def test_summary_includes_its_first_and_last_day(rows: UsageDatabase) -> None:

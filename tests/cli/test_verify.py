@@ -21,7 +21,7 @@ from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.money.archive import Archive
 from gateway.store.money.archiver import Archiver
 from gateway.store.money.results import Settlement
-from gateway.tools import reconcile
+from gateway.tools import ledger_check
 from gateway.usage.database import UsageDatabase, path_of
 from gateway.usage.record import Record
 from tests.patience import PATIENCE_S
@@ -152,7 +152,7 @@ async def test_a_charge_without_a_record_is_reported_once_the_record_cannot_be_l
     await books.store.wallet.settle("acme", lost.id, CHARGE)
     report = await books.verify()
     assert (report["wrong"], report["unknown"]) == ([], 1)
-    monkeypatch.setattr(reconcile, "SETTLED_MS", 0)
+    monkeypatch.setattr(ledger_check, "SETTLED_MS", 0)
     assert await books.wrong() == f"request {lost.id} was charged 27 micros and is not in the usage log"
 
 

@@ -8,6 +8,7 @@ from decimal import Decimal
 from importlib.resources import files
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,16 +17,15 @@ from rich.console import Console
 
 from gateway import loading
 from gateway.config.channel import Channel, Timers
+from gateway.config.model import Cost, Model, Serving, Tier
 from gateway.config.schema import (
     SECTIONS,
     Config,
     Demo,
     Group,
     Loaded,
-    Model,
     PluginEntry,
     Port,
-    Serving,
     StoreSettings,
     Tls,
     UsageSettings,
@@ -65,9 +65,9 @@ WRONG = {
     "channels:\n  a:\n    base_url: http://h\n    timers: {idel: 4}": "4: channels.a.timers.idel: unknown setting; "
     "known here: connect, first_byte, idle, total, write_stall",
     "models:\n  gpt-4.1: {price: 1}": "2: models.gpt-4.1.price: unknown setting; "
-    "known here: channels, free, input, max_output_tokens, output",
+    "known here: cache_write, cached_input, channels, free, input, max_output_tokens, output, request, tiers",
     "models:\n  m:\n    free: true\n    channels:\n      - {use: up, prio: 1}": "5: models.m.channels[0].prio: "
-    "unknown setting; known here: model, priority, use, weight",
+    "unknown setting; known here: cost, model, priority, use, weight",
     "groups:\n  g: {rate: 1}": "2: groups.g.rate: unknown setting; known here: channels, enabled, models, ratio",
     f"{NUMBERED_FROM_0}    witth: {{}}": "4: plugins[1].witth: unknown setting; "
     "known here: enabled, name, on_error, use, with",
@@ -83,7 +83,7 @@ WRONG = {
     "groups: {g: {models: [4]}}": "1: groups.g.models[0]: must be text, not a whole number; put it in quotes",
     "models: {m: {input: 2026-01-01, output: 1, channels: [a]}}": "1: models.m.input: must be a number, such as 0.15",
     "models: {m: {input: 0,15, output: 1, channels: [a]}}": "1: models.m.15: unknown setting; "
-    "known here: channels, free, input, max_output_tokens, output",
+    "known here: cache_write, cached_input, channels, free, input, max_output_tokens, output, request, tiers",
     # Sections that are there and empty
     "port:": f"1: port: {NO_MAPPING}",
     "channels:": "1: channels: must be a mapping of names to settings",
@@ -310,7 +310,7 @@ def test_the_reference_is_accepted_and_is_the_default_in_every_setting() -> None
                 assert getattr(step.plugin, field.name) == field.default, field.name
 
 
-PLACES: dict[type[Section], tuple[str, ...]] = {
+PLACES: dict[type[Section], tuple[str | int, ...]] = {
     Config: (),
     Port: ("port",),
     Tls: ("tls",),
@@ -320,6 +320,8 @@ PLACES: dict[type[Section], tuple[str, ...]] = {
     Channel: ("channels", "openai"),
     Timers: ("channels", "openai", "timers"),
     Model: ("models", "gpt-4o-mini"),
+    Tier: ("models", "gpt-4o-mini", "tiers", 0),
+    Cost: ("models", "llama-3", "channels", 1, "cost"),
     Group: ("groups", "default"),
 }
 
@@ -327,7 +329,7 @@ PLACES: dict[type[Section], tuple[str, ...]] = {
 def test_the_reference_names_every_setting() -> None:
     document = yaml.safe_load(shipped("gateway.yaml").read_text().replace("# demo:", "demo:").replace("# tls:", "tls:"))
     for kind, place in PLACES.items():
-        section = document
+        section: Any = document
         for step in place:
             section = section[step]
         assert set(section) == set(kind.__struct_fields__) - ({"free"} if kind is Model else set()), place

@@ -10,12 +10,14 @@ import pytest
 from gateway.catalogue import Catalogue
 from gateway.chat.usage import Usage
 from gateway.config.channel import Channel
-from gateway.config.schema import Config, Model
+from gateway.config.model import Model
+from gateway.config.schema import Config
 from gateway.errors import Refused, StoreAway, StoreError
 from gateway.exchange import Attempt, Exchange, Outcome
 from gateway.fake_upstream import FakeUpstream
 from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
+from gateway.prices import Price
 from gateway.store.client.client import Client
 from gateway.testing import exchange, running
 from tests.metrics.scrape import scrape, value
@@ -80,6 +82,26 @@ def test_a_served_request_is_counted_with_all_that_it_used() -> None:
     assert value(samples, "longest_gap_seconds_bucket", channel="fake", le="0.05") == 0
     assert value(samples, "longest_gap_seconds_bucket", channel="fake", le="0.1") == 1
     assert value(samples, "errors_total", code="rate_limited", plugin="rate-limit") is None
+
+
+def test_costs_and_margins_are_counted_where_they_are_known() -> None:
+    shared = SharedNumbers()
+    metrics = Metrics(shared, CATALOGUE)
+    for cost, charge in ((Price(1_000_000, 2_000_000), 30), (Price(1_000_000, 8_000_000), 30), (None, 30)):
+        one = served()
+        one.attempts[0].cost, one.charge_micros = cost, charge
+        one.attempts[0].usage = Usage(11, 5, "upstream", 7, 2, answers=1)
+        metrics.ended(one)
+    metrics.ended(refused("rate_limited"))
+    samples = scrape(shared)
+    place = {"model": "words", "channel": "fake"}
+    assert value(samples, "charge_micros_total", **place) == 90
+    assert value(samples, "cost_micros_total", **place) == 21 + 51
+    assert value(samples, "margin_micros", **place) == 9 - 21
+    assert value(samples, "unknown_costs_total", **place) == 1
+    assert value(samples, "cache_tokens_total", kind="read", **place) == 21
+    assert value(samples, "cache_tokens_total", kind="written", **place) == 6
+    assert value(samples, "unknown_costs_total", model="none", channel="none") == 0
 
 
 def test_a_refusal_is_counted_by_its_code_and_its_plugin() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from gateway import Caller, Candidate, Refused, Route
 from gateway.config.channel import Channel
-from gateway.config.schema import Config, Group, Model, Serving
+from gateway.config.model import Model, Serving
+from gateway.config.schema import Config, Group
 from gateway.store.client.client import Client
 from gateway.testing import PATIENT, exchange, services, started
 from plugins.model_routing import ModelRouting, shuffled

@@ -17,7 +17,8 @@ import structlog
 
 from gateway import Attempt, Caller, Exchange, Refused, Services, Usage
 from gateway.config.channel import Channel, Timers
-from gateway.config.schema import Config, Group, Model, Serving, StoreSettings
+from gateway.config.model import Model, Serving, Tier
+from gateway.config.schema import Config, Group, StoreSettings
 from gateway.errors import StoreAway
 from gateway.store.accounts import MAX_AMOUNT, Account, AccountStatus
 from gateway.store.client.client import Client
@@ -39,6 +40,16 @@ SETTINGS = Config(
         "twice": Model(["one", "two"], Decimal(1), Decimal(2), max_output_tokens=100),
         "cheap": Model(["one"], Decimal("0.000001"), Decimal("0.000001")),
         "gift": Model([Serving("one")], free=True),
+        "parts": Model(
+            ["one"],
+            Decimal(10),
+            Decimal(20),
+            cached_input=Decimal(1),
+            cache_write=Decimal(12),
+            request=Decimal("0.0005"),
+            tiers=(Tier(1000, Decimal(30), Decimal(40)),),
+            max_output_tokens=100,
+        ),
     },
     groups={"default": Group(), "vip": Group(ratio=Decimal("0.1")), "few": Group(models=["gift"])},
     store=PATIENT,
@@ -126,6 +137,18 @@ class TestTheSizeOfTheHold:
         assert held == body.prompt_tokens_bound + 2 * sent["n"] * sent["max_tokens"]
         await run_end(plugin, asked, given)
 
+    async def test_has_the_highest_price_of_a_token_and_the_price_of_the_request(self, given: Services) -> None:
+        plugin = await started(Quota(), given)
+        short, long = asking(model="parts"), asking(model="parts", user="x" * 1000)
+        bound = (await short.body()).prompt_tokens_bound
+        await run_request(plugin, short, given)
+        assert (await account(given)).held_micros == bound * 12 + 100 * 20 + 500
+        await run_end(plugin, short, given)
+        bound = (await long.body()).prompt_tokens_bound
+        await run_request(plugin, long, given)
+        assert (await account(given)).held_micros == bound * 30 + 100 * 40 + 500
+        await run_end(plugin, long, given)
+
     async def test_is_capped_by_max_hold_and_the_charge_is_not(self, given: Services) -> None:
         plugin = await started(Quota(max_hold=Decimal("0.00005")), given)
         asked = asking()
@@ -179,6 +202,28 @@ class TestTheCharge:
         await run_request(plugin, asked, given)
         assert await ended(plugin, given, asked, *usages) == charge
         assert asked.price == {"input": 1_000_000, "output": 2_000_000, "ratio": "1"}
+
+    async def test_has_each_part_at_its_price_and_the_record_has_the_prices(self, given: Services) -> None:
+        plugin = await started(Quota(), given)
+        asked = asking(model="parts")
+        await run_request(plugin, asked, given)
+        charge = 4 * 10 + 5 * 1 + 2 * 12 + 6 * 20 + 500
+        assert await ended(plugin, given, asked, Usage(11, 6, "upstream", 5, 2, answers=1)) == charge
+        assert asked.price == {
+            "input": 10_000_000,
+            "output": 20_000_000,
+            "ratio": "1",
+            "cached_input": 1_000_000,
+            "cache_write": 12_000_000,
+            "request": 500,
+        }
+
+    async def test_of_a_call_that_was_not_answered_has_no_price_of_the_request(self, given: Services) -> None:
+        plugin = await started(Quota(), given)
+        asked = asking(model="parts")
+        await run_request(plugin, asked, given)
+        assert await ended(plugin, given, asked, Usage(11, 0, "estimated")) == 110
+        assert "request" not in asked.price
 
     async def test_never_exceeds_the_full_hold_and_the_price_says_so(self, given: Services) -> None:
         plugin = await started(Quota(), given)

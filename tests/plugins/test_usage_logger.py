@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway import Attempt, Caller, Exchange, Outcome, Refused, Services, Usage
+from gateway import Attempt, Caller, Exchange, Outcome, Price, Refused, Services, Usage
 from gateway.config.channel import Channel
-from gateway.config.schema import Config, Model
+from gateway.config.model import Model
+from gateway.config.schema import Config
 from gateway.errors import StoreAway
 from gateway.request_id import arrival_ms, utc
 from gateway.store.client.client import Client
@@ -72,7 +73,13 @@ async def test_the_closed_record_has_all_that_is_known(given: Services) -> None:
     of.account, of.token_id, of.group, of.channel = "tester", "tester-abcdefgh", "default", "c"
     of.attempts = [
         Attempt("b", "x", 429, "upstream_rate_limited"),
-        Attempt("c", "m", 200, "", "req-1", Usage(11, 41, "estimated")),
+        Attempt(
+            *("c", "m", 200, "", "req-1", Usage(11, 41, "estimated", 4, 2, answers=1)),
+            Price(3_000_000, 1_000_000, cached_input=1_000_000, request=7),
+            '{"prompt_tokens": 11}',
+            99,
+            "cmpl-1",
+        ),
     ]
     of.status, of.outcome = 200, Outcome.CALLER_GONE
     of.charge_micros, of.price = 123, {"input": 1, "output": 2, "ratio": "1"}
@@ -88,7 +95,10 @@ async def test_the_closed_record_has_all_that_is_known(given: Services) -> None:
         model="m",
         channel="c",
         upstream_request_id="req-1",
-        attempts=[AttemptRecord("b", 429, "upstream_rate_limited"), AttemptRecord("c", 200)],
+        attempts=[
+            AttemptRecord("b", 429, "upstream_rate_limited", 0),
+            AttemptRecord("c", 200, "", 73, "req-1", "cmpl-1"),
+        ],
         status=200,
         outcome=Outcome.CALLER_GONE,
         prompt_tokens=11,
@@ -102,6 +112,19 @@ async def test_the_closed_record_has_all_that_is_known(given: Services) -> None:
         events=41,
         bytes=9000,
         config=7,
+        cached_tokens=4,
+        cache_write_tokens=2,
+        cost_micros=73,
+        margin_micros=50,
+        cost_price={
+            "input": 3_000_000,
+            "output": 1_000_000,
+            "ratio": "1",
+            "cached_input": 1_000_000,
+            "request": 7,
+        },
+        upstream_cost_micros=99,
+        upstream_usage='{"prompt_tokens": 11}',
     )
 
 

@@ -7,10 +7,11 @@ only the tests that need no engine run.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pytest
@@ -23,11 +24,12 @@ from gateway.errors import GatewayError, StoreAway
 from gateway.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.usage import clickhouse, queries
-from gateway.usage.clickhouse import VIEW, ClickHouse, Copier
-from gateway.usage.database import GROUPS, UsageDatabase
+from gateway.usage.clickhouse import TABLE, VIEW, ClickHouse, Copier
+from gateway.usage.database import UsageDatabase
 from gateway.usage.log import UsageLog
+from gateway.usage.tables import COLUMNS, GROUPS
 from tests.patience import PATIENCE_S
-from tests.records import arrival, end
+from tests.records import COSTED, arrival, end
 
 NAME, PASSWORD = "sluice", "database-password-0815"
 
@@ -41,6 +43,8 @@ class Server:
         self.statements: list[str] = []
         self.data: list[str] = []
         self.url = ""
+        self.columns = ""
+        """What is returned where there is no engine."""
 
     async def start(self, aiohttp_server: AiohttpServer) -> None:
         app = web.Application()
@@ -59,7 +63,7 @@ class Server:
             self.fails -= 1
             return web.Response(status=500, text=f"Code: 241. Memory limit\n{PASSWORD}")
         if self.engine is None:
-            return web.Response()
+            return web.Response(text=self.columns)
         for name, value in request.query.items():
             if name.startswith("param_"):
                 statement = statement.replace(f"{{{name[6:]}:String}}", f"'{value}'")
@@ -123,7 +127,14 @@ async def rolled_up(server: Server) -> list[dict[str, Any]]:
 
 async def test_the_view_in_clickhouse_equals_the_sums_in_the_files(server: Server, database: UsageDatabase) -> None:
     ended = [
-        end(arrival(), account=f"a{n % 3}", charge_micros=n, first_byte_ms=None if n % 2 else n) for n in range(50)
+        end(
+            arrival(),
+            account=f"a{n % 3}",
+            charge_micros=n,
+            first_byte_ms=None if n % 2 else n,
+            **(COSTED if n % 5 else {}),
+        )
+        for n in range(50)
     ]
     database.write([*ended, end(arrival(), outcome=Outcome.REFUSED, status=401, model="", channel=""), arrival()])
     assert await drain(copier(server, database)) == 51
@@ -158,6 +169,45 @@ async def test_every_field_is_read_as_it_was_written(server: Server) -> None:
     await remote.insert([odd])
     assert await remote.find(odd.id) == odd
     assert await remote.find(arrival().id) is None
+
+
+EARLIER: Final = [name for name in COLUMNS if not re.search("cach|cost|margin|upstream_usage", name)]
+
+
+async def test_a_table_of_an_earlier_version_is_completed(server: Server, database: UsageDatabase) -> None:
+    remote, old = ClickHouse(server.url), end(arrival())
+    columns = ", ".join(f"`{name}` {clickhouse._type(name)}" for name in EARLIER)
+    await remote.execute(
+        f"CREATE TABLE {TABLE} ({columns}, certain UInt8 MATERIALIZED 1) ENGINE = ReplacingMergeTree(certain) ORDER BY id"
+    )
+    await remote.execute(f"CREATE VIEW {VIEW} AS SELECT account, count() AS requests FROM {TABLE} GROUP BY account")
+    names = ", ".join(f"`{name}`" for name in EARLIER)
+    values = msgspec.json.decode(clickhouse._encode(old))
+    line = msgspec.json.encode({name: values[name] for name in EARLIER})
+    await remote.execute(f"INSERT INTO {TABLE} ({names}) FORMAT JSONEachRow", line)
+    for _ in range(2):
+        await remote.create_tables()
+    assert await remote.find(old.id) == old
+    new = end(arrival(), **COSTED)
+    database.write([old, new])
+    await remote.insert([new])
+    assert await remote.find(new.id) == new
+    assert await rolled_up(server) == queries.summary(database.folder, GROUPS)
+
+
+async def test_columns_are_added_only_where_they_are_missing(server_without_engine: Server) -> None:
+    remote = ClickHouse(server_without_engine.url)
+    for present, altered in ((COLUMNS, False), (EARLIER, True), ((), False)):
+        server_without_engine.statements.clear()
+        server_without_engine.columns = "\t".join(present)
+        await remote.create_tables()
+        added = [statement for statement in server_without_engine.statements if statement.startswith(("ALTER", "DROP"))]
+        assert bool(added) is altered
+        if altered:
+            assert added[:-1] == [f"DROP VIEW IF EXISTS {VIEW}"], (
+                "before the columns: else a failure here leaves it as it is"
+            )
+            assert re.findall(r"ADD COLUMN IF NOT EXISTS `(\w+)`", added[-1]) == [*COLUMNS[len(EARLIER) :]]
 
 
 async def test_a_request_that_another_machine_served_is_found(

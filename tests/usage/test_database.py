@@ -19,8 +19,9 @@ from gateway.exchange import Outcome
 from gateway.request_id import arrival_ms, month
 from gateway.usage import queries
 from gateway.usage.damage import UnusableFile, files_aside
-from gateway.usage.database import GROUPS, SUMS, UsageDatabase, months, months_ago, path_of
+from gateway.usage.database import UsageDatabase, months, months_ago, path_of
 from gateway.usage.record import Record
+from gateway.usage.tables import GROUPS, SUM_COLUMNS, SUMS
 from tests.records import arrival, end, id_at
 
 NEW_YEAR_MS = 1_798_761_600_000
@@ -43,8 +44,10 @@ def summed(folder: Path) -> list[dict[str, object]]:
     for row in queries.select(folder):
         if row.outcome is not None:
             key = (row.arrived_at[:10], row.account, row.token_id, row.model, row.channel)
-            values = [1, row.outcome is Outcome.COMPLETED, row.prompt_tokens, row.completion_tokens, row.charge_micros]
-            totals[key] = [old + new for old, new in zip(totals.get(key, [0] * 5), values, strict=True)]
+            sums = [getattr(row, name) or 0 for name in SUM_COLUMNS]
+            values = [1, row.outcome is Outcome.COMPLETED, *sums, row.cost_micros is None]
+            old = totals.get(key, [0] * len(values))
+            totals[key] = [before + more for before, more in zip(old, values, strict=True)]
     return [dict(zip((*GROUPS, *SUMS), (*key, *totals[key]), strict=True)) for key in sorted(totals)]
 
 

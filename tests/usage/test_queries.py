@@ -12,7 +12,7 @@ from gateway.request_id import arrival_ms
 from gateway.usage import queries
 from gateway.usage.database import UsageDatabase
 from gateway.usage.record import Record
-from tests.records import arrival, end, id_at
+from tests.records import COSTED, arrival, end, id_at
 
 DAY_MS = 86_400_000
 NEW_YEAR_MS = 1_798_761_600_000
@@ -57,11 +57,14 @@ def test_requests_are_selected_by_account_outcome_and_time(database: UsageDataba
 
 def test_a_summary_adds_up_everything_that_it_is_not_grouped_by(database: UsageDatabase) -> None:
     for ms in (NEW_YEAR_MS - 1, NEW_YEAR_MS, NEW_YEAR_MS + DAY_MS):
-        database.write([end(arrival(id_at(ms))), end(arrival(id_at(ms)), model="llama-3", outcome=Outcome.REFUSED)])
+        other = end(arrival(id_at(ms)), model="llama-3", outcome=Outcome.REFUSED)
+        database.write([end(arrival(id_at(ms)), **COSTED), other])
     sums = {"requests": 3, "prompt_tokens": 33, "completion_tokens": 123, "charge_micros": 369}
+    known = {"cached_tokens": 12, "cache_write_tokens": 6, "cost_micros": 300, "margin_micros": 69, "unknown_costs": 0}
+    unknown = {**dict.fromkeys(known, 0), "unknown_costs": 3}
     assert queries.summary(database.folder, ["model"]) == [
-        {"model": "gpt-4o-mini", "completed": 3, **sums},
-        {"model": "llama-3", "completed": 0, **sums},
+        {"model": "gpt-4o-mini", "completed": 3, **sums, **known},
+        {"model": "llama-3", "completed": 0, **sums, **unknown},
     ]
     assert [total["requests"] for total in queries.summary(database.folder, [])] == [6]
 

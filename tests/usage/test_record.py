@@ -11,18 +11,30 @@ from hypothesis import strategies as st
 
 from gateway.exchange import Outcome
 from gateway.usage import record as module
-from gateway.usage.record import MAX_NUMBER, NUMBERS, TEXTS, AttemptRecord, Record, checked, decode, encode, line_of
-from tests.records import arrival, end
+from gateway.usage.record import (
+    MAX_NUMBER,
+    NUMBERS,
+    NUMBERS_OR_NONE,
+    PRICES,
+    TEXTS,
+    AttemptRecord,
+    Record,
+    checked,
+    decode,
+    encode,
+    line_of,
+)
+from tests.records import COSTED, arrival, end
 
 
 def test_a_record_survives_its_encoding() -> None:
-    record = end(arrival())
-    assert decode(encode(record)) == record
+    for record in (end(arrival()), end(arrival(), **COSTED)):
+        assert decode(encode(record)) == record
 
 
 def test_every_field_has_its_check() -> None:
-    others = {"attempts", "outcome", "price", "first_byte_ms"}
-    assert sorted({*TEXTS, *NUMBERS, *others}) == sorted(Record.__struct_fields__)
+    others = {"attempts", "outcome"}
+    assert sorted({*TEXTS, *NUMBERS, *NUMBERS_OR_NONE, *PRICES, *others}) == sorted(Record.__struct_fields__)
 
 
 WRONG: Any = AttemptRecord
@@ -33,7 +45,21 @@ VALUES = st.one_of(
     st.sampled_from(
         [MAX_NUMBER, -MAX_NUMBER, MAX_NUMBER + 1, -MAX_NUMBER - 1, 2**64, 10**400, 3 + 4j, object(), Outcome.STOPPED]
     ),
-    st.sampled_from([[], {}, [1], [{"channel": "c"}], [AttemptRecord("c")], [WRONG(1)], [WRONG("c", True)]]),
+    st.sampled_from(
+        [
+            [],
+            {},
+            [1],
+            [{"channel": "c"}],
+            [AttemptRecord("c")],
+            [WRONG(1)],
+            [WRONG("c", True)],
+            [WRONG("c", 1, "", "2")],
+            [WRONG("c", 1, "", 2, 3)],
+            [WRONG("c", 1, "", 2, "id", None)],
+            [AttemptRecord("c", 1, "", 2, "id", "id")],
+        ]
+    ),
     st.sampled_from(
         [[AttemptRecord("c", 2**60)], [AttemptRecord("c", error="\udfff")], (AttemptRecord("c"),), {"a": 1}]
     ),
@@ -75,5 +101,10 @@ def test_the_line_of_a_correct_record_is_not_decoded(monkeypatch: pytest.MonkeyP
         raise AssertionError
 
     monkeypatch.setattr(module, "checked", never)
-    for record in (arrival(), end(arrival()), end(arrival(), attempts=[AttemptRecord("a", 500, "upstream_error")])):
+    for record in (
+        arrival(),
+        end(arrival()),
+        end(arrival(), **COSTED),
+        end(arrival(), attempts=[AttemptRecord("a", 500, "upstream_error")]),
+    ):
         assert decode(line_of(record)) == record

@@ -6,13 +6,14 @@ import asyncio
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, get_args, get_origin
 
 import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.config.schema import Config, Demo, Model, PluginEntry, Serving, Tls, load
+from gateway.config.model import Model, Serving
+from gateway.config.schema import Config, Demo, PluginEntry, Tls, load
 from gateway.errors import Misconfigured
 from gateway.fake_upstream import FakeUpstream
 from gateway.loading import plugin_class
@@ -84,7 +85,12 @@ def base(url: str, folder: Path) -> dict[str, Any]:
         "data": str(folder / "data"),
         "store": {"timeout": PATIENCE_S},
         "channels": {"fake": {"base_url": url, "api_key": "channel-credential-4711", "timers": {}}},
-        "models": {"words": {"input": 1, "output": 2, "channels": [{"use": "fake"}]}},
+        "models": {
+            "words": {
+                **{"input": 1, "output": 2, "tiers": [{"above": 1000, "input": 2}]},
+                "channels": [{"use": "fake", "cost": {"input": 1, "output": 1, "tiers": [{"above": 9, "output": 2}]}}],
+            }
+        },
         "groups": {"default": {}},
         "plugins": [{"use": use, "with": dict(settings)} for use, settings in PLUGINS.items()],
     }
@@ -119,6 +125,8 @@ def settings(kind: Any, place: Place = ()) -> Iterator[Place]:
                 key: Place = {"channels": ("fake",), "models": ("words",), "groups": ("default",)}.get(
                     field.encode_name, ()
                 ) if kind is Config else ()  # fmt: skip
+                if get_origin(field.type) is tuple:
+                    key = (0,)
                 if inner is not PluginEntry:
                     yield from settings(inner, (*here, *key))
     if kind is Model:
@@ -137,6 +145,8 @@ def test_every_section_has_its_rows() -> None:
     found = set(places())
     assert ("channels", "fake", "timers", "idle") in found
     assert ("models", "words", "channels", 0, "weight") in found
+    assert ("models", "words", "channels", 0, "cost", "tiers", 0, "above") in found
+    assert ("models", "words", "tiers", 0, "cached_input") in found
     assert ("plugins", list(PLUGINS).index("quota"), "with", "max_hold") in found
     assert {("port", "drain"), ("tls", "key"), ("demo", "credit")} <= found
     assert {Demo, Tls}

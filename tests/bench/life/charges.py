@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from gateway import Outcome
-from gateway.catalogue import Price
+from gateway import Outcome, Price
 from gateway.usage.record import Record
 from tests.bench.life.answers import KINDS, Served
 from tests.bench.life.seen import Saw, Seen

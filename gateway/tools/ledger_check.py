@@ -9,14 +9,14 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from gateway.catalogue import Price
+from gateway.chat.usage import Usage
 from gateway.exchange import Outcome
+from gateway.prices import price_from
 from gateway.request_id import month
 from gateway.services import Store
 from gateway.store.money.audit import Audit, Resolved
@@ -134,7 +134,16 @@ def _is_lost(request_id: str, line: Resolved, now_ms: int, coverage: Coverage) -
 
 def _due(record: Record) -> int:
     """Return the charge, computed again from the record's own price and tokens."""
-    terms: dict[str, Any] = record.price
-    price = Price(terms["input"], terms["output"], Fraction(terms["ratio"]))
-    cost = price.cost(record.prompt_tokens, record.completion_tokens)
-    return min(cost, int(terms.get("capped_micros", cost)))
+    terms = record.price
+    answers = 1 if "request" in terms else 0
+    usage = Usage(
+        record.prompt_tokens,
+        record.completion_tokens,
+        record.usage_source,
+        record.cached_tokens,
+        record.cache_write_tokens,
+        answers,
+    )
+    cost = price_from(terms).of(usage)
+    capped: Any = terms.get("capped_micros", cost)
+    return min(cost, int(capped))

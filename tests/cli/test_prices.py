@@ -1,0 +1,173 @@
+"""`gateway prices import` shows what a catalogue would change, and refuses what rises too far."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from gateway.cli.commands import program
+from gateway.config.schema import load
+from tests.tools.test_price_list import LITELLM, MODELS_DEV
+
+FILE = """
+channels:
+  openai: {base_url: https://api.openai.com/v1, api_key: secret-of-the-channel}
+  azure: {base_url: https://acme.openai.azure.com/openai/v1}
+  gemini: {base_url: https://generativelanguage.googleapis.com/v1beta/openai}
+  anthropic: {base_url: https://api.anthropic.com/v1}
+  local: {base_url: http://127.0.0.1:8000/v1}
+models:
+  gpt-4o: {input: 2.00, output: 10.00, channels: [openai, {use: azure, weight: 2}]}
+  gemini-2.5-pro: {input: 1.25, output: 10, tiers: [{above: 200000, input: 2.5, output: 15}], channels: [gemini]}
+  smart: {input: 1, output: 10, channels: [{use: anthropic, model: claude-sonnet-4-5}]}
+  llama: {free: true, channels: [local]}
+  own: {input: 1, output: 1, channels: [local]}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "gateway.yaml"
+    path.write_text(FILE)
+    return path
+
+
+def run(file: Path, *arguments: object, code: int = 0) -> Result:
+    command = ["prices", "import", *map(str, arguments), "--config", str(file)]
+    result = CliRunner().invoke(program(), command)
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+def section(output: str) -> dict[str, Any]:
+    """Return the models of the YAML that was printed."""
+    models: dict[str, Any] = yaml.safe_load(output[output.index("\nmodels:") :])["models"]
+    return models
+
+
+@pytest.mark.parametrize(("catalogue", "prefix"), [(LITELLM, ""), (MODELS_DEV, "openai/")])
+def test_the_difference_is_a_table_and_yaml(file: Path, catalogue: Path, prefix: str) -> None:
+    result = run(file, catalogue, "--model", "gpt-4o")
+    assert [line.split() for line in result.stdout.partition("\n\n")[0].splitlines()] == [
+        ["model", "price", "now", "catalogue", "change", "entry"],
+        ["gpt-4o", "input", "2", "2.5", "+25.0%", f"{prefix}gpt-4o"],
+        ["gpt-4o", "cached_input", "-", "(2)", "1.25", "-37.5%", f"{prefix}gpt-4o"],
+        ["gpt-4o", "cache_write", "-", "(2)", "2.5", "+25.0%", f"{prefix}gpt-4o"],
+    ]
+    assert section(result.stdout) == {
+        "gpt-4o": {
+            "input": 2.5,
+            "cached_input": 1.25,
+            "output": 10,
+            "channels": ["openai", {"use": "azure", "weight": 2}],
+        }
+    }
+
+
+def test_pasted_yaml_is_what_the_catalogue_says_and_nothing_is_written(file: Path, tmp_path: Path) -> None:
+    printed = section(run(file, LITELLM, "--yes").stdout)
+    assert file.read_text() == FILE
+    data = yaml.safe_load(FILE)
+    data["models"] |= printed
+    pasted = tmp_path / "pasted.yaml"
+    pasted.write_text(yaml.safe_dump(data))
+    load(pasted, {})
+    assert run(pasted, LITELLM).stdout == "No price differs: 3 of 5 models are in the catalogue and agree.\n"
+
+
+def test_a_rise_beyond_the_most_is_refused_without_yaml(file: Path) -> None:
+    result = run(file, LITELLM, code=1)
+    assert "models:" not in result.stdout
+    assert "smart           input" in result.stdout
+    assert result.stderr.splitlines()[-3:] == [
+        "gateway: smart: input would rise +200.0%",
+        "gateway: smart: cache_write would rise +275.0%",
+        "gateway: 2 prices would rise by more than 2x, so no YAML is printed: check them, then give --yes, "
+        "or leave models out with --model",
+    ]
+    assert section(run(file, LITELLM, "--yes").stdout)["smart"]["input"] == 3
+    assert section(run(file, LITELLM, "--most-rise", "3.75").stdout)["smart"]["cache_write"] == 3.75
+    run(file, LITELLM, "--most-rise", "1.2x", "--model", "gpt-*", code=1)
+
+
+def test_models_without_a_price_are_named_and_are_no_failure(file: Path) -> None:
+    result = run(file, LITELLM, "--yes")
+    assert result.stderr.splitlines() == [
+        "note: llama: it is free in the configuration, and stays so",
+        "note: own: the catalogue has no `own`",
+    ]
+
+
+def test_several_prices_and_impossible_ones_are_named_and_fail(file: Path, tmp_path: Path) -> None:
+    catalogue = json.loads(LITELLM.read_text())
+    catalogue["azure/gpt-4o"]["input_cost_per_token"] = 3e-6
+    catalogue["claude-sonnet-4-5"]["output_cost_per_token"] = "15"
+    catalogue["gemini/gemini-2.5-pro"]["cache_read_input_token_cost"] = float("nan")
+    changed = tmp_path / "changed.json"
+    changed.write_text(json.dumps(catalogue))
+    result = run(file, changed, code=1)
+    assert result.stdout == "No price differs: 0 of 5 models are in the catalogue and agree.\n"
+    assert result.stderr.splitlines()[:3] == [
+        "wrong: gpt-4o: several prices: gpt-4o (2.5/10 and more), azure/gpt-4o (3/10 and more)",
+        "wrong: gemini-2.5-pro: gemini/gemini-2.5-pro: cache_read_input_token_cost is NaN, not a finite number",
+        "wrong: smart: claude-sonnet-4-5: output_cost_per_token is '15', not a number",
+    ]
+    chosen = run(file, changed, "--model", "gpt-4o", "--as", "gpt-4o=azure/gpt-4o")
+    assert section(chosen.stdout)["gpt-4o"]["input"] == 3
+
+
+def test_the_costs_of_channels(file: Path) -> None:
+    result = run(file, LITELLM, "--costs", "--model", "gpt-4o", "--model", "own")
+    cost = {"input": 2.5, "cached_input": 1.25, "output": 10}
+    channels = [{"use": "openai", "cost": cost}, {"use": "azure", "weight": 2, "cost": cost}]
+    assert section(result.stdout) == {"gpt-4o": {"input": 2, "output": 10, "channels": channels}}
+    assert "gpt-4o, channel azure   input" in result.stdout
+    assert result.stderr == "note: own, channel local: no provider is known at the address of the channel `local`\n"
+
+
+def test_json_has_exact_prices_as_text(file: Path) -> None:
+    report = json.loads(run(file, LITELLM, "--json", "--model", "smart", code=1).stdout)
+    assert report["changes"][0] == {
+        "model": "smart",
+        "channel": "",
+        "price": "input",
+        "above": 0,
+        "now": "1",
+        "becomes": "3",
+        "refused": True,
+        "entry": "claude-sonnet-4-5",
+    }
+    assert report["yaml"] == ""
+    accepted = json.loads(run(file, LITELLM, "--json", "--model", "smart", "--yes").stdout)
+    assert yaml.safe_load(accepted["yaml"])["models"]["smart"]["cached_input"] == 0.3
+    assert not any(change["refused"] for change in accepted["changes"])
+
+
+def test_nothing_of_a_channel_but_its_name_is_shown(file: Path) -> None:
+    shown = run(file, LITELLM, "--yes").output + run(file, LITELLM, "--costs", "--json").output
+    assert "secret-of-the-channel" not in shown
+    assert "api.openai.com" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["none.json"], "none.json: No such file or directory; name a readable file"),
+        ([str(LITELLM), "--model", "gpt-5"], "the configuration has no model `gpt-5`; known: gpt-4o, gemini-2.5-pro"),
+        ([str(LITELLM), "--as", "gpt-5=gpt-4o"], "the configuration has no model `gpt-5`"),
+        ([str(LITELLM), "--as", "gpt-4o=none"], "the catalogue has no `none`"),
+        ([str(LITELLM), "--as", "gpt-4o"], "is not MODEL=KEY"),
+        ([str(LITELLM), "--most-rise", "0.5"], "is not a factor"),
+        ([str(LITELLM), "--most-rise", "nan"], "is not a factor"),
+        ([str(LITELLM), "--most-rise", "much"], "is not a factor"),
+        ([__file__], "not valid JSON"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(file: Path, arguments: list[str], text: str) -> None:
+    assert text in " ".join(run(file, *arguments, code=2).stderr.split())
