@@ -26,7 +26,7 @@ from gateway.proxy.body import read_body
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.end_reason import EndReason
 from gateway.proxy.ending import conclude, meter
-from gateway.proxy.failure import UpstreamFailure
+from gateway.proxy.failure import CallerGone, UpstreamFailure
 from gateway.proxy.pool import Target, UpstreamPool
 from gateway.proxy.relay import Relay
 from gateway.proxy.relay_state import RelayState
@@ -40,12 +40,7 @@ STREAM_HEADERS: Final = {
     "X-Accel-Buffering": "no",
 }
 
-
 log = structlog.get_logger("gateway.proxy.attempt")
-
-
-class CallerGone(Exception):
-    """The caller left before the first byte of a response."""
 
 
 class UpstreamCall:
@@ -130,7 +125,7 @@ class UpstreamCall:
                 self.exchange.on_stop = None
                 relays.discard(relay)
                 relay.close()
-                relay.failure = upstream.failure = None  # its traceback refers to both
+                relay.failure = upstream.failure = None  # a traceback refers to both
         return failure.dropped()
 
     async def _open(self, target: Target, *, fresh: bool) -> tuple[UpstreamConnection, bool] | None:
@@ -232,7 +227,7 @@ class UpstreamCall:
     async def _json_response(
         self, upstream: UpstreamConnection, ended: asyncio.Future[EndReason]
     ) -> UpstreamFailure | None:
-        """Pass on a JSON response, where the operator allows `stream: false`."""
+        """Pass on a JSON response, where `stream: false` is allowed."""
         channel, exchange = self.candidate.channel, self.exchange
         self.deadline = exchange.started + channel.timers.total
         text, complete = await read_body(upstream, channel.max_response_bytes, self._remaining_s(), ended)

@@ -15,10 +15,10 @@ from gateway.config.channel import Channel
 from gateway.errors import Refused
 from gateway.exchange import Exchange
 from gateway.facts import Route
-from gateway.proxy.attempt import CallerGone, UpstreamCall
+from gateway.proxy.attempt import UpstreamCall
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.end_reason import EndReason
-from gateway.proxy.failure import UpstreamFailure
+from gateway.proxy.failure import CallerGone, UpstreamFailure
 from gateway.proxy.pool import UpstreamPool
 from gateway.proxy.relay import Relay
 

@@ -40,6 +40,10 @@ per minute a quota.
 REDACTED: Final = "[redacted]"
 
 
+class CallerGone(Exception):
+    """The caller left before the first byte of a response."""
+
+
 class UpstreamFailure(msgspec.Struct, frozen=True):
     """Why a candidate gave no answer.
 

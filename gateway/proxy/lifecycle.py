@@ -24,9 +24,9 @@ from gateway.chain.failures import is_cancellation
 from gateway.errors import GatewayError, Refused, StoreAway, StoreError, as_refused
 from gateway.exchange import Exchange, Operation, Outcome, Reply
 from gateway.metrics.registry import Metrics
-from gateway.proxy.attempt import CallerGone
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.failover import Failover
+from gateway.proxy.failure import CallerGone
 from gateway.proxy.head import InvalidHeader, valid_headers
 
 END_LIMIT_S: Final = 5.0

@@ -20,8 +20,8 @@ from gateway.config.schema import Port
 from gateway.errors import Refused, unavailable
 from gateway.exchange import Exchange, Operation, Reply, Request
 from gateway.facts import Caller
-from gateway.proxy.attempt import CallerGone
 from gateway.proxy.caller import CallerConnection
+from gateway.proxy.failure import CallerGone
 from gateway.proxy.lifecycle import ExchangeRunner, LocalHandler
 from gateway.server.answers import SentResponse, head_too_large
 from gateway.server.body import BodyReader, expects_continue
