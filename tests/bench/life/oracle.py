@@ -126,8 +126,8 @@ class Oracle:
             return 400 <= seen.status < 500
         return seen.kind in ("sends half", "pipelines", "malformed", "never reads")
 
-    def _around(self, seen: Seen, kinds: tuple[str, ...], after: float) -> bool:
-        return bool(self._world.timeline.around(seen.sent - 0.2, seen.ended + 0.2, kinds, after))
+    def _around(self, seen: Seen, kinds: tuple[str, ...], after: float, later: float = 0.2) -> bool:
+        return bool(self._world.timeline.around(seen.sent - 0.2, seen.ended + later, kinds, after))
 
     def record_of(self, seen: Seen) -> Record | None:
         """Return the record of a request by the id that its caller got, or by the one that the upstream got."""
@@ -160,7 +160,8 @@ class Oracle:
 
     def _outcomes(self, seen: Seen) -> set[Outcome]:
         """Return the outcomes that agree with what the caller saw."""
-        crashed = {Outcome.GATEWAY_CRASHED} if self._around(seen, DIED, NEAR_S) else set()
+        later = NEAR_S if seen.saw is Saw.LEFT else 0.2  # the end of such a request comes after its caller has left
+        crashed = {Outcome.GATEWAY_CRASHED} if self._around(seen, DIED, NEAR_S, later) else set()
         match seen.saw:
             case Saw.WHOLE:
                 return {Outcome.COMPLETED}
