@@ -21,8 +21,10 @@ BUFFER: Final = memoryview(bytearray(16 * 1024))
 """Every read of every upstream goes into this buffer. The parser has copied the data when the read returns, so that one is
 enough. Its size bounds what a stream holds, and the time of a read.
 """
-LARGE_READ: Final = 4 * 1024
-"""What a longer read brought is passed on when it is the connection's turn, and reading stops until then."""
+LARGE_READ: Final = len(BUFFER) - 1
+"""A longer read has filled the buffer, so that much more may follow. What it brought is passed on when it is the connection's turn,
+and reading stops until then. A shorter one is passed on at once: a whole short answer arrives so.
+"""
 SOURCE: Final = Path(__file__).with_name("_pass.pyx")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.proxy import event_pass
-from gateway.proxy.event_pass import LARGE_READ
+from gateway.proxy.event_pass import BUFFER
 from tests.fuzz.twins import KEY, Clock, Twin, connections
 
 compiled = pytest.mark.skipif(bool(event_pass.WHY_PURE), reason=event_pass.WHY_PURE)
@@ -31,6 +31,13 @@ def clock() -> Iterator[Clock]:
     loop = Clock()
     yield loop
     loop.close()
+
+
+def filling_the_buffer() -> bytes:
+    """Return chunks of plain events, which fill the buffer of a read to the last byte."""
+    most = (len(BUFFER) // len(chunk(PLAIN)) - 2) * chunk(PLAIN)
+    last = (chunk(PLAIN.replace(b'"}', b'%b"}' % (b"x" * size))) for size in range(1000))
+    return next(most + each for each in last if len(most) + len(each) == len(BUFFER))
 
 
 def taken(
@@ -78,7 +85,7 @@ def test_it_takes_every_plain_event_after_the_first(clock: Clock) -> None:
         chunk(PLAIN)[:-1] + b"\r",
         chunk(PLAIN).replace(b"\r\n", b";extension\r\n", 1),
         chunk(PLAIN) + chunk(PLAIN[:20]),
-        (LARGE_READ // len(PLAIN) + 1) * chunk(PLAIN),
+        filling_the_buffer(),
         b"0\r\n\r\n",
     ],
 )
