@@ -143,7 +143,8 @@ class PipelinedHandler(web.RequestHandler, ABC):
                     self._wait_for_turn(f"body {self._address}")
                 return
             turn_ends = turn_ends or began + TURN_S
-            has_turn = self._in_body and time.thread_time() < turn_ends
+            # A body of known length is one copy. It would wait behind all heads, and take too long to arrive.
+            has_turn = self._in_body and (self._body_length is not None or time.thread_time() < turn_ends)
 
     def _wait_for_turn(self, key: str) -> None:
         self._waits_for_turn = True

@@ -131,3 +131,12 @@ async def test_a_turn_that_a_body_has_had_is_not_kept_for_the_next_request() -> 
         handler.data_received(b"x" * LARGE)
         await wait_until(lambda: not handler._in_body)
         assert not handler._has_turn
+
+
+async def test_a_body_of_known_length_does_not_wait_behind_other_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "TURN_S", 0.0)
+    async with connected() as (site, handler, _):
+        handler.data_received(post("/small", 10) + b"x" * 10)
+        assert not handler._waits_for_turn
+        site.gate.set()
+        await wait_until(lambda: ("/small", 10) in site.served)
