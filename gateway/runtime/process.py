@@ -19,6 +19,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 OWN_MAPPING: Final = 320 * 1024
 """More than the 256 KiB that uvloop allocates for each read by TLS: to map each would take four times as long as the read."""
 FREE_AT_END: Final = 1024 * 1024
+"""Bytes at the end of the heap that are kept, since most are needed again at once."""
 
 log = structlog.get_logger("gateway.runtime.process")
 

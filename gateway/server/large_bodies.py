@@ -16,11 +16,10 @@ from gateway.chat.request import Body, BodyRules, check_in_steps
 from gateway.errors import Refused
 from gateway.proxy.turns import Turns
 
+Steps: TypeAlias = Generator[None, None, Body]
+
 SMALL: Final = 64 * 1024
 """Bytes up to which a body is checked at once: the check takes less than a millisecond."""
-
-
-Steps: TypeAlias = Generator[None, None, Body]
 
 
 class LargeBodies:

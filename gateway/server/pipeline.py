@@ -126,9 +126,8 @@ class PipelinedHandler(web.RequestHandler, ABC):
                 if crowded and not self._buffer_paused:
                     self._pause_reading_for_buffer()
                 return
-            over = (
-                turn_ends and time.thread_time() >= turn_ends
-            )  # also for an address that is alone: it has other connections
+            # Also for an address that is alone: it has other connections.
+            over = turn_ends and time.thread_time() >= turn_ends
             if at < len(data) and not has_turn and (over or not self._turns.admit(self._address)):
                 self._ahead, self._ahead_at = data, at
                 self._wait_for_turn(self._address)

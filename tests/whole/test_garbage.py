@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from gateway.fake_upstream import FakeUpstream
 from gateway.server.protocol import ServerProtocol
-from gateway.testing import running
+from gateway.testing import Running, running
 from tests.patience import wait_until
 from tests.whole.conftest import configuration
 from tests.whole.raw import ask, chat, read_answer
@@ -31,11 +32,18 @@ def garbage() -> Iterator[list[object]]:
     gc.enable()
 
 
-async def test_streams_are_freed_as_they_end(tmp_path: Path, store_url: str, garbage: list[object]) -> None:
+@asynccontextmanager
+async def answering(folder: Path, store_url: str, *, pace_s: float) -> AsyncIterator[Running]:
+    """Run a gateway whose upstream sends a word every `pace_s`."""
     async with (
-        FakeUpstream(pace_s=0) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
+        FakeUpstream(pace_s=pace_s) as upstream,
+        running(configuration(upstream.base_url), folder, store_url) as gateway,
     ):
+        yield gateway
+
+
+async def test_streams_are_freed_as_they_end(tmp_path: Path, store_url: str, garbage: list[object]) -> None:
+    async with answering(tmp_path, store_url, pace_s=0) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         token = await gateway.token()
         for _ in range(20):
@@ -46,10 +54,7 @@ async def test_streams_are_freed_as_they_end(tmp_path: Path, store_url: str, gar
 
 
 async def test_connections_are_freed_as_they_close(tmp_path: Path, store_url: str, garbage: list[object]) -> None:
-    async with (
-        FakeUpstream(pace_s=0) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
-    ):
+    async with answering(tmp_path, store_url, pace_s=0) as gateway:
         token = await gateway.token("closing")
         for _ in range(5):
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
@@ -108,10 +113,7 @@ async def test_a_body_with_broken_framing_is_freed(tmp_path: Path, store_url: st
 async def test_requests_of_callers_that_leave_are_freed(
     tmp_path: Path, store_url: str, garbage: list[object], sent: int | None
 ) -> None:
-    async with (
-        FakeUpstream(pace_s=10) as upstream,
-        running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
-    ):
+    async with answering(tmp_path, store_url, pace_s=10) as gateway:
         token = await gateway.token("leaving")
         for _ in range(3):
             _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
