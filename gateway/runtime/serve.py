@@ -112,6 +112,7 @@ class ParentProcess:
             self._supervisor.stop(timeout_s=self._config.port.drain + SINK_STOP_S)
             if self._embedded is not None:
                 self._embedded.stop()
+            self._supervisor.ignore_signals()
 
     def _start_children(self) -> None:
         """Start each child and wait until it is ready. They stop in the opposite order."""

@@ -107,6 +107,11 @@ class Supervisor:
             signal.signal(number, self._stop)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
+    def ignore_signals(self) -> None:
+        """Ignore further signals, so that they do not change the exit code: Python restores their default when it ends."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
     def watch(self, on_tick: Callable[[], None] = lambda: None) -> None:
         """Keep the children running until SIGTERM or SIGINT. Call `on_tick` after each look at them."""
         while not self._stopping:

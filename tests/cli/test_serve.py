@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
@@ -71,6 +74,16 @@ async def test_sigterm_ends_it_with_0_and_leaves_no_process(tmp_path: Path) -> N
         assert await served.stop() == 0
         assert not [pid for pid in family if alive(pid)]
     assert "Traceback" not in (tmp_path / "serve.log").read_text()
+
+
+async def test_repeated_signals_do_not_change_the_exit_code(tmp_path: Path) -> None:
+    async with serving(demo_in(tmp_path)) as served:
+        stopping = asyncio.create_task(served.stop())
+        while not stopping.done():
+            with suppress(ProcessLookupError):
+                os.kill(served.pid, signal.SIGTERM)
+            await asyncio.sleep(0.0005)
+        assert await stopping == 0
 
 
 async def test_the_second_start_keeps_the_balance_and_the_token(tmp_path: Path) -> None:
