@@ -26,7 +26,7 @@ from gateway.server.turns import BEGIN_S, AddressTurns
 MAX_AHEAD: Final = 16
 """Requests that may wait on a connection behind the one that is served. aiohttp parses no more once it has 32."""
 PIECE: Final = 1024
-"""Bytes of a chunked body that are parsed at once: in chunks of one byte, this takes a third of a millisecond."""
+"""Bytes of a chunked body that are parsed at once, at most: in chunks of one byte, this takes a third of a millisecond."""
 READ_BUFFER: Final = 64 * 1024
 """Bytes of a body that wait for their reader before the connection is no longer read."""
 LARGE_READ: Final = 32 * 1024
@@ -48,11 +48,12 @@ class PipelinedHandler(web.RequestHandler, ABC):
         "_body_length",
         "_closes",
         "_has_turn",
-        "_head_rest",
         "_malformed",
         "_max_ahead_bytes",
+        "_parser_keeps",
         "_payload",
         "_requests_seen",
+        "_rest",
         "_turns",
         "_waits_for_turn",
     )
@@ -68,8 +69,10 @@ class PipelinedHandler(web.RequestHandler, ABC):
         self._max_ahead_bytes = max_ahead_bytes
         self._requests_seen = 0
         self._ahead_bytes = 0
-        self._head_rest = b""
-        """The last bytes of an incomplete head: the end of the head may be split."""
+        self._rest = b""
+        """The last bytes that were parsed of an incomplete head or chunked body: its end may be split."""
+        self._parser_keeps = False
+        """Whether the parser stopped within a piece, or before the end of a body, because the body waits for its reader."""
         self._malformed = False
         """Whether nothing after what came last can be read as a request: it is no HTTP, or it closes the connection."""
         self._closes = False
@@ -99,7 +102,7 @@ class PipelinedHandler(web.RequestHandler, ABC):
         Both are made again when they are needed.
         """
         payload = self._payload
-        if self._head_rest or self._upgraded or (payload is not None and not payload.is_eof()):
+        if self._rest or self._upgraded or (payload is not None and not payload.is_eof()):
             return  # the parser is inside a request
         self._payload = self._parser = None
         self._malformed |= self._closes
@@ -133,7 +136,7 @@ class PipelinedHandler(web.RequestHandler, ABC):
                 self._wait_for_turn(self._address)
                 return
             began, requests = time.thread_time(), self._requests_seen
-            end = self._end_of_piece(data, at)
+            end = at if self._parser_keeps else self._end_of_piece(data, at)
             self._parse(data[at:end] if at or end < len(data) else data)
             self._turns.spend(self._address, began, BEGIN_S if self._requests_seen != requests else 0.0)
             at = end
@@ -187,14 +190,13 @@ class PipelinedHandler(web.RequestHandler, ABC):
 
     def _end_of_piece(self, data: bytes, at: int) -> int:
         """Return where a head or a body that continues at `at` ends, or the end of the data."""
-        payload = self._payload
-        if payload is not None and self._in_body:
-            size = PIECE if self._body_length is None else max(1, self._body_length - payload.total_bytes)
-            return min(len(data), at + size)
-        if self._head_rest and (found := (self._head_rest + data[at : at + 3]).find(HEAD_END)) >= 0:
-            return at + found + len(HEAD_END) - len(self._head_rest)
-        found = data.find(HEAD_END, at)
-        return len(data) if found < 0 else found + len(HEAD_END)
+        if self._in_body and self._payload is not None and self._body_length is not None:
+            return min(len(data), at + max(1, self._body_length - self._payload.total_bytes))
+        end = min(len(data), at + PIECE) if self._in_body else len(data)
+        if self._rest and (found := (self._rest + data[at : at + 3]).find(HEAD_END)) >= 0:
+            return at + found + len(HEAD_END) - len(self._rest)
+        found = data.find(HEAD_END, at, end)
+        return end if found < 0 else found + len(HEAD_END)
 
     def _parse(self, piece: bytes) -> None:
         """Parse one piece, and count it as part of a body or of a head."""
@@ -208,6 +210,7 @@ class PipelinedHandler(web.RequestHandler, ABC):
             self._upgraded = False
             tail, self._message_tail = self._message_tail, b""
             super().data_received(tail)
+        self._parser_keeps = self._reading_paused
         if self._request_count != self._requests_seen:
             message, payload = self._messages[-1]
             valid = isinstance(message, RawRequestMessage)
@@ -215,7 +218,7 @@ class PipelinedHandler(web.RequestHandler, ABC):
             self._malformed = not valid
             self._requests_seen, self._payload = self._request_count, payload
             self._ahead_bytes += len(piece)
-            self._head_rest = b""
+            self._rest = b""
             self._body_length = None
             if isinstance(message, RawRequestMessage):
                 request = ReceivedRequest(message, payload, self)
@@ -225,13 +228,20 @@ class PipelinedHandler(web.RequestHandler, ABC):
                     self._body_length = request.content_length or 0
             else:
                 message.exc.__traceback__ = None  # of frames that refer to this connection
-        elif in_body and payload is not None:
-            if not payload.is_eof():
-                self._count_body(len(piece))
-            elif self._body_length is None:  # where the chunks end is not known before they are parsed
-                self._count_rest(piece[piece.rfind(HEAD_END) + len(HEAD_END) :])
+        elif in_body and payload is not None and not payload.is_eof():
+            if self._body_length is None:
+                self._keep_rest(piece)
+            self._count_body(len(piece))
+        elif in_body:
+            self._rest = b""
         elif piece:
-            self._count_rest(piece)
+            self._keep_rest(piece)
+            self._count_head(len(piece))
+
+    def _keep_rest(self, piece: bytes) -> None:
+        """Keep what may be a part of the end of a head or of a chunked body."""
+        rest = (self._rest + piece)[-len(HEAD_END) :]
+        self._rest = b"" if rest == HEAD_END else rest[-3:]
 
     def _open_parser(self) -> HttpRequestParser:
         return HttpRequestParser(
@@ -244,9 +254,3 @@ class PipelinedHandler(web.RequestHandler, ABC):
             payload_exception=web.RequestPayloadError,
             auto_decompress=False,
         )
-
-    def _count_rest(self, piece: bytes) -> None:
-        """Count what belongs to a head that is not complete."""
-        if piece:
-            self._head_rest = (self._head_rest + piece)[-3:]
-            self._count_head(len(piece))

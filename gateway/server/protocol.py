@@ -221,7 +221,8 @@ class ServerProtocol(PipelinedHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """Answer what is not HTTP in the one error shape. Nothing of the input is repeated in the response."""
-        if (self.caller is not None and self.caller.started) or self.transport is None:
+        begun = status >= 500 and self.caller is not None and self.caller.started
+        if begun or self.transport is None:
             raise ConnectionError("the response has begun")
         if isinstance(exc, LineTooLong):
             error = line_too_long(self._port.max_head)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -76,6 +77,8 @@ class Site:
         while piece := await request.content.readany():
             size += len(piece)
         self.served.append((request.raw_path, size))
+        request.protocol.release()
+        await asyncio.sleep(0)
         return NoAnswer()
 
 
@@ -106,6 +109,31 @@ def get(path: str) -> bytes:
 
 def post(path: str, size: int) -> bytes:
     return f"POST {path} HTTP/1.1\r\nHost: gateway\r\nContent-Length: {size}\r\n\r\n".encode()
+
+
+def chunked(path: str, body: bytes, sizes: Iterator[int]) -> bytes:
+    parts, at = [], 0
+    while at < len(body):
+        size = min(next(sizes), len(body) - at)
+        parts.append(b"%x\r\n%b\r\n" % (size, body[at : at + size]))
+        at += size
+    head = f"POST {path} HTTP/1.1\r\nHost: gateway\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    return head + b"".join(parts) + b"0\r\n\r\n"
+
+
+def request(choice: random.Random, path: str) -> tuple[bytes, int]:
+    """Return a request with any body, and the length of that."""
+    size = choice.choice([0, 5, 900, 5_000, 70_000, LARGE, 300_000])
+    body = choice.choice([b"x", b"\r\n", b"0\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"]) * size
+    body = body[:size]
+    match choice.randrange(3):
+        case 0:
+            return get(path), 0
+        case 1:
+            return post(path, size) + body, size
+        case _:
+            largest = max(10, choice.choice([size, size // 7]))
+            return chunked(path, body, iter(lambda: choice.randint(largest // 10, largest), 0)), size
 
 
 async def test_a_connection_goes_on_that_was_paused_for_its_requests_and_for_a_body(
@@ -140,3 +168,40 @@ async def test_a_body_of_known_length_does_not_wait_behind_other_heads(monkeypat
         assert not handler._waits_for_turn
         site.gate.set()
         await wait_until(lambda: ("/small", 10) in site.served)
+
+
+@pytest.mark.parametrize(
+    "large",
+    [post("/large", LARGE) + b"x" * LARGE, chunked("/large", b"x" * LARGE, iter([LARGE])) + get("/next")],
+    ids=["length", "chunked"],
+)
+async def test_the_parser_is_kept_that_has_the_begin_of_a_head(monkeypatch: pytest.MonkeyPatch, large: bytes) -> None:
+    monkeypatch.setattr(pipeline, "TURN_S", PATIENCE_S)  # the body is parsed at once, as far as its reader takes it
+    last = get("/last")
+    async with connected() as (site, handler, _):
+        site.gate.set()
+        handler.data_received(large + last[:1])
+        await wait_until(lambda: ("/large", LARGE) in site.served)
+        handler.data_received(last[1:])
+        await wait_until(lambda: ("/last", 0) in site.served)
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_each_request_is_served_with_its_body_wherever_it_is_cut(seed: int) -> None:
+    choice = random.Random(seed)
+    async with connected() as (site, _, writer):
+        site.gate.set()
+        expected, sent = [("/0", 0)], b""
+        for number in range(1, choice.randint(2, 8)):
+            whole, size = request(choice, f"/{number}")
+            expected.append((f"/{number}", size))
+            sent += whole
+        largest = choice.choice([len(sent), 100_000, 20_000, 3_000])
+        while sent:
+            size = choice.randint(1, largest)
+            writer.write(sent[:size])
+            sent = sent[size:]
+            await writer.drain()
+            await asyncio.sleep(choice.choice([0, 0, 0.001]))
+        await wait_until(lambda: len(site.served) == len(expected))
+        assert site.served == expected

@@ -135,6 +135,18 @@ async def test_a_request_behind_an_upgrade_and_half_a_head_is_answered(
     assert caplog.records == []
 
 
+async def test_what_is_no_request_behind_an_answer_is_refused_as_such(gateway: Running) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    writer.write(get("/healthz"))
+    assert (await read_answer(reader)).status == 200
+    writer.write(b"nonsense\r\n\r\n")
+    refused = await read_answer(reader)
+    assert (refused.status, refused.headers["connection"]) == (400, "close")
+    assert b"invalid_request" in refused.body
+    assert await reader.read() == b""
+    writer.close()
+
+
 @pytest.mark.parametrize("size", [10_000, 100_000])
 async def test_a_body_that_arrives_in_pieces_starts_no_timer_of_a_head(
     upstream: FakeUpstream, store_url: str, client: Client, tmp_path: Path, size: int
