@@ -47,4 +47,4 @@ $(VENV)/.dev: deploy/requirements-dev.lock $(VENV)/.serve
 	touch $@
 
 clean:
-	rm -rf $(VENV) gateway/proxy/_pass.*.so gateway/store/client/_pack.*.so
+	rm -rf $(VENV) $(wildcard gateway/*/_*.so gateway/*/*/_*.so)
