@@ -21,9 +21,9 @@ BUFFER: Final = memoryview(bytearray(16 * 1024))
 """Every read of every upstream goes into this buffer. The parser has copied the data when the read returns, so that one is
 enough. Its size bounds what a stream holds, and the time of a read.
 """
-LARGE_READ: Final = len(BUFFER) - 1
-"""A longer read has filled the buffer, so that much more may follow. What it brought is passed on when it is the connection's turn,
-and reading stops until then. A shorter one is passed on at once: a whole short answer arrives so.
+SMALL_READ: Final = 4 * 1024
+"""A longer read is counted, and is passed on at once only while there are few of them: a whole short answer arrives so. After it the
+connection waits for its turn, and reading stops until then, as after a read that has filled the buffer, which more may follow.
 """
 SOURCE: Final = Path(__file__).with_name("_pass.pyx")
 
@@ -54,7 +54,7 @@ def load() -> tuple[ModuleType | None, str]:
     """Return the compiled module, or None and why it is not used."""
     module, why_not = compiled.load("gateway.proxy._pass", SOURCE)
     if module is not None:
-        module.use(BUFFER, LARGE_READ)
+        module.use(BUFFER, SMALL_READ)
     return module, why_not
 
 

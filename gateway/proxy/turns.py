@@ -25,12 +25,14 @@ BUSY_S: Final = 0.0001
 """A turn of the event loop that takes longer had something to do on any processor."""
 SHARE: Final = 4
 """Other work goes first for this many times as long as was spent for what waited."""
+BURST_S: Final = 0.001
+"""How much may be done at once of what need not wait while there is little of it. Beyond, a share of the time."""
 
 
 class Turns:
     """What waits for a turn."""
 
-    __slots__ = ("_expected_s", "_looked_at", "_serve_by", "_shortest_s", "_watching", "waiting")
+    __slots__ = ("_expected_s", "_looked_at", "_paid_at", "_serve_by", "_shortest_s", "_watching", "waiting")
 
     def __init__(self) -> None:
         self.waiting = FairQueue[Callable[[], None]]()
@@ -40,6 +42,8 @@ class Turns:
         self._serve_by = 0.0
         """When some of what waits is done, even if other work is left."""
         self._expected_s = 0.0
+        self._paid_at = 0.0
+        """When other work has had its share of the time for what did not wait."""
         self._shortest_s = BUSY_S
         """The shortest turn of the event loop that was watched."""
 
@@ -50,6 +54,14 @@ class Turns:
             self._watching = True
             self._serve_by = time.thread_time() + SHARE * TURN_S
             self._watch()
+
+    def is_spent(self, now: float) -> bool:
+        """Return whether so much was done without waiting that more of it has to wait."""
+        return self._paid_at - now > SHARE * BURST_S
+
+    def count(self, began: float) -> None:
+        """Count what was done since `began` without waiting."""
+        self._paid_at = max(self._paid_at, began) + SHARE * (time.thread_time() - began)
 
     def expect(self, more_s: float) -> None:
         """Count time that will be spent later because of what is done now."""

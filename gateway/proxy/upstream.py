@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -18,7 +19,7 @@ import httptools
 from multidict import CIMultiDict
 
 from gateway.chat.request import BodyPart
-from gateway.proxy.event_pass import BUFFER, LARGE_READ, EventPass
+from gateway.proxy.event_pass import BUFFER, SMALL_READ, EventPass
 from gateway.proxy.idle import IdleConnection, take
 from gateway.proxy.turns import Turns
 from gateway.proxy.upstream_headers import READ
@@ -186,8 +187,13 @@ class UpstreamConnection(EventPass, asyncio.BufferedProtocol):
             if self._head_bytes > MAX_HEAD:
                 self._fail(InvalidResponse("the head of the answer is too long"))
         on_data, pieces = self._on_data, self._pieces
-        if nbytes > LARGE_READ and on_data is not None:
-            self._queue()
+        if nbytes > SMALL_READ and on_data is not None:
+            began = time.thread_time()
+            if nbytes == len(BUFFER) or self._turns.is_spent(began):
+                self._queue()
+            else:
+                self._pass_on()
+                self._turns.count(began)
         elif self._state is _BODY and on_data is not None and len(pieces) == 1:
             if on_data(pieces.pop()):
                 self._backlog = True
