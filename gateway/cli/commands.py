@@ -2,36 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_group
 
-from gateway.cli import (
-    account,
-    channels,
-    check,
-    diff,
-    doctor,
-    explain,
-    fake_upstream,
-    plugin,
-    plugins,
-    prices,
-    reconcile,
-    serve,
-    token,
-    trace,
-    usage,
-    verify,
-)
 from gateway.errors import GatewayError, Misconfigured
-from gateway.proxy import event_pass
+
+COMMANDS: Final = (
+    "serve",
+    "check",
+    "diff",
+    "plugins",
+    "plugin",
+    "channels",
+    "prices",
+    "account",
+    "token",
+    "usage",
+    "trace",
+    "verify",
+    "reconcile",
+    "explain",
+    "doctor",
+    "fake-upstream",
+)
+"""In the order in which `--help` lists them. Each is in the file of its name."""
+MARKUP: Final = "markdown"
+
+
+class Commands(Mapping[str, Any]):
+    """The commands by their names. The file of one is imported when it is looked up: all of them take half a second."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        app = typer.Typer(rich_markup_mode=MARKUP)
+        import_module(f"gateway.cli.{name.replace('-', '_')}").register(app)
+        return get_group(app).commands[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
 
 
 class Program(TyperGroup):
     """A group of commands that prints errors as one line on standard error, without a traceback."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = Commands()  # type: ignore[assignment]
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -43,6 +69,8 @@ class Program(TyperGroup):
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        from gateway.proxy import event_pass
+
         typer.echo(f"sluicegate {version('sluicegate')}, {event_pass.description()}")
         raise typer.Exit
 
@@ -62,34 +90,15 @@ def _options(
 
 
 def program() -> typer.Typer:
-    """Return the command line, its commands in the order in which `--help` lists them."""
+    """Return the command line."""
     app = typer.Typer(
         name="gateway",
         cls=Program,
         help="A streaming chat-completion gateway. To try it: `gateway serve --config config/demo.yaml`.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        rich_markup_mode="markdown",
+        rich_markup_mode=MARKUP,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
-    for command in (
-        serve,
-        check,
-        diff,
-        plugins,
-        plugin,
-        channels,
-        prices,
-        account,
-        token,
-        usage,
-        trace,
-        verify,
-        reconcile,
-        explain,
-        doctor,
-        fake_upstream,
-    ):
-        command.register(app)
     return app

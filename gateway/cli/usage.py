@@ -27,7 +27,6 @@ from gateway.cli.common import (
     refuse,
     store_of,
 )
-from gateway.cli.follow import ended
 from gateway.config.schema import Config
 from gateway.exchange import Outcome
 from gateway.usage import queries
@@ -193,6 +192,8 @@ def _fail(unusable: list[UnusableFile]) -> None:
 
 
 async def _follow(settings: Config, as_json: bool) -> None:
+    from gateway.cli.follow import ended  # it imports aiohttp, which takes a third of a second
+
     async for record in ended(settings):
         if as_json:
             print_json(record)

@@ -22,8 +22,8 @@ BUFFER: Final = memoryview(bytearray(16 * 1024))
 enough. Its size bounds what a stream holds, and the time of a read.
 """
 SMALL_READ: Final = 4 * 1024
-"""A longer read is counted, and is passed on at once only while there are few of them: a whole short answer arrives so. After it the
-connection waits for its turn, and reading stops until then, as after a read that has filled the buffer, which more may follow.
+"""A longer read is counted, and passed on at once only while there are few of them: a whole short answer arrives so. Else the
+connection waits for its turn and is not read meanwhile, as after a read that has filled the buffer, so that more may follow.
 """
 SOURCE: Final = Path(__file__).with_name("_pass.pyx")
 

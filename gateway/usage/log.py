@@ -15,7 +15,7 @@ import re
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 from gateway import crash_points, durable
@@ -24,12 +24,14 @@ from gateway.store.client.client import Client, Script
 from gateway.store.client.replay_buffer import ReplayBuffer
 from gateway.store.client.step import Step
 from gateway.usage import queries
-from gateway.usage.clickhouse import ClickHouse
 from gateway.usage.damage import UnusableFile
 from gateway.usage.record import Record, encode, line_of
 from gateway.usage.spool import Spool
 from gateway.usage.unwritten import Unwritten
 from gateway.usage.waiting import Waiting
+
+if TYPE_CHECKING:
+    from gateway.usage.clickhouse import ClickHouse
 
 _NAME: Final = re.compile(r"[0-9a-f]{32}")
 
