@@ -17,7 +17,7 @@ test: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 3
-	if $(BIN)/gateway --version | grep -q compiled; then GATEWAY_PURE=1 $(BIN)/python -m pytest -n 3 $(STREAMS); fi
+	if $(BIN)/gateway --version | grep -q 'by the compiled path'; then GATEWAY_PURE=1 $(BIN)/python -m pytest -n 3 $(STREAMS); fi
 	if command -v valgrind callgrind_control > /dev/null; then $(BIN)/python -m tests.bench.instructions; \
 	  else echo "The instructions of a request and of an event are not counted: valgrind is not installed."; fi
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+MODULES: Final = ("gateway.chat._plain", "gateway.proxy._pass", "gateway.store.client._pack")
 SHARED: Final = Path(__file__).with_name("chat") / "_plain.pxd"
 """What several of the sources have in common. A build is of both."""
 
@@ -32,3 +33,16 @@ def load(name: str, source: Path) -> tuple[ModuleType | None, str]:
 def digest(source: Path) -> str:
     """Return the digest that a build has of its sources."""
     return hashlib.sha256(source.read_bytes() + SHARED.read_bytes()).hexdigest()[:16]
+
+
+def description() -> str:
+    """Return whether events take the compiled path, for people: with which modules not, and why."""
+    package = Path(__file__).parent.parent
+    reasons = {name: load(name, package.joinpath(*name.split(".")).with_suffix(".pyx"))[1] for name in MODULES}
+    unused = [name for name, reason in reasons.items() if reason]
+    if not unused:
+        return "events by the compiled path"
+    why = "; ".join(dict.fromkeys(filter(None, reasons.values())))
+    if len(unused) == len(MODULES):
+        return f"events in pure Python: {why}"
+    return f"events by the compiled path, but without {', '.join(unused)}: {why}"

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_group
 
+from gateway import compiled
 from gateway.errors import GatewayError, Misconfigured
 
 COMMANDS: Final = (
@@ -69,9 +70,7 @@ class Program(TyperGroup):
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from gateway.proxy import event_pass
-
-        typer.echo(f"sluicegate {version('sluicegate')}, {event_pass.description()}")
+        typer.echo(f"sluicegate {version('sluicegate')}, {compiled.description()}")
         raise typer.Exit
 
 

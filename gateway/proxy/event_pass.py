@@ -64,8 +64,3 @@ if TYPE_CHECKING:
     EventPass = PurePass
 else:
     EventPass = _compiled.EventPass if _compiled else PurePass
-
-
-def description() -> str:
-    """Return whether events take the compiled path, for people."""
-    return f"events in pure Python: {WHY_PURE}" if WHY_PURE else "events by the compiled path"

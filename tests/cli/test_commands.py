@@ -7,10 +7,11 @@ from importlib.metadata import version
 from typer.testing import CliRunner
 
 from gateway.cli.commands import program
+from gateway.compiled import description
 from gateway.proxy import event_pass
 
 
 def test_the_version_says_which_path_events_take() -> None:
     result = CliRunner().invoke(program(), ["--version"])
-    assert (result.exit_code, result.stdout) == (0, f"sluicegate {version('sluicegate')}, {event_pass.description()}\n")
+    assert (result.exit_code, result.stdout) == (0, f"sluicegate {version('sluicegate')}, {description()}\n")
     assert ("pure" in result.stdout) == bool(event_pass.WHY_PURE)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +12,6 @@ from gateway.proxy.event_pass import BUFFER
 from tests.fuzz.twins import KEY, Clock, Twin, connections
 
 compiled = pytest.mark.skipif(bool(event_pass.WHY_PURE), reason=event_pass.WHY_PURE)
-ROOT = Path(event_pass.__file__).parent.parent.parent
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":null}]}\n\n'
 PLAIN = EVENT % b"word"
@@ -111,19 +107,6 @@ def test_it_leaves_what_exceeds_the_limit_of_a_response(clock: Clock) -> None:
 def test_it_leaves_all_where_plugins_see_chunks_or_the_caller_cannot_take_chunks(clock: Clock) -> None:
     assert taken(clock, chunk(PLAIN), hooked=True) == [False]
     assert taken(clock, chunk(PLAIN), http_1_1=False) == [False]
-
-
-def described(**environment: str) -> str:
-    code = "from gateway.proxy import event_pass, upstream; print(event_pass.description())"
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | environment, cwd=ROOT
-    )
-    return run.stdout.strip()
-
-
-def test_the_environment_turns_it_off() -> None:
-    assert described(GATEWAY_PURE="1") == "events in pure Python: GATEWAY_PURE is set"
-    assert described(GATEWAY_PURE="0") == described(GATEWAY_PURE="")
 
 
 @compiled
