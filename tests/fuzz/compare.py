@@ -200,8 +200,10 @@ class Comparison:
         for number, data in enumerate(brought):
             loop.now += random.choice((0.0, 0.001, 0.01, 0.2, 1.5))
             action = random.random() if disturbed else 1.0
+            spent = random.random() < 0.5
             for twin in twins:
                 twin.turns.run()
+                twin.turns.spent = spent
                 if twin.reading:
                     twin.read(data)
                 disturb(twin, action)

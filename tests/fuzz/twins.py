@@ -125,6 +125,13 @@ class Queue:
 
     def __init__(self) -> None:
         self.waiting: list[Callable[[], None]] = []
+        self.spent = False
+
+    def is_spent(self, now: float) -> bool:
+        return self.spent
+
+    def count(self, began: float) -> None:
+        pass
 
     def wait(self, serve: Callable[[], None]) -> None:
         self.waiting.append(serve)

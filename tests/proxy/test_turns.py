@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from gateway.proxy.turns import SHARE, TURN_S, Turns
+from gateway.proxy.turns import BURST_S, SHARE, TURN_S, Turns
 from tests.patience import wait_until
 
 
@@ -140,6 +140,23 @@ async def test_one_that_waits_again_is_looked_for_once_in_a_turn() -> None:
         await asyncio.sleep(0)
         turned += 1
     assert turns.looks <= turned + 1
+
+
+def test_what_does_not_wait_may_take_a_burst_and_then_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, now = Turns(), [100.0]
+    monkeypatch.setattr("gateway.proxy.turns.time.thread_time", lambda: now[0])
+
+    def work_at_once(seconds: float) -> None:
+        began = now[0]
+        assert not turns.is_spent(began)
+        now[0] += seconds
+        turns.count(began)
+
+    work_at_once(BURST_S / 2)
+    work_at_once(BURST_S)
+    assert turns.is_spent(now[0])
+    now[0] += SHARE * BURST_S
+    work_at_once(0)
 
 
 async def test_one_that_raises_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,11 +6,12 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import ClientRequest, TCPConnector
 from aiohttp.connector import Connection
 
 import gateway
-from gateway.proxy.event_pass import BUFFER
+from gateway.proxy.event_pass import BUFFER, SMALL_READ
 from gateway.proxy.upstream import AIOHTTP_ATTRIBUTES
 from gateway.proxy.upstream_headers import READ
 from tests.fuzz.twins import Pooled, Queue, connections
@@ -53,3 +54,24 @@ def test_the_headers_of_an_interim_response_are_not_those_of_the_answer() -> Non
     head = b"HTTP/1.1 103 Early\r\nX-Request-Id: early\r\n\r\nHTTP/1.1 200 OK\r\nContent-Type: a/b\r\n\r\n"
     connection = answered(head)
     assert (connection.status, dict(connection.headers)) == (200, {"Content-Type": "a/b"})
+
+
+@pytest.mark.parametrize(
+    ("size", "spent", "waits"),
+    [
+        (SMALL_READ, True, False),
+        (SMALL_READ + 1, False, False),
+        (SMALL_READ + 1, True, True),
+        (len(BUFFER), False, True),
+    ],
+)
+def test_a_long_read_waits_where_there_were_many_or_more_may_follow(*, size: int, spent: bool, waits: bool) -> None:
+    connection = answered(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+    passed: list[bytes] = []
+    connection.flow_to(passed.append, lambda clean: None)
+    connection._turns.spent = spent
+    BUFFER[:size] = b"x" * size
+    connection.receive(size)
+    assert (connection.queued, b"".join(passed)) == (waits, b"" if waits else b"x" * size)
+    connection._turns.run()
+    assert b"".join(passed) == b"x" * size
