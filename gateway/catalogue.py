@@ -10,6 +10,7 @@ from typing import Final
 
 from gateway.config.model import Model
 from gateway.config.schema import Config, Group
+from gateway.config.time_zone import time_zone
 from gateway.facts import Caller, Candidate
 from gateway.prices import Price, price_of
 
@@ -20,12 +21,13 @@ GLOB_CHARACTERS = re.compile(r"([?\[])")
 
 
 class Catalogue:
-    """The models, groups and channels of one configuration, indexed."""
+    """The models, groups and channels of one configuration, indexed. `time_zone`: where the windows of budgets begin."""
 
     def __init__(self, config: Config) -> None:
         self.models = config.models
         self.groups = config.groups
         self.channels = config.channels
+        self.time_zone = time_zone(config.time_zone)
         self._candidates = {
             (name, group): self._tiers(name, model, config.groups[group].channels)
             for name, model in config.models.items()
