@@ -30,7 +30,8 @@ from gateway.store.money.archive import Archive
 from gateway.store.money.audit import Audit, violations
 from gateway.store.money.journal import Journal
 from gateway.store.money.ledger_reader import read_ledger
-from gateway.store.money.results import HOLDS, SETTLES, Credit, Credited, Hold, HoldReply, Settle, Settled, Settlement
+from gateway.store.money.replies import checked, hold_reply, pairs
+from gateway.store.money.results import SETTLES, Credit, Credited, Hold, HoldReply, Settle, Settled, Settlement
 from gateway.store.money.scripts import KEEP_S, SKEW_S, keys_of, script
 
 __all__ = ["Credit", "Credited", "Hold", "HoldReply", "Settle", "Settled", "Settlement", "Wallet"]
@@ -64,7 +65,7 @@ class Wallet:
         self._window = (int(keep_s * 1000), int(skew_s * 1000))
         self._retry_for_s = retry_for_s
         self._recent = ReplayBuffer()
-        self.scripts = {name: script(name) for name in ("hold", "settle", "credit", "sweep", "snapshot")}
+        self.scripts = {name: script(name) for name in ("hold", "extend", "settle", "credit", "sweep", "snapshot")}
 
     async def hold(
         self,
@@ -85,7 +86,17 @@ class Wallet:
         terms = self._terms(amount, floor, lease_ms, fingerprint, max_holds)
         crash_points.point("hold.before")
         attempt = partial(self._call, "hold", self._client, account, request_id, *terms)
-        return _hold_reply(await retried(attempt, self._client.timeout_s))
+        return hold_reply(await retried(attempt, self._client.timeout_s))
+
+    async def extend(self, account: str, request_id: str, *, amount: int, floor: int) -> HoldReply:
+        """Raise a hold to `amount`, and its floor to `floor`, before a further attempt. Its lease stays as it is.
+
+        Both are totals: a repeated call changes nothing. It is retried as `hold` is.
+        """
+        crash_points.point("extend.before")
+        attempt = partial(self._call, "extend", self._client, account, request_id, amount, min(floor, amount))
+        reply = await retried(attempt, self._client.timeout_s)
+        return hold_reply(reply, "extend.after")
 
     def hold_step(
         self,
@@ -104,7 +115,7 @@ class Wallet:
         crash_points.point("hold.before")
 
         async def read(reply: list[Any]) -> None:
-            await then(_hold_reply(_checked(reply, request_id)))
+            await then(hold_reply(checked(reply, request_id)))
 
         return Step(self.scripts["hold"], keys_of(account), (request_id, *terms), read)
 
@@ -121,7 +132,7 @@ class Wallet:
         crash_points.point("settle.before")
 
         async def read(reply: list[Any]) -> bool:
-            return await then(self._settled(settlement, _checked(reply, request_id)))
+            return await then(self._settled(settlement, checked(reply, request_id)))
 
         async def failed(_: GatewayError) -> None:
             await then(await self._resolve(settlement))
@@ -217,7 +228,7 @@ class Wallet:
     async def _sweep(self, account: str, limit: int = 100) -> tuple[int, list[tuple[str, int]]]:
         """Return the store's time, and the holds that were ended because their lease had expired by then."""
         _, now_ms, *expired = await self._call("sweep", self._settling, account, account, limit, *self._window)
-        return now_ms, _pairs(expired)
+        return now_ms, pairs(expired)
 
     async def _move(self, account: str, transaction: str, kind: str, amount: int, reason: str) -> Credited:
         _, outcome, balance = await self._call("credit", self._settling, account, transaction, kind, amount, reason)
@@ -225,25 +236,7 @@ class Wallet:
 
     async def _call(self, name: str, client: Client, account: str, key: str, *arguments: Argument) -> list[Any]:
         reply: list[Any] = await client.run(self.scripts[name], keys_of(account), (key, *arguments))
-        return _checked(reply, key)
+        return checked(reply, key)
 
     def _terms(self, amount: int, floor: int, lease_ms: int, fingerprint: str, max_holds: int) -> tuple[Argument, ...]:
         return (amount, min(floor, amount), lease_ms, fingerprint, max_holds, *self._window)
-
-
-def _checked(reply: list[Any], key: str) -> list[Any]:
-    """Return the reply. Raises `StoreAway` if it belongs to another call."""
-    if reply[0] != key.encode():
-        raise StoreAway("the store's reply belongs to another call")
-    return reply
-
-
-def _hold_reply(reply: list[Any]) -> HoldReply:
-    _, outcome, balance, held, credit_line, *expired = reply
-    crash_points.point("hold.after")
-    return HoldReply(HOLDS[outcome], balance, held, credit_line, tuple(_pairs(expired)) if expired else ())
-
-
-def _pairs(flat: list[Any]) -> list[tuple[str, int]]:
-    """Return requests and charges."""
-    return [(request_id.decode(), charged) for request_id, charged in zip(flat[::2], flat[1::2], strict=True)]

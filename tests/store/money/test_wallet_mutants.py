@@ -30,6 +30,27 @@ MUTANTS = {
     "expiry charges nothing": ('"expire", hold.floor)', '"expire", 0)'),
     "a settlement does not reduce the sum of holds": ("account.held - hold.amount", "account.held"),
     "one hold too many": ("account.holds >= max_holds", "account.holds > max_holds"),
+    "an extension is not saved": ('(.*)$"))\nsave(account)', '(.*)$"))'),
+    "an extension is not stored": ('change(account, request_id, raised .. record:match("^1 %d+ %d+ %d+(.*)$"))', ""),
+    "an extension adds the whole amount": ("local more = amount - hold.amount", "local more = amount"),
+    "an earlier extension that is repeated lowers the hold": ("more <= 0", "more == 0"),
+    "an extension does not need the balance": ("account.balance - account.held + credit_line < more", "false"),
+    "an extension does not count the credit line": ("- account.held + credit_line < more", "- account.held < more"),
+    "an extension does not count other holds": (
+        "- account.held + credit_line < more",
+        "- hold.amount + credit_line < more",
+    ),
+    "an extension does not add to the sum of holds": ("account.held = account.held + more", ""),
+    "a suspended account extends its holds": (
+        'if status ~= "active" then\n  return reply("INACTIVE")\nend\nif account.balance - account.held + credit_line < more',
+        "if account.balance - account.held + credit_line < more",
+    ),
+    "an overdue hold is extended": ("if hold.expiry <= clock() then -- the next", "if false then -- the next"),
+    "a resolved request is taken for a lost one": ('reply(end_in(record) and "DONE" or "LOST")', 'reply("LOST")'),
+    "an extension prolongs the lease": ("amount, hold.expiry, math", "amount, hold.expiry + 1, math"),
+    "an extension does not raise the floor": ("math.max(floor, hold.floor)", "hold.floor"),
+    "an extension lowers the floor": ("math.max(floor, hold.floor)", "floor"),
+    "an extension forgets whose hold it is": ('record:match("^1 %d+ %d+ %d+(.*)$")', '" another"'),
     "a credit may be repeated": ('redis.call("HGET", credits, transaction)', "false"),
     "zero is written as minus zero": ('string.format("%d", number)', 'string.format("%.0f", number)'),
     "a hold is not saved": ("expiry, request_id)\nsave(account)", "expiry, request_id)"),
@@ -85,7 +106,7 @@ def test_the_model_detects(store_url: str, mutation: tuple[str, str]) -> None:
         url = store_url
 
     Mutant.mutation = mutation
-    texts = [script(name).text for name in ("hold", "settle", "credit", "sweep", "archive")]
+    texts = [script(name).text for name in ("hold", "extend", "settle", "credit", "sweep", "archive")]
     assert any(mutation[0] in text for text in texts), "the scripts changed: there is nothing to replace"
     assert all(REAL_CLOCK in text and REAL_STAMP in text for text in texts), (
         "the scripts changed: the clock is not the test's"

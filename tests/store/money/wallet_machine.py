@@ -39,6 +39,8 @@ CREDIT_LINE = 40
 OPENING = 100
 
 AMOUNTS = st.sampled_from((1, 30, 60, 0))
+TOTALS = st.sampled_from((31, 62, 100, 1))
+"""Amounts of extensions."""
 FLOORS = st.sampled_from((0, 5, 20))
 RECENT = st.integers(0, 4)
 """The request of a call, counted back from the newest, so that calls meet more often than by choosing from all."""
@@ -53,6 +55,8 @@ BAD_TERMS: tuple[dict[str, Any], ...] = (
     {"lease_ms": 0},
     {"fingerprint": "-"},
     {"max_holds": 0},
+    {"more": -1},
+    {"more": 2**53},
     {"cost": -1},
     {"cost": 2**53},
 )
@@ -243,6 +247,52 @@ class WalletMachine(RuleBasedStateMachine):
         truth.holds[request_id] = new
         return {Hold.HELD}
 
+    @rule(back=RECENT, amounts=st.lists(TOTALS, min_size=1, max_size=3), floor=FLOORS)
+    def extend(self, back: int, amounts: list[int], floor: int) -> None:
+        """Extend a hold, also by a call that arrives again after a later one."""
+        request_id = self._recent(back)
+        for amount in amounts:
+            self._extend(request_id, amount, floor)
+
+    @rule(
+        amount=AMOUNTS, floor=FLOORS, raised=FLOORS, totals=st.lists(TOTALS, min_size=1, max_size=2), dies=st.booleans()
+    )
+    def attempts_fail_and_others_follow(
+        self, amount: int, floor: int, raised: int, totals: list[int], dies: bool
+    ) -> None:
+        request_id = self._arrive(self.true_ms)
+        self._hold(request_id, amount, floor, "a")
+        for total in totals:
+            self._extend(request_id, total, raised)
+        self._hold(request_id, amount, floor, "a")
+        if dies:
+            self._pass(LEASE_MS)
+            self._extend(request_id, totals[-1] + 1, raised)
+            self.sweep()
+
+    def _extend(self, request_id: str, amount: int, floor: int) -> None:
+        expected = self._expected_of_extension(request_id, amount, min(floor, amount))
+        reply = self.run(self.wallet.extend(ACCOUNT, request_id, amount=amount, floor=floor))
+        assert reply.outcome in expected, (reply, expected)
+        assert (reply.balance, reply.held) == (self.truth.balance, self.truth.held)
+
+    def _expected_of_extension(self, request_id: str, amount: int, floor: int) -> set[Hold]:
+        truth, hold = self.truth, self.truth.holds.get(request_id)
+        if hold is None:
+            if request_id not in truth.expired and request_id not in truth.resolved:
+                return {Hold.LOST}
+            return {Hold.DONE, Hold.LOST} if self.born[request_id] < self.now - KEEP_MS else {Hold.DONE}
+        if hold.expiry <= self.now:
+            return {Hold.DONE}
+        if amount <= hold.amount:
+            return {Hold.HELD}
+        if not truth.active:
+            return {Hold.INACTIVE}
+        if truth.balance - truth.held + CREDIT_LINE < amount - hold.amount:
+            return {Hold.FUNDS}
+        hold.amount, hold.floor = amount, max(floor, hold.floor)
+        return {Hold.HELD}
+
     @rule(back=RECENT, cost=AMOUNTS, calls=st.sampled_from((2, 1)))
     def settle(self, back: int, cost: int, calls: int) -> None:
         request_id = self._recent(back)
@@ -314,6 +364,8 @@ class WalletMachine(RuleBasedStateMachine):
         request_id = self._recent(back)
         if "cost" in bad:
             self._refused(self.wallet.settle(ACCOUNT, request_id, bad["cost"]))
+        elif "more" in bad:
+            self._refused(self.wallet.extend(ACCOUNT, request_id, amount=bad["more"], floor=0))
         else:
             self._refused(self.wallet.hold(ACCOUNT, request_id, **(GOOD_TERMS | bad)))
 
