@@ -86,7 +86,9 @@ async def end(given: Services, plugin: Quota, asked: Exchange, *usages: Usage) -
         ),
     ],
 )
-def test_the_error_names_the_budget_and_when_it_resets(owner: str, kind: str, ends_ms: int | None, message: str) -> None:
+def test_the_error_names_the_budget_and_when_it_resets(
+    owner: str, kind: str, ends_ms: int | None, message: str
+) -> None:
     error = over(Budget(owner, kind, 1, "", ""), ends_ms, Calendar(BERLIN, FixedClock()))  # type: ignore[arg-type]
     assert (error.status, error.code, error.message) == (402, "budget_exceeded", message)
     assert (error.type, headers_of(error)) == ("insufficient_quota", {"x-should-retry": "false"})
@@ -99,7 +101,10 @@ def test_an_explanation_says_what_is_used() -> None:
     assert described(money, calendar) == (
         "the account's budget of the day has used 30 of 500 micros and resets at 2026-12-01T00:00:00+01:00"
     )
-    assert described(requests, calendar) == "the token's budget of requests a day has used 5 of 5 requests and does not reset"
+    assert (
+        described(requests, calendar)
+        == "the token's budget of requests a day has used 5 of 5 requests and does not reset"
+    )
 
 
 @pytest.mark.parametrize("name", ["day", "week", "month", "total"])

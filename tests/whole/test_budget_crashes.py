@@ -95,7 +95,9 @@ async def test_crashes_never_admit_more_requests_than_the_budget_has(tmp_path: P
     """Until the twenty requests of the day are used up, whatever crashes meanwhile; then no other is admitted."""
     seed = (SEED + number) % (1 << 32)
     chance = random.Random(seed)
-    label = chance.choice(("hold.after", "upstream.sent", "stream.event", "settle.before", "settle.after", "record.before"))
+    label = chance.choice(
+        ("hold.after", "upstream.sent", "stream.event", "settle.before", "settle.after", "record.before")
+    )
     print(f"MONEY_SEED={seed}: {label}")
     async with opened(tmp_path, budgeted({"requests": ADMITTED})) as books:
         callers = Callers(books)

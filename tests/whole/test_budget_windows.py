@@ -40,7 +40,10 @@ ANSWER = (
 
 
 FIRST = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"y"},"finish_reason":null}]}\n\n'
-HOURS = {"lease_margin: 1": "lease_margin: 60", "first_byte: 0.5, idle: 3, total: 3": "first_byte: 30, idle: 30, total: 60"}
+HOURS = {
+    "lease_margin: 1": "lease_margin: 60",
+    "first_byte: 0.5, idle: 3, total: 3": "first_byte: 30, idle: 30, total: 60",
+}
 """A lease that outlasts the steps of the clock."""
 
 
@@ -85,7 +88,9 @@ class Moved:
 
 
 @asynccontextmanager
-async def moved(folder: Path, monkeypatch: pytest.MonkeyPatch, auth: str, moment: str) -> AsyncIterator[tuple[Moved, Gated]]:
+async def moved(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, auth: str, moment: str
+) -> AsyncIterator[tuple[Moved, Gated]]:
     """Yield a gateway in Berlin at this moment, and its upstream."""
     clock = folder / "clock"
     clock.write_bytes(bytes(8))
@@ -160,7 +165,10 @@ async def test_a_day_on_which_summer_time_begins_has_23_hours(tmp_path: Path, mo
 async def test_a_clock_that_is_set_back_over_midnight_gives_no_budget_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with moved(tmp_path, monkeypatch, budgeted({"requests": 1}), "2026-11-24T00:00:02+01:00") as (given, upstream):
+    async with moved(tmp_path, monkeypatch, budgeted({"requests": 1}), "2026-11-24T00:00:02+01:00") as (
+        given,
+        upstream,
+    ):
         upstream.gate.set()
         assert (await given.ask()).status == 200
         given.set("2026-11-23T23:58:00+01:00")

@@ -184,7 +184,9 @@ class TestWindows:
     ) -> None:
         after, before = ends_ms(-0.01, 24, 48, 72), ends_ms(-24, 0.01, 24.01, 48.01)
         assert (await take(wallet, new_request_id(), 30, budgets=[budget("day", 30, ends=after)])).outcome is Hold.HELD
-        assert (await take(wallet, new_request_id(), 1, budgets=[budget("day", 30, ends=before)])).outcome is Hold.BUDGET
+        assert (
+            await take(wallet, new_request_id(), 1, budgets=[budget("day", 30, ends=before)])
+        ).outcome is Hold.BUDGET
 
     async def test_a_window_counts_until_its_end_where_gateways_have_other_time_zones(self, wallet: Wallet) -> None:
         zones = [ends_ms(-20, 4, 28, 52), ends_ms(-1, 23, 47, 71)]
@@ -248,7 +250,10 @@ async def test_what_each_budget_counts_now_can_be_read(client: Client, wallet: W
     await client.call("HSET", KEY + "wallet", "W", f"{ends_ms(-1)} 9")
     uses = await wallet.budgets(ACCOUNT, limited)
     assert [(use.budget, use.used) for use in uses] == list(zip(limited, [30, 1, 30, 0], strict=True))
-    assert [use.ends_ms for use in uses] == [int(limited[0].ends.split()[1])] * 2 + [None, int(limited[3].ends.split()[1])]
+    assert [use.ends_ms for use in uses] == [int(limited[0].ends.split()[1])] * 2 + [
+        None,
+        int(limited[3].ends.split()[1]),
+    ]
     assert await wallet.budgets(ACCOUNT, []) == []
 
 
@@ -274,3 +279,27 @@ async def test_a_deleted_token_leaves_no_budgets(client: Client) -> None:
     assert [field for field in fields if field[:1].isupper()] == [b"D"]
     assert await used(client, "D") == 12
     assert await wallet.verify(ACCOUNT) == []
+
+
+class TestExtensions:
+    async def test_money_for_a_further_attempt_is_refused_by_each_budget(self, client: Client, wallet: Wallet) -> None:
+        request_id, limited = new_request_id(), [budget("day", 90), budget("total", 50, TOKEN), budget("requests", 1)]
+        marks = (await take(wallet, request_id, 30, budgets=limited)).marks
+        refused = await wallet.extend(ACCOUNT, request_id, amount=51, floor=0, budgets=limited)
+        assert (refused.outcome, refused.marks, refused.held) == (Hold.BUDGET, f"T{TOKEN}E{NEVER}", 30)
+        for _ in range(2):
+            held = await wallet.extend(ACCOUNT, request_id, amount=50, floor=5, budgets=limited)
+            assert (held.outcome, held.held) == (Hold.HELD, 50)
+        assert [await used(client, field) for field in ("D", "T" + TOKEN, "R")] == [50, 50, 1]
+        assert (await take(wallet, request_id, 30, budgets=limited)).marks == marks
+        await wallet.settle(ACCOUNT, request_id, 41)
+        assert [await used(client, field) for field in ("D", "T" + TOKEN, "R")] == [41, 41, 1]
+        assert await wallet.verify(ACCOUNT) == []
+
+    async def test_it_counts_in_the_window_of_its_hold(self, client: Client, wallet: Wallet) -> None:
+        request_id, limited = new_request_id(), [budget("day", 30)]
+        await take(wallet, request_id, 30, budgets=limited)
+        other = f"{ends_ms(24)} 30"
+        await client.call("HSET", KEY + "wallet", "D", other)
+        assert (await wallet.extend(ACCOUNT, request_id, amount=70, floor=0, budgets=limited)).outcome is Hold.HELD
+        assert await client.call("HGET", KEY + "wallet", "D") == other.encode()

@@ -41,6 +41,8 @@ CREDIT_LINE = 40
 OPENING = 100
 
 AMOUNTS = st.sampled_from((1, 30, 60, 0))
+TOTALS = st.sampled_from((31, 62, 100, 1))
+"""Amounts of extensions."""
 FLOORS = st.sampled_from((0, 5, 20))
 RECENT = st.integers(0, 4)
 """The request of a call, counted back from the newest, so that calls meet more often than by choosing from all."""
@@ -73,6 +75,8 @@ BAD_TERMS: tuple[dict[str, Any], ...] = (
     {"budgets": [Budget("account", "day", 1, "numbers", str(NEVER))]},
     {"budgets": [Budget("account", "day", -1, "D", str(NEVER))]},
     {"budgets": [Budget("account", "day", 1, "D", "soon")]},
+    {"more": -1},
+    {"more": 2**53},
     {"cost": -1},
     {"cost": 2**53},
 )
@@ -274,7 +278,7 @@ class WalletMachine(RuleBasedStateMachine):
         terms: dict[str, Any] = {"lease_ms": lease_ms, "fingerprint": fingerprint, "max_holds": MAX_HOLDS}
         reply = self.run(self.wallet.hold(ACCOUNT, request_id, amount=amount, floor=floor, budgets=budgets, **terms))
         assert reply.outcome in expected, (reply, expected)
-        assert reply.marks == "".join(f"{field}E{ends_ms}" for field, ends_ms in marks)
+        assert reply.marks == _text(marks)
         if reply.outcome is Hold.HELD:
             self.marks[request_id] = reply.marks
         assert (reply.balance, reply.held) == (self.truth.balance, self.truth.held)
@@ -288,9 +292,7 @@ class WalletMachine(RuleBasedStateMachine):
             for field, limit in self.limits.items()
         ]
 
-    def _expected_of_hold(
-        self, request_id: str, new: Held, budgets: list[Budget]
-    ) -> tuple[set[Hold], list[Window]]:
+    def _expected_of_hold(self, request_id: str, new: Held, budgets: list[Budget]) -> tuple[set[Hold], list[Window]]:
         """Return the possible outcomes, and the windows in which the request counts, or the one that refuses it."""
         truth, strange = self.truth, abs(self.born[request_id] - self.now) > SKEW_MS
         truth.expire(self.now)
@@ -323,6 +325,62 @@ class WalletMachine(RuleBasedStateMachine):
         return budget.field, before if before > self.now else min(
             end for end in map(int, budget.ends.split()) if end > self.now
         )
+
+    @rule(back=RECENT, amounts=st.lists(TOTALS, min_size=1, max_size=3), floor=FLOORS)
+    def extend(self, back: int, amounts: list[int], floor: int) -> None:
+        """Extend a hold, also by a call that arrives again after a later one."""
+        request_id = self._recent(back)
+        for amount in amounts:
+            self._extend(request_id, amount, floor)
+
+    @rule(
+        amount=AMOUNTS, floor=FLOORS, raised=FLOORS, totals=st.lists(TOTALS, min_size=1, max_size=2), dies=st.booleans()
+    )
+    def attempts_fail_and_others_follow(
+        self, amount: int, floor: int, raised: int, totals: list[int], dies: bool
+    ) -> None:
+        request_id = self._arrive(self.true_ms)
+        self._hold(request_id, amount, floor, "a")
+        for total in totals:
+            self._extend(request_id, total, raised)
+        self._hold(request_id, amount, floor, "a")
+        if dies:
+            self._pass(LEASE_MS)
+            self._extend(request_id, totals[-1] + 1, raised)
+            self.sweep()
+
+    def _extend(self, request_id: str, amount: int, floor: int) -> None:
+        budgets = self._budgets()
+        expected, marks = self._expected_of_extension(request_id, amount, min(floor, amount), budgets)
+        reply = self.run(self.wallet.extend(ACCOUNT, request_id, amount=amount, floor=floor, budgets=budgets))
+        assert reply.outcome in expected, (reply, expected)
+        assert reply.marks == _text(marks)
+        assert (reply.balance, reply.held) == (self.truth.balance, self.truth.held)
+
+    def _expected_of_extension(
+        self, request_id: str, amount: int, floor: int, budgets: list[Budget]
+    ) -> tuple[set[Hold], list[Window]]:
+        """Return the possible outcomes, and the window that refuses it."""
+        truth, hold = self.truth, self.truth.holds.get(request_id)
+        if hold is None:
+            if request_id not in truth.expired and request_id not in truth.resolved:
+                return {Hold.LOST}, []
+            return {Hold.DONE, Hold.LOST} if self.born[request_id] < self.now - KEEP_MS else {Hold.DONE}, []
+        if hold.expiry <= self.now:
+            return {Hold.DONE}, []
+        if amount <= hold.amount:
+            return {Hold.HELD}, []
+        if not truth.active:
+            return {Hold.INACTIVE}, []
+        if truth.balance - truth.held + CREDIT_LINE < amount - hold.amount:
+            return {Hold.FUNDS}, []
+        limits = {budget.field: budget.limit for budget in budgets if not budget.field.startswith("R")}
+        for window in truth.marks[request_id]:  # one that is over counts no more
+            if window in truth.windows.items() and window[0] in limits:
+                if truth.used(window) + amount - hold.amount > limits[window[0]]:
+                    return {Hold.BUDGET}, [window]
+        hold.amount, hold.floor = amount, max(floor, hold.floor)
+        return {Hold.HELD}, []
 
     @rule(back=RECENT, cost=AMOUNTS, calls=st.sampled_from((2, 1)), knows=st.sampled_from((True, True, False)))
     def settle(self, back: int, cost: int, calls: int, knows: bool = True) -> None:
@@ -418,6 +476,8 @@ class WalletMachine(RuleBasedStateMachine):
         request_id = self._recent(back)
         if "cost" in bad:
             self._refused(self.wallet.settle(ACCOUNT, request_id, bad["cost"]))
+        elif "more" in bad:
+            self._refused(self.wallet.extend(ACCOUNT, request_id, amount=bad["more"], floor=0))
         else:
             self._refused(self.wallet.hold(ACCOUNT, request_id, **(GOOD_TERMS | bad)))
 
@@ -535,6 +595,10 @@ class WalletMachine(RuleBasedStateMachine):
             self.run(self.client.close())
             self.loop.close()
             self.folder.cleanup()
+
+
+def _text(marks: list[Window]) -> str:
+    return "".join(f"{field}E{ends_ms}" for field, ends_ms in marks)
 
 
 def _place(line: bytes) -> tuple[int, int]:
