@@ -45,7 +45,9 @@ async def test_exactly_twenty_requests_are_admitted(
         assert len(upstream.requests) == ADMITTED
         assert list((await used(client)).values()) == [limit]
         assert await gateways[0].store.wallet.verify("tester") == []
-        refused = await ask(gateways[1].port, chat(await gateways[0].token(), {"max_tokens": 10}))
+        refused = await ask(
+            gateways[1].port, chat((await gateways[0].store.tokens.create("tester")).token, {"max_tokens": 10})
+        )
         if owner == "account":
             assert (refused.status, refused.headers["x-should-retry"]) == (402, "false")
             error = json.loads(refused.body)["error"]
