@@ -16,7 +16,7 @@ end
 local budgets = (#ARGV - 8) / 3
 local fields = budgets > 0 and { unpack(ARGV, 9, 8 + budgets) } or nil
 for index = 9, 8 + budgets do
-  if not ARGV[index]:find("^[DWMTR]") or #ARGV[index + 2 * budgets] % 14 ~= 13 then
+  if not ARGV[index]:find("^[DWMTR][%l%d]*$") or #ARGV[index + 2 * budgets] % 14 ~= 13 then
     refuse("a budget has no such field, or the ends of its windows are not readable")
   end
   in_range(tonumber(ARGV[index + budgets]), 0, MOST, "a budget")
@@ -89,7 +89,7 @@ for index = 1, budgets do
     if not ends then
       return reply("SKEW")
     end
-    account.ends[field], account.sums[field] = ends, sum
+    account.ends[field], account.sums[field], account.counted[field] = ends, sum, true
   end
   local mark = field .. "E" .. ends
   local added = field:find("R", 1, true) and 1 or amount

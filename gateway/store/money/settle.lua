@@ -55,7 +55,7 @@ elseif arrived < now - keep or arrived > now + skew then
 else
   for index, field in ipairs(marks and marks.fields or {}) do
     if account.ends[field] < marks.ends[index] then -- the first one of its window was lost as well
-      account.ends[field], account.sums[field] = marks.ends[index], 0
+      account.ends[field], account.sums[field], account.counted[field] = marks.ends[index], 0, true
     end
   end
   finish(account, request_id, nil, "orphan", cost, marks, answered)

@@ -55,7 +55,9 @@ end
 -- Reads the budgets with these fields, unless they were read: the end of the window that each counts now, and the sum of what
 -- was charged and is held in it. `stored`: what the store has of them, after two other values.
 local function know(account, fields, stored)
-  account.ends, account.sums = account.ends or {}, account.sums or {}
+  if not account.counted then
+    account.ends, account.sums, account.counted = {}, {}, {}
+  end
   for index = 1, #fields do
     local field, text = fields[index], stored and stored[index + 2]
     if not account.ends[field] then
@@ -104,10 +106,10 @@ end
 -- Adds to the budgets in these marks, as far as they still count the same window: `requests` to those of requests, `amount`
 -- to the others. What was held in a window is settled in it; where it is over, there is nothing to correct.
 local function count(account, marks, amount, requests)
-  account.counted = account.counted or {}
   for index, field in ipairs(marks.fields) do
-    if account.ends[field] == marks.ends[index] then
-      local sum = account.sums[field] + (field:find("R", 1, true) and requests or amount)
+    local more = field:find("R", 1, true) and requests or amount
+    if more ~= 0 and account.ends[field] == marks.ends[index] then
+      local sum = account.sums[field] + more
       account.sums[field] = sum < 0 and 0 or sum > MOST and MOST or sum
       account.counted[field] = true
     end
@@ -119,7 +121,7 @@ local function save(account)
     for field in pairs(account.counted) do
       change(account, field, account.ends[field] .. " " .. digits(account.sums[field]))
     end
-    account.counted = nil
+    account.counted = {}
   end
   local numbers = string.format("%d %d %d %d", account.balance, account.held, account.holds, account.due)
   redis.call("HSET", wallet_key, "numbers", numbers, unpack(account.changed))

@@ -142,7 +142,6 @@ MUTANTS = {
         "if account.ends[field] < marks.ends[index] then",
         "if account.ends[field] ~= marks.ends[index] then",
     ),
-    "an orphan counts in no budget": ("marks and marks.fields or {}) do", "{}) do"),
     "a settlement counts by the marks of its gateway alone": ("if own and not (given", "if false and not (given"),
     "a line of the ledger has no marks": ("return answered and marks.text or", 'return "" or'),
     "the line of a released request has the mark of a request": ("return answered and marks.text or", "return marks.text or"),
