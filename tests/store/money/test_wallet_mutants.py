@@ -100,7 +100,10 @@ MUTANTS = {
     "an archived page may be counted again": ('(redis.call("HGET", wallet_key, "archived") or "") ~= before', "false"),
     "young lines are archived": ("tonumber(ms) >= clock() - keep - 2 * skew", "false"),
     "a budget refuses nothing": ("sum + added > ARGV[8 + budgets + index] + 0", "false"),
-    "a budget cannot be used up": ("sum + added > ARGV[8 + budgets + index]", "sum + added >= ARGV[8 + budgets + index]"),
+    "a budget cannot be used up": (
+        "sum + added > ARGV[8 + budgets + index]",
+        "sum + added >= ARGV[8 + budgets + index]",
+    ),
     "a request that costs nothing is refused by a budget of money": ("added > 0 and sum + added", "sum + added"),
     "a request that costs nothing needs a balance": ("and (amount > 0 or budgets == 0)", ""),
     "a hold counts in no budget": ("count(account, marks, amount, 1)", ""),
@@ -109,7 +112,10 @@ MUTANTS = {
     "budgets are not saved": ("for field in pairs(account.counted) do", "for field in pairs({}) do"),
     "a budget counts one window for ever": ('ends == "" or ends + 0 <= now or', 'ends == "" or'),
     "a window begins with the sum of the last": ("ends, sum = nil, 0\n", "ends = nil\n"),
-    "a window that has not ended begins again": ('ends == "" or ends + 0 <= now or', 'ends == "" or not windows:find(ends, 1, true) or'),
+    "a window that has not ended begins again": (
+        'ends == "" or ends + 0 <= now or',
+        'ends == "" or not windows:find(ends, 1, true) or',
+    ),
     "a request counts in the latest window": ("ends = ends or each + 0 > now and each or nil", "ends = each"),
     "what was held in a window that is over is settled in the next": (
         "if account.ends[field] == marks.ends[index] then",
@@ -130,11 +136,17 @@ MUTANTS = {
         "limit and account.ends[field] == marks.ends[index] and",
         "limit and",
     ),
-    "a settlement changes no budget": ("count(account, marks, charge - (hold", "count(account, {fields = {}}, charge - (hold"),
+    "a settlement changes no budget": (
+        "count(account, marks, charge - (hold",
+        "count(account, {fields = {}}, charge - (hold",
+    ),
     "a settlement counts beside its hold": ("charge - (hold and hold.amount or 0)", "charge"),
     "a released request counts": ("(answered and 1 or 0) - (hold and 1 or 0)", "(hold and 0 or 1)"),
     "an expired hold loses its marks": ('kind == "expire" and stored .. " " .. marks.text or stored', "stored"),
-    "a late settlement changes no budget": ("    count(account, marks, cost - past.charged, answered and 1 or 0)\n", ""),
+    "a late settlement changes no budget": (
+        "    count(account, marks, cost - past.charged, answered and 1 or 0)\n",
+        "",
+    ),
     "a late settlement counts what expiry has charged again": ("marks, cost - past.charged,", "marks, cost,"),
     "a late request does not count": ("cost - past.charged, answered and 1 or 0)", "cost - past.charged, 0)"),
     "an orphan begins no window": ("if account.ends[field] < marks.ends[index] then", "if false then"),
@@ -144,7 +156,10 @@ MUTANTS = {
     ),
     "a settlement counts by the marks of its gateway alone": ("if own and not (given", "if false and not (given"),
     "a line of the ledger has no marks": ("return answered and marks.text or", 'return "" or'),
-    "the line of a released request has the mark of a request": ("return answered and marks.text or", "return marks.text or"),
+    "the line of a released request has the mark of a request": (
+        "return answered and marks.text or",
+        "return marks.text or",
+    ),
     "arguments are not checked": ("number < least or number > most", "false"),
 }
 
