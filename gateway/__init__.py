@@ -4,11 +4,12 @@ Plugins import from here and from `gateway.testing` alone; the shipped ones do, 
 """
 
 from gateway.addresses import address_of, network_of
+from gateway.budgets import Budget, BudgetUse, Calendar, budget_in
 from gateway.catalogue import Catalogue, matches
 from gateway.chat.usage import Usage
 from gateway.errors import Refused, StoreAway, StoreError, model_not_found
 from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply, Request
-from gateway.facts import AccountLimits, Caller, Candidate, CircuitBreaker, Route
+from gateway.facts import AccountLimits, Budgets, Caller, Candidate, CircuitBreaker, Route
 from gateway.plugin import Plugin
 from gateway.prices import MICROS, Price
 from gateway.request_id import arrival_ms, utc
@@ -35,6 +36,10 @@ __all__ = [
     "Attempt",
     "AttemptRecord",
     "Authenticated",
+    "Budget",
+    "BudgetUse",
+    "Budgets",
+    "Calendar",
     "Caller",
     "Candidate",
     "Catalogue",
@@ -66,6 +71,7 @@ __all__ = [
     "Usage",
     "address_of",
     "arrival_ms",
+    "budget_in",
     "invalid_token",
     "matches",
     "model_not_found",
