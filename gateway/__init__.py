@@ -8,7 +8,7 @@ from gateway.catalogue import Catalogue, matches
 from gateway.chat.usage import Usage
 from gateway.errors import Refused, StoreAway, StoreError, model_not_found
 from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply, Request
-from gateway.facts import AccountLimits, Caller, Candidate, CircuitBreaker, Route
+from gateway.facts import AccountLimits, Budgets, Caller, Candidate, CircuitBreaker, Route
 from gateway.plugin import Plugin
 from gateway.prices import MICROS, Price
 from gateway.request_id import arrival_ms, utc
@@ -35,6 +35,7 @@ __all__ = [
     "Attempt",
     "AttemptRecord",
     "Authenticated",
+    "Budgets",
     "Caller",
     "Candidate",
     "Catalogue",

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
+from gateway.config.allowance import LARGEST_BUDGET, LARGEST_RATE
 from gateway.config.channel import Channel
 from gateway.prices import Price
 
-LARGEST_RATE: Final = 100_000_000
-"""The largest limit. Above it the numbers of the limits' script, which are doubles, would no longer be exact."""
+Allowance = TypeVar("Allowance", "AccountLimits", "Budgets")
 
 
 class AccountLimits(msgspec.Struct, frozen=True):
-    """What an account may take, each from 1 to `LARGEST_RATE`.
+    """What an account or a token may take, each from 1 to `LARGEST_RATE`.
 
-    None means no such limit; in a `Caller` it means the configured one. The tokens and requests of a whole minute may be
-    taken at once and become available again evenly. Raises `ValueError` for other numbers.
+    None means no such limit; in `Caller.limits` it means the one of the plugin's settings. The tokens and requests of a whole
+    minute may be taken at once and become available again evenly. Raises `ValueError` for other numbers.
     """
 
     requests_per_minute: int | None = None
@@ -32,10 +32,45 @@ class AccountLimits(msgspec.Struct, frozen=True):
                 raise ValueError(f"{name} must be from 1 to {LARGEST_RATE}; leave it out for no limit")
 
 
+class Budgets(
+    msgspec.Struct,
+    frozen=True,
+    rename={"day": "day_micros", "week": "week_micros", "month": "month_micros", "total": "total_micros"},
+):
+    """What may be spent in each calendar window, in micros, and how many chat completions a day. None: no such budget.
+
+    Raises `ValueError` for a number that is not from 1 to `LARGEST_BUDGET`.
+    """
+
+    day: int | None = None
+    week: int | None = None
+    month: int | None = None
+    total: int | None = None
+    requests: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= LARGEST_BUDGET:
+                raise ValueError(f"the budget {name} must be from 1 to {LARGEST_BUDGET}; leave it out for no budget")
+
+
+NO_LIMITS: Final = AccountLimits()
+NO_BUDGETS: Final = Budgets()
+
+
+def with_defaults(own: Allowance, defaults: Allowance) -> Allowance:
+    """Return `own`, with the fields that it leaves out taken from `defaults`."""
+    pairs = zip(msgspec.structs.astuple(own), msgspec.structs.astuple(defaults), strict=True)
+    return type(own)(*(default if value is None else value for value, default in pairs))
+
+
 class Caller(msgspec.Struct, frozen=True):
     """The authenticated caller: an active account, and the token that it used. Provided by `auth`.
 
     `account_models` and `token_models` restrict what the group allows: names and `*` patterns, None for no restriction.
+    `budgets` and `limits` are the account's own, field by field, else its group's. `token_budgets` and `token_limits` are the
+    token's and apply in addition.
     """
 
     account: str
@@ -43,7 +78,10 @@ class Caller(msgspec.Struct, frozen=True):
     group: str
     account_models: tuple[str, ...] | None = None
     token_models: tuple[str, ...] | None = None
-    limits: AccountLimits = AccountLimits()
+    limits: AccountLimits = NO_LIMITS
+    token_limits: AccountLimits = NO_LIMITS
+    budgets: Budgets = NO_BUDGETS
+    token_budgets: Budgets = NO_BUDGETS
 
 
 class Candidate(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from importlib.resources import files
 from pathlib import Path
@@ -20,11 +20,13 @@ import msgspec
 
 from gateway.chat.fields import REMEDIES
 from gateway.config import document
+from gateway.config.allowance import GroupBudgets, GroupLimits
 from gateway.config.channel import Channel
 from gateway.config.decode import convert
 from gateway.config.document import Document, KeyPath
 from gateway.config.model import Model
 from gateway.config.section import Bytes, Count, Seconds, SecondsOrNone, Section, is_amount
+from gateway.config.time_zone import time_zone
 from gateway.errors import Misconfigured
 
 CLICKHOUSE_URL: Final = re.compile(
@@ -39,12 +41,14 @@ ACCOUNT_ID: Final = re.compile(r"[a-z0-9]{3,32}")
 class Group(Section, frozen=True):
     """A user group: the models and channels it may use (names or patterns with `*`), and the ratio applied to prices.
 
-    `enabled: false` refuses all its accounts.
+    `budgets` and `limits` are for each account that has none of its own. `enabled: false` refuses all its accounts.
     """
 
     models: list[str] = msgspec.field(default_factory=lambda: ["*"])
     channels: list[str] = msgspec.field(default_factory=lambda: ["*"])
     ratio: Decimal = Decimal(1)
+    budgets: GroupBudgets = GroupBudgets()
+    limits: GroupLimits = GroupLimits()
     enabled: bool = True
 
     def __post_init__(self) -> None:
@@ -153,6 +157,7 @@ class Config(Section, frozen=True):
     redis: str = "embedded"
     data: str = "./data"
     workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
+    time_zone: str = "UTC"
     port: Port = Port()
     tls: Tls | None = None
     store: StoreSettings = StoreSettings()
@@ -222,16 +227,19 @@ def _check_references(config: Config, parsed: Document) -> None:
                 ("plugins", index), f"the name `{entry.label}` is taken; give this one a `name:` of its own"
             )
         labels.add(entry.label)
-    addresses: dict[KeyPath, str] = {("listen",): config.listen}
+    checks: list[tuple[KeyPath, Callable[[str], object], str]] = [
+        (("time_zone",), time_zone, config.time_zone),
+        (("listen",), host_port, config.listen),
+    ]
     if config.admin is not None:
-        addresses[("admin",)] = config.admin
+        checks.append((("admin",), host_port, config.admin))
     if config.demo is not None:
-        addresses["demo", "upstream"] = config.demo.upstream
+        checks.append((("demo", "upstream"), host_port, config.demo.upstream))
         if not config.models:
             raise parsed.wrong(("demo",), "a demo needs a model to talk to; add one under `models:`")
-    for key_path, address in addresses.items():
+    for key_path, check, value in checks:
         try:
-            host_port(address)
+            check(value)
         except ValueError as error:
             raise parsed.wrong(key_path, str(error)) from None
 

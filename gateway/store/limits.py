@@ -14,7 +14,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from gateway.facts import LARGEST_RATE, AccountLimits
+from gateway.config.allowance import LARGEST_RATE
+from gateway.facts import AccountLimits
 from gateway.store.client.client import Argument, Client, Script
 from gateway.store.client.step import Step
 

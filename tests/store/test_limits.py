@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gateway.facts import LARGEST_RATE, AccountLimits
+from gateway.config.allowance import LARGEST_RATE
+from gateway.facts import AccountLimits
 from gateway.store import limits
 from gateway.store.client.client import Client, Script
 from gateway.store.limits import Limited, Rate, RateLimiter, Taken
