@@ -4,6 +4,7 @@ Plugins import from here and from `gateway.testing` alone; the shipped ones do, 
 """
 
 from gateway.addresses import address_of, network_of
+from gateway.budgets import Budget, BudgetUse, Calendar, budget_in
 from gateway.catalogue import Catalogue, matches
 from gateway.chat.usage import Usage
 from gateway.errors import Refused, StoreAway, StoreError, model_not_found
@@ -35,7 +36,10 @@ __all__ = [
     "Attempt",
     "AttemptRecord",
     "Authenticated",
+    "Budget",
+    "BudgetUse",
     "Budgets",
+    "Calendar",
     "Caller",
     "Candidate",
     "Catalogue",
@@ -68,6 +72,7 @@ __all__ = [
     "Usage",
     "address_of",
     "arrival_ms",
+    "budget_in",
     "invalid_token",
     "matches",
     "model_not_found",

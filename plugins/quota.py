@@ -6,6 +6,7 @@ balance. The charge never exceeds the most that the request can cost, even if an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
 from functools import partial
 from typing import Final, Literal
@@ -15,6 +16,9 @@ import msgspec
 from gateway import (
     MICROS,
     AccountStatus,
+    Budget,
+    BudgetUse,
+    Calendar,
     Caller,
     Exchange,
     Hold,
@@ -28,6 +32,7 @@ from gateway import (
     Step,
     StoreAway,
     Usage,
+    budget_in,
 )
 
 LEAST_HOLD: Final = Decimal("0.000001")
@@ -35,6 +40,13 @@ LARGEST_HOLD: Final = 1_000_000_000
 """In currency units."""
 LARGEST_AMOUNT: Final = 2**53 - 1
 """The largest amount that the wallet can hold, in micros. No balance is larger."""
+BUDGETS: Final = {
+    "day": "budget of the day",
+    "week": "budget of the week",
+    "month": "budget of the month",
+    "total": "total budget",
+    "requests": "budget of requests a day",
+}
 LONGEST_LEASE_S: Final = 86_400
 """The wallet forgets a request after a day, so no hold may last longer."""
 
@@ -42,7 +54,7 @@ LONGEST_LEASE_S: Final = 86_400
 class PlacedHold(msgspec.Struct):
     """The hold of one exchange, and the step that places it.
 
-    `full`: the most that the request can cost, in micros. `refused`: the wallet refused it.
+    `full`: the most that the request can cost, in micros. `refused`: the wallet refused it. `marks`: the budgets that it counts in.
     """
 
     account: str
@@ -50,6 +62,7 @@ class PlacedHold(msgspec.Struct):
     full: int
     step: Step
     refused: bool = False
+    marks: str = ""
 
 
 class Quota(Plugin):
@@ -82,6 +95,7 @@ class Quota(Plugin):
         self.wallet = services.store.wallet
         self.accounts = services.store.accounts
         self.catalogue = services.catalogue
+        self.calendar = Calendar(services.catalogue.time_zone, services.clock)
         self.log = services.log
         lease_s = self.catalogue.longest_s + self.lease_margin
         if lease_s > LONGEST_LEASE_S:
@@ -92,12 +106,12 @@ class Quota(Plugin):
         self.lease_ms = int(lease_s * 1000)
 
     async def request_step(self, exchange: Exchange) -> Step | None:
-        """Place a hold. The step raises `Refused` if the balance does not cover it."""
+        """Place a hold. The step raises `Refused` if the balance or a budget does not cover it."""
         priced = await self._priced(exchange)
         if priced is None:
             return None
         body = await exchange.body()
-        price, full = priced
+        price, full, budgets = priced
         amount = self._amount(full)
         if amount > LARGEST_AMOUNT:
             raise _refusal(Hold.FUNDS, self.max_holds)
@@ -111,27 +125,34 @@ class Quota(Plugin):
             lease_ms=self.lease_ms,
             fingerprint=f"{body.size}x{amount}",
             max_holds=self.max_holds,
-            then=partial(self._held, exchange),
+            then=partial(self._held, exchange, budgets),
+            budgets=budgets,
         )
         # Set before the step is sent: if the reply is lost, the hold may exist all the same, and `end_step` must release it.
         exchange[PlacedHold] = PlacedHold(account, price, min(full, LARGEST_AMOUNT), step)
         return step
 
-    async def _held(self, exchange: Exchange, reply: HoldReply) -> None:
+    async def _held(self, exchange: Exchange, budgets: Sequence[Budget], reply: HoldReply) -> None:
         hold = exchange[PlacedHold]
+        hold.marks = reply.marks
         if reply.expired:
             requests = [request_id for request_id, _ in reply.expired]
             self.log.warning("holds_expired", account=hold.account, requests=requests)
         if reply.outcome is not Hold.HELD:
             hold.refused = True
+            if reply.outcome is Hold.BUDGET:
+                raise self._over(*budget_in(reply.marks, budgets))
             raise _refusal(reply.outcome, self.max_holds)
 
     async def explain(self, exchange: Exchange) -> str:
-        """Return the hold and the available balance, and set `exchange.price`. Expired holds count until they are swept."""
+        """Return the hold, the available balance and each budget, and set `exchange.price`.
+
+        Expired holds count until they are swept.
+        """
         priced = await self._priced(exchange)
         if priced is None:
             return "holds nothing: the request costs nothing, or the model is not open to the account"
-        price, full = priced
+        price, full, budgets = priced
         amount = self._amount(full)
         account = await self.accounts.get(exchange[Caller].account)
         if account is None or account.status is not AccountStatus.ACTIVE:
@@ -149,7 +170,12 @@ class Quota(Plugin):
             raise _refusal(Hold.BUSY, self.max_holds)
         if available < amount:
             raise _refusal(Hold.FUNDS, self.max_holds)
-        return f"holds {amount} micros of {available} available, and charges {full} at most"
+        texts = [f"holds {amount} micros of {available} available, and charges {full} at most"]
+        for use in await self.wallet.budgets(account.id, budgets):
+            if use.left < (1 if use.budget.kind == "requests" else amount):
+                raise self._over(use.budget, use.ends_ms)
+            texts.append(self._described(use))
+        return "; ".join(texts)
 
     async def end_step(self, exchange: Exchange) -> Step | None:
         """Settle the hold for the actual cost, or release it if there is none.
@@ -169,7 +195,9 @@ class Quota(Plugin):
             self._log_capped(exchange, hold, cost)
             cost = exchange.price["capped_micros"] = hold.full
         exchange.charge_micros = cost
-        return self.wallet.settle_step(hold.account, exchange.id, cost, then=partial(self._settled, exchange))
+        answered = usage.answers > 0 and hold.marks != ""
+        then = partial(self._settled, exchange)
+        return self.wallet.settle_step(hold.account, exchange.id, cost, then=then, answered=answered, marks=hold.marks)
 
     async def _settled(self, exchange: Exchange, settled: Settled) -> bool:
         changed = settled.charged != exchange.charge_micros
@@ -188,8 +216,11 @@ class Quota(Plugin):
             uncapped_micros=uncapped,
         )
 
-    async def _priced(self, exchange: Exchange) -> tuple[Price, int] | None:
-        """Return the price and the most that the request can cost, in micros; None if no hold is needed."""
+    async def _priced(self, exchange: Exchange) -> tuple[Price, int, Sequence[Budget]] | None:
+        """Return the price, the most that the request can cost in micros, and its budgets; None if no hold is needed.
+
+        A request that costs nothing has a hold of nothing where it counts in budgets.
+        """
         if exchange.request.operation is not Operation.CHAT:
             return None
         body, caller = await exchange.body(), exchange[Caller]
@@ -198,7 +229,26 @@ class Quota(Plugin):
             return None  # `model-routing` refuses the request
         ceiling = body.max_tokens or self.catalogue.models[body.model].max_output_tokens
         full = price.most(body.prompt_tokens_bound, body.n * ceiling, self.catalogue.attempts(body.model))
-        return (price, full) if full else None
+        budgets = self.calendar.budgets(caller)
+        return (price, full, budgets) if full or budgets else None
+
+    def _over(self, budget: Budget, ends_ms: int | None) -> Refused:
+        """Return the error for a request that a budget does not cover."""
+        kind = BUDGETS[budget.kind]
+        left = (
+            "has no request left" if budget.kind == "requests" else "does not cover the most that this request can cost"
+        )
+        cure = "" if budget.kind == "requests" else ", or lower max_tokens"
+        text = f"The {budget.owner}'s {kind} {left}. It {self._reset(ends_ms)}. Ask for a larger budget{cure}."
+        return Refused(402, "budget_exceeded", text, should_retry=False)
+
+    def _described(self, use: BudgetUse) -> str:
+        unit = "requests" if use.budget.kind == "requests" else "micros"
+        kind = BUDGETS[use.budget.kind]
+        return f"the {use.budget.owner}'s {kind} has used {use.used} of {use.budget.limit} {unit} and {self._reset(use.ends_ms)}"
+
+    def _reset(self, ends_ms: int | None) -> str:
+        return "does not reset" if ends_ms is None else f"resets at {self.calendar.ends_at(ends_ms)}"
 
     def _amount(self, full: int) -> int:
         return full if self.max_hold is None else min(full, int(self.max_hold * MICROS))

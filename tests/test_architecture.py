@@ -34,7 +34,7 @@ LAYERS = (
     ("usage", "metrics"),
     ("store", "store.money"),
     ("store.client",),
-    ("catalogue", "facts", "exchange", "prices"),
+    ("budgets", "catalogue", "facts", "exchange", "prices"),
     ("config", "chat"),
     ("fake_upstream",),
     ("errors", "request_id", "addresses", "durable", "crash_points", "compiled"),

@@ -59,10 +59,14 @@ class Archived(msgspec.Struct, frozen=True):
         sums = (1, self.lines, self.total, self.transactions, self.credited, self.last)
         return " ".join(map(str, sums)) if self.lines else ""
 
+    @property
+    def last_ms(self) -> int:
+        """The time of the last line; 0 where there is none."""
+        return int(self.last.partition("-")[0])
+
     def may_have(self, request_id: str) -> bool:
         """Return whether a line of this request may be among them."""
-        last_ms, _, _ = self.last.partition("-")
-        return self.lines > 0 and arrival_ms(request_id) <= int(last_ms) + SKEW_S * 1000
+        return self.lines > 0 and arrival_ms(request_id) <= self.last_ms + SKEW_S * 1000
 
 
 def encode(line: bytes, fields: Mapping[bytes, bytes]) -> bytes:

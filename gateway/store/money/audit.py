@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from gateway.store.money.archive import MOVES, Archived, ArchiveError, Entry
+from gateway.store.money.budgets import Window, count, differences, windows
 
 RESOLVING_KINDS = frozenset((b"settle", b"release", b"expire", b"orphan"))
 """The kinds of ledger lines that resolve a request. Each request has one of them; one `late` may follow an `expire`."""
@@ -30,11 +32,14 @@ class Snapshot(msgspec.Struct, frozen=True):
     last_line: bytes
     now_ms: int
     archived: Archived
+    marks: list[tuple[bytes, int]]
+    """Of each hold the text with its marks, and its amount."""
+    budgets: dict[Window, int]
 
     @classmethod
-    def of(cls, reply: list[Any]) -> Snapshot:
-        """Return the snapshot in a reply of the script `snapshot`."""
-        _, (numbers, archived), holds, leases, moved, resolved, last_line, now_ms = reply
+    def of(cls, reply: list[Any], fields: Sequence[str] = ()) -> Snapshot:
+        """Return the snapshot in a reply of the script `snapshot`, which was given these fields of budgets."""
+        _, (numbers, archived), holds, leases, moved, resolved, last_line, now_ms, budgets = reply
         balance, held, count, _ = (numbers or b"0 0 0 0").split()
         terms = {request_id: record.split() for request_id, record in _pairs(holds)}
         return cls(
@@ -48,6 +53,8 @@ class Snapshot(msgspec.Struct, frozen=True):
             last_line,
             int(now_ms),
             Archived.of(archived),
+            [(parts[4], int(parts[1])) for parts in terms.values()],
+            windows(fields, budgets),
         )
 
 
@@ -74,6 +81,15 @@ class Audit(msgspec.Struct, frozen=True):
     at_ms: int
     unread: Archived
 
+    @classmethod
+    def of(
+        cls, snapshot: Snapshot, ledger: Ledger, swept_ms: int, expired: list[tuple[str, int]], stale: dict[str, int]
+    ) -> Audit:
+        """Return the audit of an account that was swept at `swept_ms`."""
+        requests = {request_id.decode(): resolved for request_id, resolved in ledger.requests.items()}
+        wrong = violations(snapshot, ledger, swept_ms)
+        return cls(wrong, requests, ledger.lines, expired, stale, snapshot.now_ms, ledger.unread)
+
 
 class Ledger:
     """The sums of a ledger and the errors in its lines, added line by line. `unread`: the sums of archived lines before them."""
@@ -85,6 +101,7 @@ class Ledger:
         self.credits: dict[bytes, int] = {}
         self.wrong: list[str] = []
         self.requests: dict[bytes, Resolved] = {}
+        self.budgets = Counter[Window]()
 
     @classmethod
     def after(cls, archived: Archived, entries: Iterable[Entry]) -> Ledger:
@@ -108,6 +125,7 @@ class Ledger:
                 self.wrong.append(f"transaction {key.decode()} moved the balance twice")
             self.credits[key] = amount
             return
+        count(self.budgets, fields.get(b"budgets", b""), -amount)
         if kind == b"late" and key not in self.requests and self.unread.may_have(key.decode()):
             return  # its `expire` line is archived, so its total charge is not known here
         before = self.requests.get(key, Resolved())
@@ -148,6 +166,10 @@ def violations(snapshot: Snapshot, ledger: Ledger, swept_ms: int) -> list[str]:
         f"request {request_id.decode()} is held although it was resolved"
         for request_id in snapshot.resolved[:MAX_LISTED]
     ]
+    sums = Counter(ledger.budgets)
+    for marks, amount in snapshot.marks:
+        count(sums, marks, amount)
+    wrong += differences(snapshot.budgets, sums, unread.last_ms)
     overdue = [request_id.decode() for request_id, expiry in snapshot.leases.items() if expiry <= swept_ms]
     wrong += [f"request {request_id} is held past its lease" for request_id in overdue[:MAX_LISTED]]
     return wrong

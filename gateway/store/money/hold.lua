@@ -1,4 +1,6 @@
--- hold(request_id, amount, floor, lease, fingerprint, max holds, keep, skew)
+-- hold(request_id, amount, floor, lease, fingerprint, max holds, keep, skew, then for each budget of the account or the token:
+-- its field, its limit, the ends of the last, the current and the next window by the gateway's clock)
+-- Returns also the marks of the budgets that the request counts in, or that of the one that refuses it.
 -- The second value that is returned is true where nothing is held: as a step, it ends the script.
 local request_id, fingerprint = ARGV[1], ARGV[5]
 local arrived = arrival_ms(request_id)
@@ -8,11 +10,18 @@ local keep = integer(ARGV[7], 1, MOST, "keep")
 local skew = integer(ARGV[8], 1, MOST, "skew")
 local lease = integer(ARGV[4], 1, keep, "the lease")
 local max_holds = integer(ARGV[6], 1, MOST, "the most holds")
-if not fingerprint:match("^%w+$") or #fingerprint > 64 then
-  refuse("the fingerprint is not 1 to 64 letters and digits")
+if not fingerprint:match("^[%l%d]+$") or #fingerprint > 64 then
+  refuse("the fingerprint is not 1 to 64 lower-case letters and digits")
+end
+local fields, limits, windows = {}, {}, {}
+for at = 9, #ARGV, 3 do
+  local number = #fields + 1
+  fields[number] = ARGV[at]:match("^[DWMTR][%l%d]*$") or refuse("a field is not that of a budget")
+  limits[number] = integer(ARGV[at + 1], 0, MOST, "a budget")
+  windows[number] = (ARGV[at + 2] or ""):match("^[%d ]+$") or refuse("the ends of windows are not readable")
 end
 
-local account, record = wallet(request_id)
+local account, record = wallet(request_id, fields)
 if not account then
   return { request_id, "NO_ACCOUNT", 0, 0, 0 }, true
 end
@@ -29,19 +38,23 @@ if account.holds > 0 and account.due <= now then
   end
 end
 
-local function reply(word)
+local function reply(word, marks)
+  if marks and marks ~= "" then -- requests and their charges come in pairs, so that one value more is the marks
+    over[#over + 1] = marks
+  end
   return { request_id, word, account.balance, account.held, credit_line, unpack(over) }, word ~= "HELD"
 end
 
 local hold = hold_in(record)
 if hold and hold.expiry <= now then -- expired, but not among the 16 ended above
-  finish(account, request_id, hold, "expire", hold.floor)
+  know_all(account, hold.marks)
+  finish(account, request_id, hold, "expire", hold.floor, hold.marks, false)
   save(account)
   over[#over + 1], over[#over + 2] = request_id, hold.floor
   return reply("DONE")
 end
 if hold then
-  return reply(hold.fingerprint == fingerprint and "HELD" or "CONFLICT")
+  return reply(hold.fingerprint == fingerprint and "HELD" or "CONFLICT", hold.marks)
 end
 if end_in(record) then
   return reply("DONE")
@@ -55,8 +68,31 @@ end
 if account.holds >= max_holds then
   return reply("BUSY")
 end
-if account.balance - account.held + credit_line < amount then
+if account.balance - account.held + credit_line < amount and (amount > 0 or #fields == 0) then
   return reply("FUNDS")
+end
+-- A window counts until its end, also where the clock steps back or the time zone changes. One that ends after the next
+-- window is of a clock that was wrong.
+local marks = ""
+for number, field in ipairs(fields) do
+  local budget, ends = account.budgets[field], windows[number]
+  if budget.ends <= now or budget.ends > tonumber(ends:match("%d+$")) then
+    budget.ends, budget.sum = 0, 0
+    for each in ends:gmatch("%d+") do
+      if budget.ends <= now then
+        budget.ends = tonumber(each)
+      end
+    end
+    if budget.ends <= now then
+      return reply("SKEW")
+    end
+  end
+  local mark = field .. "E" .. digits(budget.ends)
+  local added = field:find("^R") and 1 or amount
+  if added > 0 and budget.sum + added > limits[number] then
+    return reply("BUDGET", mark)
+  end
+  marks = marks .. mark
 end
 if account.held + amount > MOST then
   refuse("the new sum of holds is beyond its range")
@@ -66,7 +102,8 @@ if account.holds == 0 or expiry < account.due then
   account.due = expiry
 end
 account.held, account.holds = account.held + amount, account.holds + 1
-change(account, request_id, string.format("1 %d %d %d %s", amount, expiry, floor, fingerprint))
+count(account, marks, amount, 1)
+change(account, request_id, string.format("1 %d %d %d %s%s", amount, expiry, floor, fingerprint, marks))
 redis.call("ZADD", leases, expiry, request_id)
 save(account)
-return reply("HELD")
+return reply("HELD", marks)

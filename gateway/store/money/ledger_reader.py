@@ -9,18 +9,20 @@ from typing import Any, Final
 from gateway.store.client.client import Client
 from gateway.store.money.archive import Archive, Archived
 from gateway.store.money.audit import Ledger, Snapshot
+from gateway.store.money.budgets import budget_fields
 from gateway.store.money.scripts import keys_of
 
 PAGE_SIZE: Final = 1000
 
 
 async def read_ledger(
-    client: Client, account: str, read_snapshot: Callable[[], Awaitable[list[Any]]], archive: Archive | None
+    client: Client, account: str, read_snapshot: Callable[..., Awaitable[list[Any]]], archive: Archive | None
 ) -> tuple[Snapshot, Ledger]:
     """Return a snapshot of the account and its ledger up to then. Starts again if lines were archived meanwhile."""
     keys = keys_of(account)
     while True:
-        snapshot = Snapshot.of(await read_snapshot())
+        fields = await budget_fields(client, account)
+        snapshot = Snapshot.of(await read_snapshot(*fields), fields)
         ledger, start = Ledger(snapshot.archived), "-"
         if archive is not None:
             entries = archive.entries(account, snapshot.archived)

@@ -20,6 +20,8 @@ class Hold(StrEnum):
     """The id has a hold with another fingerprint: it belongs to another request."""
     DONE = "DONE"
     """The request is already resolved."""
+    BUDGET = "BUDGET"
+    """A budget of the account or of the token does not cover the amount, or has no request left."""
     INACTIVE = "INACTIVE"
     NO_ACCOUNT = "NO_ACCOUNT"
     SKEW = "SKEW"
@@ -67,6 +69,8 @@ class HoldReply(msgspec.Struct, frozen=True):
     credit_line: int
     expired: tuple[tuple[str, int], ...] = ()
     """The requests whose expired hold this call ended, and the charge of each."""
+    marks: str = ""
+    """The budgets that a held request counts in, with their windows, for its settlement; or the budget that refused it."""
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -90,3 +94,5 @@ class Settlement(msgspec.Struct, frozen=True):
     request_id: str = msgspec.field(name="rid")
     cost: int = 0
     kind: Literal["settle", "release"] = "settle"
+    marks: str = ""
+    """The budgets that it counts in, as its hold returned them. They are used where the store has lost the hold."""

@@ -21,7 +21,8 @@ class AccountKeys(NamedTuple):
     """Hash: the account's status, group, models, limits and credit line."""
     wallet: str
     """Hash: `numbers` (the balance, the sum and the number of holds, a time before which no lease ends); request id -> its hold,
-    or how it was resolved and its charge; `trimmed`, the line of the ledger up to which ends were deleted; `archived`."""
+    or how it was resolved and its charge; `trimmed`, the line of the ledger up to which ends were deleted; `archived`;
+    of each budget, such as `M` or `Dab12cd34`, when its window ends and its sum."""
     leases: str
     """Sorted set: the request ids of holds by the end of their lease."""
     ledger: str

@@ -1,4 +1,5 @@
--- settle(request_id, kind: settle | release, cost, keep, skew)
+-- settle(request_id, kind: settle | release, cost, keep, skew, the marks that its hold returned)
+-- The store's hold has the marks, too. Those of the gateway are for an orphan, whose hold and sums are lost.
 -- The second value that is returned is true where another amount than the cost was charged: as a step, it ends the script.
 local request_id, kind = ARGV[1], ARGV[2]
 local arrived = arrival_ms(request_id)
@@ -8,8 +9,18 @@ local skew = integer(ARGV[5], 1, MOST, "skew")
 if kind ~= "settle" and kind ~= "release" then
   refuse("the kind is neither settle nor release")
 end
+local given, answered, fields = ARGV[6] or "", kind == "settle", nil
+if given ~= "" then
+  fields = {}
+  for field in given:gmatch(MARK) do
+    fields[#fields + 1] = field:match("^[DWMTR]") and field or refuse("a field is not that of a budget")
+  end
+  if given:find("%W") then
+    refuse("the marks are not readable")
+  end
+end
 
-local account, record = wallet(request_id)
+local account, record = wallet(request_id, fields)
 if not account then
   return { request_id, "NO_ACCOUNT", 0 }, cost ~= 0
 end
@@ -23,20 +34,29 @@ if request_id:find("[08]$") and trim(account, now, keep, skew) then
 end
 
 local hold, past = hold_in(record), end_in(record)
+local marks = hold and hold.marks or past and past.marks or given
+know_all(account, marks)
 local result, charged = "OK", cost
 if hold then
-  finish(account, request_id, hold, kind, cost)
+  finish(account, request_id, hold, kind, cost, marks, answered)
 elseif past and past.kind ~= "expire" then
   result, charged = "DONE", past.charged
 elseif past then -- the total charge becomes the cost: expiry charged the floor, or nothing
+  count(account, marks, cost - past.charged, answered and 1 or 0)
   change(account, request_id, "1 late " .. digits(cost))
-  move(account, "late", request_id, past.charged - cost)
+  charge_in(account, marks, answered, "late", request_id, cost - past.charged)
   result = "LATE"
 elseif arrived < now - keep or arrived > now + skew then
   redis.call("HSETNX", stale, request_id, digits(cost))
   result, charged = "STALE", 0
 else
-  finish(account, request_id, nil, "orphan", cost)
+  for field, ends in marks:gmatch(MARK) do
+    local budget = account.budgets[field]
+    if budget.ends < tonumber(ends) then -- the first one of its window was lost as well
+      budget.ends, budget.sum = tonumber(ends), 0
+    end
+  end
+  finish(account, request_id, nil, "orphan", cost, marks, answered)
   result = "ORPHAN"
 end
 if #account.changed > 0 then

@@ -1,4 +1,5 @@
--- snapshot(account): all data that must agree at one moment. Of the ledger, only the id of its last line. Writes nothing.
+-- snapshot(account, fields of budgets): all data that must agree at one moment. Of the ledger, only the id of its last line.
+-- Writes nothing.
 local last = redis.call("XREVRANGE", ledger, "+", "-", "COUNT", 1)
 local ends = redis.call("ZRANGE", leases, 0, -1, "WITHSCORES")
 local held, resolved = {}, {}
@@ -19,4 +20,5 @@ return {
   resolved,
   last[1] and last[1][1] or "0-0",
   digits(clock()),
+  #ARGV > 1 and redis.call("HMGET", wallet_key, unpack(ARGV, 2)) or {},
 }

@@ -37,10 +37,36 @@ local function arrival_ms(request_id)
   return tonumber(high .. low, 16)
 end
 
+-- Marks are what a request counts in: of each budget the wallet's field and the end of its window, in milliseconds.
+-- A field is D, W, M, T or R (day, week, month, total, requests a day), and the token's id where the budget is a token's.
+local MARK = "(%u[%l%d]*)E(%d+)"
+
+-- The window that a budget counts now, by what is stored of it: its end, and the sum of what was charged and is held in it.
+local function know(account, field, stored)
+  local ends, sum = (stored or "0 0"):match("^(%d+) (%d+)$")
+  account.budgets[field] = {
+    ends = in_range(tonumber(ends), 0, MOST, "the end of a budget's window"),
+    sum = in_range(tonumber(sum), 0, MOST, "the sum of a budget"),
+  }
+end
+
+-- Reads the budgets in these marks that were not read yet.
+local function know_all(account, marks)
+  if marks == "" then
+    return
+  end
+  for field in marks:gmatch(MARK) do
+    if not account.budgets[field] then
+      know(account, field, redis.call("HGET", wallet_key, field))
+    end
+  end
+end
+
 -- The account's numbers, or nil if there is no such account, and what is stored of a request. They are read once; between a
--- change and `save` nothing may raise an error. `due`: no lease ends before it. `changed`: what `save` writes besides.
-local function wallet(request_id)
-  local stored = redis.call("HMGET", wallet_key, "numbers", request_id or "numbers")
+-- change and `save` nothing may raise an error. `due`: no lease ends before it. `budgets`: those that were read, at first
+-- those of `fields`. `changed`: what `save` writes besides.
+local function wallet(request_id, fields)
+  local stored = redis.call("HMGET", wallet_key, "numbers", request_id or "numbers", unpack(fields or {}))
   if not stored[1] then
     if redis.call("EXISTS", account_key) == 1 then
       refuse("the account has no numbers: its data is of another version")
@@ -48,13 +74,18 @@ local function wallet(request_id)
     return nil
   end
   local balance, held, holds, due = stored[1]:match("^(%-?%d+) (%d+) (%d+) (%d+)$")
-  return {
+  local account = {
     balance = in_range(tonumber(balance), -MOST, MOST, "the balance"),
     held = in_range(tonumber(held), 0, MOST, "the sum of holds"),
     holds = in_range(tonumber(holds), 0, MOST, "the number of holds"),
     due = in_range(tonumber(due), 0, MOST, "the end of the first lease"),
+    budgets = {},
     changed = {},
-  }, stored[2]
+  }
+  for index, field in ipairs(fields or {}) do
+    know(account, field, stored[index + 2])
+  end
+  return account, stored[2]
 end
 
 local function change(account, field, value)
@@ -62,7 +93,28 @@ local function change(account, field, value)
   changed[#changed + 1], changed[#changed + 2] = field, value
 end
 
+-- Adds to the budgets in these marks, as far as they still count the same window: `requests` to those of requests, `amount`
+-- to the others. What was held in a window is settled in it; where it is over, there is nothing to correct.
+local function count(account, marks, amount, requests)
+  if marks == "" then
+    return
+  end
+  for field, ends in marks:gmatch(MARK) do
+    local budget = account.budgets[field]
+    if budget.ends == tonumber(ends) then
+      local sum = budget.sum + (field:find("^R") and requests or amount)
+      budget.sum, budget.changed = math.max(0, math.min(sum, MOST)), true
+    end
+  end
+end
+
 local function save(account)
+  for field, budget in pairs(account.budgets) do
+    if budget.changed then
+      change(account, field, string.format("%d %d", budget.ends, budget.sum))
+      budget.changed = false
+    end
+  end
   local numbers = string.format("%d %d %d %d", account.balance, account.held, account.holds, account.due)
   redis.call("HSET", wallet_key, "numbers", numbers, unpack(account.changed))
   account.changed = {}
@@ -73,26 +125,37 @@ local function hold_in(record)
   if not record or record:find("^1 %l") then
     return nil
   end
-  local amount, expiry, floor, fingerprint = record:match("^1 (%d+) (%d+) (%d+) (%w+)$")
+  -- The marks begin at the first capital. Earlier versions read them as a part of the fingerprint.
+  local amount, expiry, floor, fingerprint, marks = record:match("^1 (%d+) (%d+) (%d+) ([%l%d]*)(%w*)$")
   if not amount then
     refuse("a hold is not readable")
   end
-  return { amount = amount + 0, expiry = expiry + 0, floor = floor + 0, fingerprint = fingerprint }
+  return { amount = amount + 0, expiry = expiry + 0, floor = floor + 0, fingerprint = fingerprint, marks = marks }
 end
 
--- How a request was resolved and its charge, by what is stored of it; or nil.
+-- How a request was resolved and its charge, by what is stored of it; or nil. Only an expired one has marks.
 local function end_in(record)
-  local kind, charged = (record or ""):match("^1 (%l+) (%d+)$")
+  local kind, charged, marks = (record or ""):match("^1 (%l+) (%d+) ?(%w*)$")
   if not kind and record and record:find("^1 %l") then
     refuse("an ended request is not readable")
   end
-  return kind and { kind = kind, charged = charged + 0 }
+  return kind and { kind = kind, charged = charged + 0, marks = marks }
 end
 
 -- Changes the balance by `amount` and adds a line to the ledger.
 local function move(account, kind, id, amount, ...)
   account.balance = account.balance + amount
   redis.call("XADD", ledger, "*", "kind", kind, "id", id, "amount", digits(amount), ...)
+end
+
+-- Adds a request's line with the marks of the budgets that it is charged in: those of requests only where it `answered`.
+local function charge_in(account, marks, answered, kind, request_id, charge)
+  local charged = answered and marks or marks:gsub("R[%l%d]*E%d+", "")
+  if charged == "" then
+    move(account, kind, request_id, -charge)
+  else
+    move(account, kind, request_id, -charge, "budgets", charged)
+  end
 end
 
 -- The requests that these lines of the ledger resolve.
@@ -124,14 +187,17 @@ local function trim(account, now, keep, skew)
   return #old > 0
 end
 
--- Resolves a request: deletes its hold's lease if it has one, charges it, stores its end in place of the hold.
-local function finish(account, request_id, hold, kind, charge)
+-- Resolves a request: deletes its hold's lease if it has one, charges it, stores its end in place of the hold. A request
+-- that was `answered` counts in the budgets of requests; one that was released or has expired no longer does.
+local function finish(account, request_id, hold, kind, charge, marks, answered)
   if hold then -- first what frees memory: a store that is out of it refuses a script whose first write allocates some
     redis.call("ZREM", leases, request_id)
     account.held, account.holds = account.held - hold.amount, account.holds - 1
   end
-  change(account, request_id, string.format("1 %s %d", kind, charge))
-  move(account, kind, request_id, -charge)
+  count(account, marks, charge - (hold and hold.amount or 0), (answered and 1 or 0) - (hold and 1 or 0))
+  local kept = kind == "expire" and marks ~= "" and " " .. marks or ""
+  change(account, request_id, string.format("1 %s %d%s", kind, charge, kept))
+  charge_in(account, marks, answered, kind, request_id, charge)
 end
 
 -- Ends up to `limit` holds whose lease has expired, the oldest first. Returns { request_id, charge, request_id, charge, ... }.
@@ -142,11 +208,12 @@ local function expire(account, now, limit)
   if #request_ids > 0 then
     for index, record in ipairs(redis.call("HMGET", wallet_key, unpack(request_ids))) do
       found[index] = hold_in(record) or refuse("a lease has no hold")
+      know_all(account, found[index].marks)
     end
   end
   for index, request_id in ipairs(request_ids) do
     local hold = found[index]
-    finish(account, request_id, hold, "expire", hold.floor)
+    finish(account, request_id, hold, "expire", hold.floor, hold.marks, false)
     over[2 * index - 1], over[2 * index] = request_id, hold.floor
   end
   account.due = tonumber(redis.call("ZRANGE", leases, 0, 0, "WITHSCORES")[2] or 0)

@@ -16,28 +16,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Final, Literal
-
-import msgspec
+from typing import Any, Final
 
 from gateway import crash_points
+from gateway.budgets import Budget, BudgetUse
 from gateway.errors import GatewayError, StoreAway, StoreError
 from gateway.store.client.client import Argument, Client
-from gateway.store.client.replay_buffer import ReplayBuffer
 from gateway.store.client.retry import retried
 from gateway.store.client.step import Step
 from gateway.store.money.archive import Archive
-from gateway.store.money.audit import Audit, violations
+from gateway.store.money.audit import Audit
+from gateway.store.money.budgets import arguments_of, read_budgets
 from gateway.store.money.journal import Journal
 from gateway.store.money.ledger_reader import read_ledger
-from gateway.store.money.results import HOLDS, SETTLES, Credit, Credited, Hold, HoldReply, Settle, Settled, Settlement
+from gateway.store.money.recent import RecentSettlements
+from gateway.store.money.replies import checked, hold_reply, pairs
+from gateway.store.money.results import SETTLES, Credit, Credited, Hold, HoldReply, Settle, Settled, Settlement
 from gateway.store.money.scripts import KEEP_S, SKEW_S, keys_of, script
 
 __all__ = ["Credit", "Credited", "Hold", "HoldReply", "Settle", "Settled", "Settlement", "Wallet"]
 
 PAGE_SIZE: Final = 1000
-_encode: Final = msgspec.json.Encoder().encode
-_decode: Final = msgspec.json.Decoder(tuple[str, str, int, Literal["settle", "release"]]).decode
 
 
 class Wallet:
@@ -63,7 +62,7 @@ class Wallet:
         self._journal = journal
         self._window = (int(keep_s * 1000), int(skew_s * 1000))
         self._retry_for_s = retry_for_s
-        self._recent = ReplayBuffer()
+        self._recent = RecentSettlements()
         self.scripts = {name: script(name) for name in ("hold", "settle", "credit", "sweep", "snapshot")}
 
     async def hold(
@@ -76,16 +75,17 @@ class Wallet:
         lease_ms: int,
         fingerprint: str,
         max_holds: int,
+        budgets: Sequence[Budget] = (),
     ) -> HoldReply:
-        """Reserve `amount` of the available balance, for `lease_ms` at most.
+        """Reserve `amount` of the available balance and of each of `budgets`, for `lease_ms` at most.
 
         If the lease expires, `floor` is charged, or `amount` if that is less. The call is retried within the client's
         timeout. After `StoreAway` the hold may exist: release it.
         """
-        terms = self._terms(amount, floor, lease_ms, fingerprint, max_holds)
+        terms = self._terms(amount, floor, lease_ms, fingerprint, max_holds, budgets)
         crash_points.point("hold.before")
         attempt = partial(self._call, "hold", self._client, account, request_id, *terms)
-        return _hold_reply(await retried(attempt, self._client.timeout_s))
+        return hold_reply(await retried(attempt, self._client.timeout_s))
 
     def hold_step(
         self,
@@ -98,13 +98,14 @@ class Wallet:
         fingerprint: str,
         max_holds: int,
         then: Callable[[HoldReply], Awaitable[None]],
+        budgets: Sequence[Budget] = (),
     ) -> Step:
         """Return the step that does what `hold` does. `then` is awaited with the result."""
-        terms = self._terms(amount, floor, lease_ms, fingerprint, max_holds)
+        terms = self._terms(amount, floor, lease_ms, fingerprint, max_holds, budgets)
         crash_points.point("hold.before")
 
         async def read(reply: list[Any]) -> None:
-            await then(_hold_reply(_checked(reply, request_id)))
+            await then(hold_reply(checked(reply, request_id)))
 
         return Step(self.scripts["hold"], keys_of(account), (request_id, *terms), read)
 
@@ -115,27 +116,36 @@ class Wallet:
         cost: int,
         *,
         then: Callable[[Settled], Awaitable[bool]],
+        answered: bool = False,
+        marks: str = "",
     ) -> Step:
-        """Return the step that settles, or releases where the cost is 0. `then` is awaited with the result."""
-        settlement = Settlement(account, request_id, cost, "settle" if cost else "release")
+        """Return the step that settles, or releases where the cost is 0. `then` is awaited with the result.
+
+        `answered`: the request is settled also where the cost is 0, and so counts in budgets of requests. `marks`: those that
+        its hold returned.
+        """
+        settlement = Settlement(account, request_id, cost, "settle" if cost or answered else "release", marks)
         crash_points.point("settle.before")
 
         async def read(reply: list[Any]) -> bool:
-            return await then(self._settled(settlement, _checked(reply, request_id)))
+            return await then(self._settled(settlement, checked(reply, request_id)))
 
         async def failed(_: GatewayError) -> None:
             await then(await self._resolve(settlement))
 
-        arguments = (request_id, settlement.kind, cost, *self._window)
-        return Step(self.scripts["settle"], keys_of(account), arguments, read, failed)
+        return Step(self.scripts["settle"], keys_of(account), (request_id, *self._resolving(settlement)), read, failed)
 
-    async def settle(self, account: str, request_id: str, cost: int) -> Settled:
+    async def settle(self, account: str, request_id: str, cost: int, marks: str = "") -> Settled:
         """Charge a request its cost and end its hold. With a journal, no error of the store is raised."""
-        return await self._resolve(Settlement(account, request_id, cost))
+        return await self._resolve(Settlement(account, request_id, cost, marks=marks))
 
-    async def release(self, account: str, request_id: str) -> Settled:
+    async def release(self, account: str, request_id: str, marks: str = "") -> Settled:
         """End a hold without a charge, as `settle` does."""
-        return await self._resolve(Settlement(account, request_id, kind="release"))
+        return await self._resolve(Settlement(account, request_id, kind="release", marks=marks))
+
+    async def budgets(self, account: str, budgets: Sequence[Budget]) -> list[BudgetUse]:
+        """Return what each of these budgets of one request counts now. Holds whose lease has expired count until they are swept."""
+        return await read_budgets(self._client, account, budgets)
 
     async def credit(self, account: str, transaction: str, amount: int) -> Credited:
         """Add to the balance, once for each transaction id."""
@@ -162,21 +172,19 @@ class Wallet:
 
     async def deliver(self, settlement: Settlement) -> Settled:
         """Send a settlement once."""
-        terms = (settlement.kind, settlement.cost, *self._window)
         crash_points.point("settle.before")
-        account, request_id = settlement.account, settlement.request_id
+        account, request_id, terms = settlement.account, settlement.request_id, self._resolving(settlement)
         return self._settled(settlement, await self._call("settle", self._settling, account, request_id, *terms))
 
     def _settled(self, settlement: Settlement, reply: list[Any]) -> Settled:
         _, outcome, charged = reply
         crash_points.point("settle.after")
-        self._recent.add(_encode((settlement.account, settlement.request_id, settlement.cost, settlement.kind)))
+        self._recent.add(settlement)
         return Settled(SETTLES[outcome], charged)
 
     async def repeat(self) -> int:
         """Send the latest settlements again, to a store that may have lost them; return how many."""
-        delivered = (Settlement(*_decode(line)) for line in self._recent)
-        recent = list({settlement.request_id: settlement for settlement in delivered}.values())
+        recent = self._recent.latest()
         for start in range(0, len(recent), PAGE_SIZE):
             await asyncio.gather(*map(self.deliver, recent[start : start + PAGE_SIZE]))
             crash_points.point("settlements.repeated")
@@ -195,10 +203,7 @@ class Wallet:
             swept_ms, ended = await self._sweep(account)
         read_snapshot = partial(self._call, "snapshot", self._settling, account, account)
         snapshot, ledger = await read_ledger(self._settling, account, read_snapshot, archive)
-        requests = {request_id.decode(): resolved for request_id, resolved in ledger.requests.items()}
-        stale = await self.dead_letters(account)
-        wrong = violations(snapshot, ledger, swept_ms)
-        return Audit(wrong, requests, ledger.lines, expired, stale, snapshot.now_ms, ledger.unread)
+        return Audit.of(snapshot, ledger, swept_ms, expired, await self.dead_letters(account))
 
     async def _resolve(self, settlement: Settlement) -> Settled:
         try:
@@ -217,7 +222,7 @@ class Wallet:
     async def _sweep(self, account: str, limit: int = 100) -> tuple[int, list[tuple[str, int]]]:
         """Return the store's time, and the holds that were ended because their lease had expired by then."""
         _, now_ms, *expired = await self._call("sweep", self._settling, account, account, limit, *self._window)
-        return now_ms, _pairs(expired)
+        return now_ms, pairs(expired)
 
     async def _move(self, account: str, transaction: str, kind: str, amount: int, reason: str) -> Credited:
         _, outcome, balance = await self._call("credit", self._settling, account, transaction, kind, amount, reason)
@@ -225,25 +230,14 @@ class Wallet:
 
     async def _call(self, name: str, client: Client, account: str, key: str, *arguments: Argument) -> list[Any]:
         reply: list[Any] = await client.run(self.scripts[name], keys_of(account), (key, *arguments))
-        return _checked(reply, key)
+        return checked(reply, key)
 
-    def _terms(self, amount: int, floor: int, lease_ms: int, fingerprint: str, max_holds: int) -> tuple[Argument, ...]:
-        return (amount, min(floor, amount), lease_ms, fingerprint, max_holds, *self._window)
+    def _terms(
+        self, amount: int, floor: int, lease_ms: int, fingerprint: str, max_holds: int, budgets: Sequence[Budget]
+    ) -> tuple[Argument, ...]:
+        terms: tuple[Argument, ...] = (amount, min(floor, amount), lease_ms, fingerprint, max_holds, *self._window)
+        return terms + arguments_of(budgets) if budgets else terms
 
-
-def _checked(reply: list[Any], key: str) -> list[Any]:
-    """Return the reply. Raises `StoreAway` if it belongs to another call."""
-    if reply[0] != key.encode():
-        raise StoreAway("the store's reply belongs to another call")
-    return reply
-
-
-def _hold_reply(reply: list[Any]) -> HoldReply:
-    _, outcome, balance, held, credit_line, *expired = reply
-    crash_points.point("hold.after")
-    return HoldReply(HOLDS[outcome], balance, held, credit_line, tuple(_pairs(expired)) if expired else ())
-
-
-def _pairs(flat: list[Any]) -> list[tuple[str, int]]:
-    """Return requests and charges."""
-    return [(request_id.decode(), charged) for request_id, charged in zip(flat[::2], flat[1::2], strict=True)]
+    def _resolving(self, settlement: Settlement) -> tuple[Argument, ...]:
+        terms: tuple[Argument, ...] = (settlement.kind, settlement.cost, *self._window)
+        return (*terms, settlement.marks) if settlement.marks else terms

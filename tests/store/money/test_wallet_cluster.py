@@ -77,8 +77,7 @@ async def test_accounts_of_all_slots_are_served_and_verified(client: Client) -> 
         await accounts.create(name)
         assert (await wallet.credit(name, "opening", 100)).outcome is Credit.OK
         request_id = new_request_id()
-        terms = {"floor": 0, "lease_ms": 60_000, "max_holds": 9}
-        held = await wallet.hold(name, request_id, amount=10, fingerprint="a", **terms)
+        held = await wallet.hold(name, request_id, amount=10, floor=0, lease_ms=60_000, fingerprint="a", max_holds=9)
         assert held.outcome is Hold.HELD
         assert (await wallet.settle(name, request_id, 7)).outcome is Settle.OK
     assert sorted([account.id async for account in accounts.all()]) == sorted(names)

@@ -1,0 +1,29 @@
+"""The replies of wallet scripts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway import crash_points
+from gateway.errors import StoreAway
+from gateway.store.money.results import HOLDS, HoldReply
+
+
+def checked(reply: list[Any], key: str) -> list[Any]:
+    """Return the reply. Raises `StoreAway` if it belongs to another call."""
+    if reply[0] != key.encode():
+        raise StoreAway("the store's reply belongs to another call")
+    return reply
+
+
+def hold_reply(reply: list[Any], label: str = "hold.after") -> HoldReply:
+    """Return the result of a hold or of its extension. `label`: the crash point."""
+    _, outcome, balance, held, credit_line, *more = reply
+    crash_points.point(label)
+    marks = more.pop().decode() if len(more) % 2 else ""
+    return HoldReply(HOLDS[outcome], balance, held, credit_line, tuple(pairs(more)) if more else (), marks)
+
+
+def pairs(flat: list[Any]) -> list[tuple[str, int]]:
+    """Return requests and charges."""
+    return [(request_id.decode(), charged) for request_id, charged in zip(flat[::2], flat[1::2], strict=True)]
