@@ -12,10 +12,12 @@ import typer
 from gateway.cli.allowance import (
     BudgetOption,
     LimitOption,
+    budget_reports,
     budgets_in_words,
     given_budgets,
     given_limits,
     limits_in_words,
+    report_in_words,
 )
 from gateway.cli.archive import archive
 from gateway.cli.common import (
@@ -142,11 +144,21 @@ def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 @account.command()
 def show(account_id: IdArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Show an account: status, balance, held amount, budgets, limits.
+    """Show an account: status, balance, held amount, limits, and how much of each budget is used.
 
     Example: `gateway account show alice --json`
     """
-    _print(run_with_store(config, lambda store: _existing(store, account_id)), as_json)
+    settings = configuration(config)
+
+    async def work(store: Store) -> tuple[Account, list[dict[str, object]]]:
+        found = await _existing(store, account_id)
+        return found, await budget_reports(store, settings, found)
+
+    found, reports = run_with_store(config, work)
+    if as_json:
+        print_json(msgspec.to_builtins(found) | {"budget_use": reports})
+    else:
+        print_fields(_fields(found) | dict(map(report_in_words, reports)))
 
 
 @account.command()
@@ -302,17 +314,19 @@ def _check(account_id: str, transaction: str, credited: Credited) -> None:
 def _print(result: Account, as_json: bool) -> None:
     if as_json:
         print_json(result)
-        return
-    print_fields(
-        {
-            "id": result.id,
-            "status": result.status,
-            "group": result.group,
-            "balance": amount(result.balance_micros),
-            "held": f"{amount(result.held_micros)} by {result.holds} requests",
-            "credit line": amount(result.credit_line_micros),
-            "models": ", ".join(result.models) or "all that the group allows",
-            "own budgets": budgets_in_words(result.budgets),
-            "own limits": limits_in_words(result.limits),
-        }
-    )
+    else:
+        print_fields(_fields(result))
+
+
+def _fields(result: Account) -> dict[str, str]:
+    return {
+        "id": result.id,
+        "status": result.status,
+        "group": result.group,
+        "balance": amount(result.balance_micros),
+        "held": f"{amount(result.held_micros)} by {result.holds} requests",
+        "credit line": amount(result.credit_line_micros),
+        "models": ", ".join(result.models) or "all that the group allows",
+        "own budgets": budgets_in_words(result.budgets),
+        "own limits": limits_in_words(result.limits),
+    }

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import typer
 
+from gateway.budgets import Calendar
+from gateway.catalogue import Catalogue
 from gateway.cli.common import amount, micros
 from gateway.config.allowance import LARGEST_BUDGET, LARGEST_BUDGET_AMOUNT, LARGEST_RATE
-from gateway.facts import AccountLimits, Budgets
+from gateway.config.schema import Config
+from gateway.facts import AccountLimits, Budgets, Caller
+from gateway.services import Store, SystemClock
+from gateway.store.accounts import Account
 
 WINDOWS: Final = Budgets.__struct_fields__
 NONE: Final = "none"
@@ -60,6 +65,7 @@ BudgetOption = Annotated[
         parser=_budget,
         callback=_once,
         default_factory=list,
+        show_default=False,
         metavar="WINDOW=AMOUNT",
         help="A budget: day=0.50, week=2, month=5, total=100, or requests=1000 (a day); several by repeating the option. "
         "AMOUNT `none` takes it away.",
@@ -67,11 +73,21 @@ BudgetOption = Annotated[
 ]
 LimitOption = Annotated[
     int | None,
-    typer.Option(min=0, max=LARGEST_RATE, metavar="N", help="A limit of its own; 0 takes it away: then the configured one applies."),
+    typer.Option(
+        min=0,
+        max=LARGEST_RATE,
+        metavar="N",
+        help="A limit of its own; 0 for the configured one.",
+    ),
 ]
 TokenLimitOption = Annotated[
     int | None,
-    typer.Option(min=0, max=LARGEST_RATE, metavar="N", help="A limit of this token, in addition to those of its account; 0 for none."),
+    typer.Option(
+        min=0,
+        max=LARGEST_RATE,
+        metavar="N",
+        help="A limit of this token alone; 0 for none.",
+    ),
 ]
 
 
@@ -90,6 +106,26 @@ def given_limits(
         "concurrent": concurrent,
     }
     return {name: value or None for name, value in options.items() if value is not None}
+
+
+async def budget_reports(store: Store, config: Config, account: Account) -> list[dict[str, object]]:
+    """Return what each budget of the account counts now: those of its own, and those of its group."""
+    catalogue = Catalogue(config)
+    calendar = Calendar(catalogue.time_zone, SystemClock())
+    budgets = catalogue.budgets(account.group, account.budgets)
+    caller = Caller(account=account.id, token_id="", group=account.group, budgets=budgets)
+    uses = await store.wallet.budgets(account.id, calendar.budgets(caller))
+    return [calendar.report(use) for use in uses]
+
+
+def report_in_words(report: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the name of a budget and its use, as people read them: `budget, day` and `0.12 of 0.50, until ...`."""
+    if "used_requests" in report:
+        name, used = "requests a day", f"{report['used_requests']} of {report['limit_requests']}"
+    else:
+        name, used = report["window"], f"{amount(report['used_micros'])} of {amount(report['limit_micros'])}"
+    until = "" if report["ends_at"] is None else f", until {report['ends_at']}"
+    return f"budget, {name}", used + until
 
 
 def budgets_in_words(budgets: Budgets, otherwise: str = NONE) -> str:

@@ -136,7 +136,8 @@ def set_(
     """
     limits = given_limits(requests_per_minute, tokens_per_minute, concurrent)
     _print(
-        run_with_store(config, lambda store: store.tokens.set_allowance(token_id, given_budgets(budget), limits)), as_json
+        run_with_store(config, lambda store: store.tokens.set_allowance(token_id, given_budgets(budget), limits)),
+        as_json,
     )
 
 

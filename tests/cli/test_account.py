@@ -49,9 +49,8 @@ WRONG_BUDGETS = {
 def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str, client: Client) -> None:
     """A configuration with two groups, on an empty store."""
     file = tmp_path / "gateway.yaml"
-    file.write_text(
-        f"redis: {store_url}\ndata: {tmp_path}\ngroups: {{default: {{}}, trial: {{}}}}\nstore: {{timeout: {PATIENCE_S}}}\n"
-    )
+    groups = "{default: {}, trial: {budgets: {month: 5, requests: 9}}}"
+    file.write_text(f"redis: {store_url}\ndata: {tmp_path}\ngroups: {groups}\nstore: {{timeout: {PATIENCE_S}}}\n")
     monkeypatch.setenv("GATEWAY_CONFIG", str(file))
 
 
@@ -79,7 +78,7 @@ def refused(*arguments: str) -> str:
 def misused(*arguments: str) -> str:
     result = call(*arguments)
     assert result.exit_code == 2, result.output
-    return " ".join(result.output.split())
+    return " ".join(result.output.replace("│", " ").split())
 
 
 def test_a_new_account_has_its_first_credit_and_its_group() -> None:
@@ -189,6 +188,24 @@ def test_budgets_are_set_window_by_window_and_taken_away() -> None:
     every = [part for window in ("week", "month", "total", "requests") for part in ("--budget", f"{window}=none")]
     assert as_json("set", "alice", *every)["budgets"] == NO_BUDGETS
     assert re.search("own budgets +none", run("show", "alice"))
+
+
+def test_show_has_what_is_used_of_each_budget_of_the_account_and_its_group() -> None:
+    run("create", "alice", "--group", "trial", "--budget", "month=0.5", "--budget", "total=7")
+    used = as_json("show", "alice")["budget_use"]
+    assert [(each["window"], each["ends_at"] is None) for each in used] == [
+        ("month", False),
+        ("total", True),
+        ("day", False),
+    ]
+    assert used[1] == {"of": "account", "window": "total", "limit_micros": 7_000_000, "used_micros": 0, "ends_at": None}
+    assert (used[2]["limit_requests"], used[2]["used_requests"]) == (9, 0)
+    shown = run("show", "alice")
+    assert re.search(r"budget, month +0\.00 of 0\.50, until 20..-..-01T00:00:00\+00:00\n", shown)
+    assert re.search(r"budget, total +0\.00 of 7\.00\n", shown)
+    assert re.search(r"budget, requests a day +0 of 9, until", shown)
+    run("create", "bobby")
+    assert "budget," not in run("show", "bobby")
 
 
 @pytest.mark.parametrize("wrong", WRONG_BUDGETS)

@@ -185,7 +185,7 @@ def test_a_wrong_budget_or_limit_of_a_token_is_wrong_usage(option: str, text: st
     for command in (("create", "alice"), ("set", token_id)):
         result = call(*command, option)
         assert result.exit_code == 2
-        assert text in " ".join(result.output.split())
+        assert text in " ".join(result.output.replace("│", " ").split())
     assert len(run("list", "alice", "--json").stdout.splitlines()) == 1
 
 
