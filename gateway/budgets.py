@@ -26,7 +26,7 @@ NEVER: Final = 9_999_999_999_999
 class Budget(msgspec.Struct, frozen=True):
     """One budget of a request: of its account, or of its token. `limit` is in micros, or a number of requests.
 
-    `field` names it in the wallet. `ends`: when the last, the current and the next window end, in milliseconds since 1970.
+    `field` names it in the wallet. `ends`: when the last, the current and the next two windows end, in milliseconds since 1970.
     """
 
     owner: Literal["account", "token"]
@@ -43,10 +43,10 @@ class BudgetUse(msgspec.Struct, frozen=True):
     used: int
     ends_ms: int | None
 
-    @property
-    def left(self) -> int:
-        """Return what may still be spent, or how many requests may still be sent; below 0 where a budget was lowered."""
-        return self.budget.limit - self.used
+    def covers(self, amount: int) -> bool:
+        """Return whether a request that holds this amount may be sent now."""
+        added = 1 if self.budget.kind == "requests" else amount
+        return added == 0 or self.used + added <= self.budget.limit
 
 
 def budget_in(mark: str, budgets: Sequence[Budget]) -> tuple[Budget, int | None]:
@@ -110,10 +110,11 @@ class Calendar:
         """Compute the windows around this time."""
         today = datetime.fromtimestamp(now_s, self._zone).date()
         monday, first = today - timedelta(today.weekday()), today.replace(day=1)
-        days = [today + timedelta(number) for number in range(3)]
-        weeks = [monday + timedelta(7 * number) for number in range(3)]
-        following = (first + timedelta(31)).replace(day=1)
-        months = [first, following, (following + timedelta(31)).replace(day=1)]
+        days = [today + timedelta(number) for number in range(4)]
+        weeks = [monday + timedelta(7 * number) for number in range(4)]
+        months = [first]
+        while len(months) < 4:
+            months.append((months[-1] + timedelta(31)).replace(day=1))
         self._today = (self._begin_ms(days[0]) / 1000, self._begin_ms(days[1]) / 1000)
         self._ends = {
             "day": self._text(days),

@@ -19,6 +19,8 @@ LABELS: Final = (
     "upstream.before",
     "upstream.sent",
     "upstream.answered",
+    "extend.before",
+    "extend.after",
     "stream.begun",
     "stream.event",
     "stream.ended",
@@ -36,8 +38,9 @@ LABELS: Final = (
     "layout.accounts",
     "layout.limits",
 )
-"""In the order of a request. `settle.*` is also reached where a settlement is repeated, `archive.written` only by the archiver,
-`layout.*` only by the conversion of the store's data at the start of a gateway."""
+"""In the order of a request. `extend.*` is reached only before a further attempt after one that may be billed, `settle.*` also
+where a settlement is repeated, `archive.written` only by the archiver, `layout.*` only by the conversion of the store's data at
+the start of a gateway."""
 
 EXIT_CODE: Final = 66
 

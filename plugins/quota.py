@@ -17,7 +17,6 @@ from gateway import (
     MICROS,
     AccountStatus,
     Budget,
-    BudgetUse,
     Calendar,
     Caller,
     Exchange,
@@ -34,19 +33,13 @@ from gateway import (
     Usage,
     budget_in,
 )
+from plugins.budgets import described, over
 
 LEAST_HOLD: Final = Decimal("0.000001")
 LARGEST_HOLD: Final = 1_000_000_000
 """In currency units."""
 LARGEST_AMOUNT: Final = 2**53 - 1
 """The largest amount that the wallet can hold, in micros. No balance is larger."""
-BUDGETS: Final = {
-    "day": "budget of the day",
-    "week": "budget of the week",
-    "month": "budget of the month",
-    "total": "total budget",
-    "requests": "budget of requests a day",
-}
 LONGEST_LEASE_S: Final = 86_400
 """The wallet forgets a request after a day, so no hold may last longer."""
 
@@ -141,7 +134,7 @@ class Quota(Plugin):
         if reply.outcome is not Hold.HELD:
             hold.refused = True
             if reply.outcome is Hold.BUDGET:
-                raise self._over(*budget_in(reply.marks, budgets))
+                raise over(*budget_in(reply.marks, budgets), self.calendar)
             raise _refusal(reply.outcome, self.max_holds)
 
     async def explain(self, exchange: Exchange) -> str:
@@ -168,13 +161,13 @@ class Quota(Plugin):
         }
         if account.holds >= self.max_holds:
             raise _refusal(Hold.BUSY, self.max_holds)
-        if available < amount:
+        if available < amount and amount:
             raise _refusal(Hold.FUNDS, self.max_holds)
         texts = [f"holds {amount} micros of {available} available, and charges {full} at most"]
         for use in await self.wallet.budgets(account.id, budgets):
-            if use.left < (1 if use.budget.kind == "requests" else amount):
-                raise self._over(use.budget, use.ends_ms)
-            texts.append(self._described(use))
+            if not use.covers(amount):
+                raise over(use.budget, use.ends_ms, self.calendar)
+            texts.append(described(use, self.calendar))
         return "; ".join(texts)
 
     async def end_step(self, exchange: Exchange) -> Step | None:
@@ -231,24 +224,6 @@ class Quota(Plugin):
         full = price.most(body.prompt_tokens_bound, body.n * ceiling, self.catalogue.attempts(body.model))
         budgets = self.calendar.budgets(caller)
         return (price, full, budgets) if full or budgets else None
-
-    def _over(self, budget: Budget, ends_ms: int | None) -> Refused:
-        """Return the error for a request that a budget does not cover."""
-        kind = BUDGETS[budget.kind]
-        left = (
-            "has no request left" if budget.kind == "requests" else "does not cover the most that this request can cost"
-        )
-        cure = "" if budget.kind == "requests" else ", or lower max_tokens"
-        text = f"The {budget.owner}'s {kind} {left}. It {self._reset(ends_ms)}. Ask for a larger budget{cure}."
-        return Refused(402, "budget_exceeded", text, should_retry=False)
-
-    def _described(self, use: BudgetUse) -> str:
-        unit = "requests" if use.budget.kind == "requests" else "micros"
-        kind = BUDGETS[use.budget.kind]
-        return f"the {use.budget.owner}'s {kind} has used {use.used} of {use.budget.limit} {unit} and {self._reset(use.ends_ms)}"
-
-    def _reset(self, ends_ms: int | None) -> str:
-        return "does not reset" if ends_ms is None else f"resets at {self.calendar.ends_at(ends_ms)}"
 
     def _amount(self, full: int) -> int:
         return full if self.max_hold is None else min(full, int(self.max_hold * MICROS))

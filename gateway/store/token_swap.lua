@@ -1,10 +1,11 @@
 -- Replaces a token's record if it is unchanged since it was read, so no change is lost and no deleted token comes back.
--- KEYS[1] gw:{account}:tokens
+-- KEYS gw:{account}:tokens, and where it is deleted gw:{account}:wallet, which has the sums of its budgets
 -- ARGV: token id, record as read ('' for none), new record ('' deletes), and where the token may no longer be used, its account
 local kept = redis.call('HGET', KEYS[1], ARGV[1]) or ''
 if kept ~= ARGV[2] then return 0 end
 if ARGV[3] == '' then
   redis.call('HDEL', KEYS[1], ARGV[1])
+  for kind in string.gmatch('DWMTR', '.') do redis.call('HDEL', KEYS[2], kind .. ARGV[1]) end
 else
   redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 end

@@ -21,7 +21,7 @@ import msgspec
 from gateway.errors import GatewayError, Refused, StoreAway
 from gateway.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
 from gateway.store import pepper
-from gateway.store.accounts import AccountStatus, account_key, profile_of
+from gateway.store.accounts import AccountStatus, account_key, profile_of, wallet_key
 from gateway.store.client.client import Client, Script
 from gateway.store.client.step import Step
 from gateway.store.known_tokens import Authenticated, KnownTokens, Token, TokenStatus
@@ -248,7 +248,8 @@ class Tokens:
         raw = b"" if record is None else encode(record)
         revoked = record is None or record.token.status is TokenStatus.DISABLED
         arguments = (short_id, expected, raw, account) if revoked else (short_id, expected, raw)
-        return bool(await self._client.run(_SWAP, [tokens_key(account)], arguments))
+        keys = [tokens_key(account), wallet_key(account)] if record is None else [tokens_key(account)]
+        return bool(await self._client.run(_SWAP, keys, arguments))
 
 
 def invalid_token() -> TokenRefused:

@@ -45,19 +45,22 @@ models:
 groups: {{default: {{}}}}
 plugins:
   - use: usage-logger
-  - use: auth
+  - use: {auth}
   - use: rate-limit
     with: {{requests_per_minute: 1000000, concurrent: 1000}}
   - use: quota
     with: {{max_holds: 1000, lease_margin: 1, on_crash: {on_crash}}}
   - use: model-routing
+{more}
 """
 
 
 class Books:
     """A store of its own in `folder/store`, the account `tester` with much credit, and the gateway's configuration."""
 
-    def __init__(self, folder: Path, upstream: str, on_crash: str = "release") -> None:
+    def __init__(
+        self, folder: Path, upstream: str, on_crash: str = "release", auth: str = "auth", more: str = ""
+    ) -> None:
         self.folder = folder
         self.port = free_port()
         self.embedded = EmbeddedStore.start(folder / "store")
@@ -65,7 +68,8 @@ class Books:
         self.file = folder / "gateway.yaml"
         self.log_file = folder / "worker.log"
         self._patient = folder / "patient.yaml"
-        self._text = {"port": self.port, "folder": folder, "upstream": upstream, "on_crash": on_crash}
+        places = {"port": self.port, "folder": folder, "upstream": upstream}
+        self._text = {**places, "on_crash": on_crash, "auth": auth, "more": more}
         self.use_store_at(self.url)
         self.token = ""
 

@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,7 +45,15 @@ async def books(tmp_path: Path) -> AsyncIterator[Books]:
 
 async def killed(books: Books, kill_store: Callable[[random.Random], None]) -> Callers:
     """Kill workers and the store at random under load, check the books, and return the callers."""
-    chance = random.Random(SEED)
+    callers = await under_load(books, 2, kill_at_random(random.Random(SEED), kill_store))
+    print(f"{len(callers.whole)} complete responses, {len(callers.refused)} refused")
+    return callers
+
+
+def kill_at_random(
+    chance: random.Random, kill_store: Callable[[random.Random], None]
+) -> Callable[[int, Callers], Awaitable[None]]:
+    """Return what kills workers and the store for `SECONDS`."""
 
     async def disturb(pid: int, _: Callers) -> None:
         deadline = asyncio.get_running_loop().time() + SECONDS
@@ -58,9 +66,7 @@ async def killed(books: Books, kill_store: Callable[[random.Random], None]) -> C
                 with suppress(ProcessLookupError):
                     os.kill(chance.choice(family), signal.SIGKILL)
 
-    callers = await under_load(books, 2, disturb)
-    print(f"{len(callers.whole)} complete responses, {len(callers.refused)} refused")
-    return callers
+    return disturb
 
 
 async def test_the_books_balance_after_workers_and_the_store_are_killed(books: Books) -> None:

@@ -1,5 +1,5 @@
 -- hold(request_id, amount, floor, lease, fingerprint, max holds, keep, skew, then for each budget of the account or the token:
--- its field, its limit, the ends of the last, the current and the next window by the gateway's clock)
+-- its field, its limit, the ends of the last, the current and the next two windows by the gateway's clock)
 -- Returns also the marks of the budgets that the request counts in, or that of the one that refuses it.
 -- The second value that is returned is true where nothing is held: as a step, it ends the script.
 local request_id, fingerprint = ARGV[1], ARGV[5]
@@ -71,8 +71,8 @@ end
 if account.balance - account.held + credit_line < amount and (amount > 0 or #fields == 0) then
   return reply("FUNDS")
 end
--- A window counts until its end, also where the clock steps back or the time zone changes. One that ends after the next
--- window is of a clock that was wrong.
+-- A window counts until its end, also where the clock steps back or the time zone changes. One that ends after all of the
+-- gateway's is of a clock that was wrong.
 local marks = ""
 for number, field in ipairs(fields) do
   local budget, ends = account.budgets[field], windows[number]

@@ -9,7 +9,7 @@ import msgspec
 
 
 class Hold(StrEnum):
-    """The outcome of a hold. The upstream may be called only after `HELD`."""
+    """The outcome of a hold or of its extension. The upstream may be called only after `HELD`."""
 
     HELD = "HELD"
     FUNDS = "FUNDS"
@@ -22,6 +22,8 @@ class Hold(StrEnum):
     """The request is already resolved."""
     BUDGET = "BUDGET"
     """A budget of the account or of the token does not cover the amount, or has no request left."""
+    LOST = "LOST"
+    """The store has no hold that could be extended: it lost the request in a failover."""
     INACTIVE = "INACTIVE"
     NO_ACCOUNT = "NO_ACCOUNT"
     SKEW = "SKEW"
@@ -61,7 +63,7 @@ class Credit(StrEnum):
 
 
 class HoldReply(msgspec.Struct, frozen=True):
-    """The result of a hold, and the account's numbers after it."""
+    """The result of a hold or of its extension, and the account's numbers after it."""
 
     outcome: Hold
     balance: int

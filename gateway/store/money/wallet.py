@@ -19,16 +19,17 @@ from functools import partial
 from typing import Any, Final
 
 from gateway import crash_points
-from gateway.budgets import Budget, BudgetUse
+from gateway.budgets import Budget
 from gateway.errors import GatewayError, StoreAway, StoreError
 from gateway.store.client.client import Argument, Client
 from gateway.store.client.retry import retried
 from gateway.store.client.step import Step
 from gateway.store.money.archive import Archive
 from gateway.store.money.audit import Audit
-from gateway.store.money.budgets import arguments_of, read_budgets
+from gateway.store.money.budgets import arguments_of
 from gateway.store.money.journal import Journal
 from gateway.store.money.ledger_reader import read_ledger
+from gateway.store.money.reader import Reader
 from gateway.store.money.recent import RecentSettlements
 from gateway.store.money.replies import checked, hold_reply, pairs
 from gateway.store.money.results import SETTLES, Credit, Credited, Hold, HoldReply, Settle, Settled, Settlement
@@ -39,7 +40,7 @@ __all__ = ["Credit", "Credited", "Hold", "HoldReply", "Settle", "Settled", "Sett
 PAGE_SIZE: Final = 1000
 
 
-class Wallet:
+class Wallet(Reader):
     """The balances of one store. Calls may raise `StoreAway`, and `StoreError` for an argument out of range.
 
     Settlements use the client `settling`, so that a burst of new requests cannot delay a charge. `keep_s`: how long a
@@ -57,13 +58,12 @@ class Wallet:
         skew_s: float = SKEW_S,
         retry_for_s: float = 3,
     ) -> None:
-        self._client = client
-        self._settling = settling or client
+        super().__init__(client, settling or client)
         self._journal = journal
         self._window = (int(keep_s * 1000), int(skew_s * 1000))
         self._retry_for_s = retry_for_s
         self._recent = RecentSettlements()
-        self.scripts = {name: script(name) for name in ("hold", "settle", "credit", "sweep", "snapshot")}
+        self.scripts = {name: script(name) for name in ("hold", "extend", "settle", "credit", "sweep", "snapshot")}
 
     async def hold(
         self,
@@ -86,6 +86,18 @@ class Wallet:
         crash_points.point("hold.before")
         attempt = partial(self._call, "hold", self._client, account, request_id, *terms)
         return hold_reply(await retried(attempt, self._client.timeout_s))
+
+    async def extend(
+        self, account: str, request_id: str, *, amount: int, floor: int, budgets: Sequence[Budget] = ()
+    ) -> HoldReply:
+        """Raise a hold to `amount`, and its floor to `floor`, before a further attempt. Its lease stays as it is.
+
+        Both are totals: a repeated call changes nothing. It is retried as `hold` is.
+        """
+        crash_points.point("extend.before")
+        terms = (amount, min(floor, amount), *arguments_of(budgets))
+        attempt = partial(self._call, "extend", self._client, account, request_id, *terms)
+        return hold_reply(await retried(attempt, self._client.timeout_s), "extend.after")
 
     def hold_step(
         self,
@@ -143,10 +155,6 @@ class Wallet:
         """End a hold without a charge, as `settle` does."""
         return await self._resolve(Settlement(account, request_id, kind="release", marks=marks))
 
-    async def budgets(self, account: str, budgets: Sequence[Budget]) -> list[BudgetUse]:
-        """Return what each of these budgets of one request counts now. Holds whose lease has expired count until they are swept."""
-        return await read_budgets(self._client, account, budgets)
-
     async def credit(self, account: str, transaction: str, amount: int) -> Credited:
         """Add to the balance, once for each transaction id."""
         return await self._move(account, transaction, "credit", amount, "")
@@ -158,17 +166,6 @@ class Wallet:
     async def sweep(self, account: str, limit: int = 100) -> list[tuple[str, int]]:
         """End up to `limit` holds whose lease has expired; return each request and its charge."""
         return (await self._sweep(account, limit))[1]
-
-    async def ends(self, account: str, request_ids: Sequence[str]) -> dict[str, int]:
-        """Return the charges of those of these requests that are resolved."""
-        records = await self._settling.call("HMGET", keys_of(account).wallet, *request_ids)
-        stored = {key: record.split() for key, record in zip(request_ids, records, strict=True) if record}
-        return {key: int(words[2]) for key, words in stored.items() if words[1].isalpha()}
-
-    async def dead_letters(self, account: str) -> dict[str, int]:
-        """Return the requests, with their costs, whose settlement came too late to know whether they were charged."""
-        letters = await self._settling.call("HGETALL", keys_of(account).stale)
-        return {request_id.decode(): int(cost) for request_id, cost in letters.items()}
 
     async def deliver(self, settlement: Settlement) -> Settled:
         """Send a settlement once."""

@@ -12,13 +12,16 @@ from tests.store.money.wallet_machine import REAL_CLOCK, REAL_STAMP, WalletMachi
 
 MUTANTS = {
     "ends are trimmed while the id is fresh": ("now - keep - 2 * skew", "now - skew"),
-    "a repeated hold is not recognised": ('return reply(hold.fingerprint == fingerprint and "HELD" or "CONFLICT")', ""),
+    "a repeated hold is not recognised": (
+        'return reply(hold.fingerprint == fingerprint and "HELD" or "CONFLICT", hold.marks)',
+        "",
+    ),
     "another request may use the hold": ("hold.fingerprint == fingerprint", "true"),
     "a resolved request may be held again": ("if end_in(record) then", "if false then"),
     "any id may be held": ("math.abs(arrived - now) > skew", "false"),
     "a resolved request may be settled again": ('past and past.kind ~= "expire"', "false"),
     "an old request is charged": ("arrived < now - keep or arrived > now + skew", "false"),
-    "the charge of an expiry is not deducted": ("past.charged - cost", "-cost"),
+    "the charge of an expiry is not deducted": ("request_id, cost - past.charged", "request_id, cost"),
     "the end of a late settlement is not stored": (
         'change(account, request_id, "1 late " .. digits(cost))',
         "",
@@ -27,18 +30,39 @@ MUTANTS = {
     "the credit line is not counted": ("- account.held + credit_line", "- account.held"),
     "overdue holds stay": ("account.holds > 0 and account.due <= now", "false"),
     "a hold expires one millisecond late": ('leases, "-inf", now', 'leases, "-inf", "(" .. digits(now)'),
-    "expiry charges nothing": ('"expire", hold.floor)', '"expire", 0)'),
+    "expiry charges nothing": ('"expire", hold.floor, hold', '"expire", 0, hold'),
     "a settlement does not reduce the sum of holds": ("account.held - hold.amount", "account.held"),
     "one hold too many": ("account.holds >= max_holds", "account.holds > max_holds"),
+    "an extension is not saved": ('(.*)$"))\nsave(account)', '(.*)$"))'),
+    "an extension is not stored": ('change(account, request_id, raised .. record:match("^1 %d+ %d+ %d+(.*)$"))', ""),
+    "an extension adds the whole amount": ("local more = amount - hold.amount", "local more = amount"),
+    "an earlier extension that is repeated lowers the hold": ("more <= 0", "more == 0"),
+    "an extension does not need the balance": ("account.balance - account.held + credit_line < more", "false"),
+    "an extension does not count the credit line": ("- account.held + credit_line < more", "- account.held < more"),
+    "an extension does not count other holds": (
+        "- account.held + credit_line < more",
+        "- hold.amount + credit_line < more",
+    ),
+    "an extension does not add to the sum of holds": ("account.held = account.held + more", ""),
+    "a suspended account extends its holds": (
+        'if status ~= "active" then\n  return reply("INACTIVE")\nend\nif account.balance - account.held + credit_line < more',
+        "if account.balance - account.held + credit_line < more",
+    ),
+    "an overdue hold is extended": ("if hold.expiry <= clock() then -- the next", "if false then -- the next"),
+    "a resolved request is taken for a lost one": ('reply(end_in(record) and "DONE" or "LOST")', 'reply("LOST")'),
+    "an extension prolongs the lease": ("amount, hold.expiry, math", "amount, hold.expiry + 1, math"),
+    "an extension does not raise the floor": ("math.max(floor, hold.floor)", "hold.floor"),
+    "an extension lowers the floor": ("math.max(floor, hold.floor)", "floor"),
+    "an extension forgets whose hold it is": ('record:match("^1 %d+ %d+ %d+(.*)$")', '" another"'),
     "a credit may be repeated": ('redis.call("HGET", credits, transaction)', "false"),
     "zero is written as minus zero": ('string.format("%d", number)', 'string.format("%.0f", number)'),
     "a hold is not saved": ("expiry, request_id)\nsave(account)", "expiry, request_id)"),
     "a settlement is not saved": ("if #account.changed > 0 then\n  save(account)", "if false then\n  save(account)"),
     "expiry by a hold is not saved": ("if #over > 0 then\n    save(account)", "if false then\n    save(account)"),
     "expiry by a sweep is not saved": ("if #over > 0 or #account.changed > 0 then", "if false then"),
-    "an end is not stored": ('change(account, request_id, string.format("1 %s %d", kind, charge))', ""),
+    "an end is not stored": ('change(account, request_id, string.format("1 %s %d%s", kind, charge, kept))', ""),
     "a hold is not stored": (
-        'change(account, request_id, string.format("1 %d %d %d %s", amount, expiry, floor, fingerprint))',
+        'change(account, request_id, string.format("1 %d %d %d %s%s", amount, expiry, floor, fingerprint, marks))',
         "",
     ),
     "what is due is not brought forward": ("account.holds == 0 or expiry < account.due", "account.holds == 0"),
@@ -75,6 +99,67 @@ MUTANTS = {
     "archived credits are counted as charges": ('fields.kind == "credit" or fields.kind == "adjust"', "false"),
     "an archived page may be counted again": ('(redis.call("HGET", wallet_key, "archived") or "") ~= before', "false"),
     "young lines are archived": ("tonumber(ms) >= clock() - keep - 2 * skew", "false"),
+    "a budget refuses nothing": ("budget.sum + added > limits[number]", "false"),
+    "a budget cannot be used up": ("budget.sum + added > limits[number]", "budget.sum + added >= limits[number]"),
+    "a request that costs nothing is refused by a budget of money": ("if added > 0 and budget.sum", "if budget.sum"),
+    "a request that costs nothing needs a balance": ("and (amount > 0 or #fields == 0)", ""),
+    "a hold counts in no budget": ("count(account, marks, amount, 1)", ""),
+    "a hold has no marks": ("floor, fingerprint, marks))", 'floor, fingerprint, ""))'),
+    "a hold that is repeated returns no marks": ('"HELD" or "CONFLICT", hold.marks)', '"HELD" or "CONFLICT")'),
+    "budgets are not saved": ("if budget.changed then", "if false then"),
+    "a budget counts one window for ever": ("if budget.ends <= now or", "if budget.ends == 0 or"),
+    "a window begins with the sum of the last": ("budget.ends, budget.sum = 0, 0\n", "budget.ends = 0\n"),
+    "a window that has not ended begins again": (
+        "if budget.ends <= now or",
+        "if not ends:find(digits(budget.ends), 1, true) or",
+    ),
+    "a request counts in the latest window": ("      if budget.ends <= now then", "      if true then"),
+    "what was held in a window that is over is settled in the next": (
+        "if budget.ends == tonumber(ends) then",
+        "if true then",
+    ),
+    "an extension counts in no budget": ("count(account, hold.marks, more, 0)", ""),
+    "an extension counts as another request": (
+        "count(account, hold.marks, more, 0)",
+        "count(account, hold.marks, more, 1)",
+    ),
+    "an extension is refused by no budget": ("if limit and budget.ends", "if false and budget.ends"),
+    "an extension needs the budget for all of its amount": (
+        "budget.sum + more > limit then",
+        "budget.sum + amount > limit then",
+    ),
+    "an extension uses a budget up but for a micro": (
+        "budget.sum + more > limit then",
+        "budget.sum + more >= limit then",
+    ),
+    "an extension is refused by a window of another request": (
+        "limit and budget.ends == tonumber(ends) and",
+        "limit and",
+    ),
+    "a settlement changes no budget": ("count(account, marks, charge - (hold", "count(account, '', charge - (hold"),
+    "a settlement counts beside its hold": ("charge - (hold and hold.amount or 0)", "charge"),
+    "a released request counts": ("(answered and 1 or 0) - (hold and 1 or 0)", "(hold and 0 or 1)"),
+    "an expired hold loses its marks": ('kind == "expire" and marks ~= "" and " " .. marks or ""', '""'),
+    "a late settlement changes no budget": ("count(account, marks, cost - past.charged", "count(account, '', cost"),
+    "a late settlement counts what expiry has charged again": (
+        "marks, cost - past.charged, answered and",
+        "marks, cost, answered and",
+    ),
+    "a late request does not count": ("cost - past.charged, answered and 1 or 0)", "cost - past.charged, 0)"),
+    "an orphan begins no window": ("if budget.ends < tonumber(ends) then", "if false then"),
+    "an orphan brings back a window that is over": (
+        "if budget.ends < tonumber(ends) then",
+        "if budget.ends ~= tonumber(ends) then",
+    ),
+    "a settlement counts by the marks of its gateway alone": (
+        "hold and hold.marks or past and past.marks or given",
+        "given",
+    ),
+    "a line of the ledger has no marks": ('"budgets", charged)', '"budgets", "")'),
+    "the line of a released request has the mark of a request": (
+        'answered and marks or marks:gsub("R[%l%d]*E%d+", "")',
+        "marks",
+    ),
     "arguments are not checked": ("number < least or number > most", "false"),
 }
 
@@ -85,7 +170,7 @@ def test_the_model_detects(store_url: str, mutation: tuple[str, str]) -> None:
         url = store_url
 
     Mutant.mutation = mutation
-    texts = [script(name).text for name in ("hold", "settle", "credit", "sweep", "archive")]
+    texts = [script(name).text for name in ("hold", "extend", "settle", "credit", "sweep", "archive")]
     assert any(mutation[0] in text for text in texts), "the scripts changed: there is nothing to replace"
     assert all(REAL_CLOCK in text and REAL_STAMP in text for text in texts), (
         "the scripts changed: the clock is not the test's"

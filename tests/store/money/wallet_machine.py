@@ -9,6 +9,7 @@ replica lacks lines that are archived.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Coroutine
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from gateway.budgets import NEVER, Budget
 from gateway.errors import StoreError
 from gateway.store.client.client import Client, Script
 from gateway.store.money.archive import Archive, Archived, ArchiveError, Entry
@@ -39,12 +41,29 @@ CREDIT_LINE = 40
 OPENING = 100
 
 AMOUNTS = st.sampled_from((1, 30, 60, 0))
+TOTALS = st.sampled_from((31, 62, 100, 1))
+"""Amounts of extensions."""
 FLOORS = st.sampled_from((0, 5, 20))
 RECENT = st.integers(0, 4)
 """The request of a call, counted back from the newest, so that calls meet more often than by choosing from all."""
 
 TRANSACTIONS = ("u", "v", "numbers", "trimmed", "archived", "about")
 """Ids of transactions, also those that are the names of fields."""
+
+TOKEN = "1a2b3c4d"
+BUDGETS = st.sampled_from(
+    (
+        {},
+        {"D": 90},
+        {"D": 60, "R": 2},
+        {"T": 150, "R" + TOKEN: 2},
+        {"D": 120, "D" + TOKEN: 60, "T" + TOKEN: 90},
+        {"R": 1, "D" + TOKEN: 1},
+    )
+)
+"""The limits of budgets by their field: of a day, in total, of requests, of the account or of a token."""
+DAY_MS = 250_000
+"""More than two differences between clocks, as a day is."""
 
 GOOD_TERMS: dict[str, Any] = {"amount": 1, "floor": 0, "lease_ms": 1, "fingerprint": "a", "max_holds": 1}
 BAD_TERMS: tuple[dict[str, Any], ...] = (
@@ -53,6 +72,11 @@ BAD_TERMS: tuple[dict[str, Any], ...] = (
     {"lease_ms": 0},
     {"fingerprint": "-"},
     {"max_holds": 0},
+    {"budgets": [Budget("account", "day", 1, "numbers", str(NEVER))]},
+    {"budgets": [Budget("account", "day", -1, "D", str(NEVER))]},
+    {"budgets": [Budget("account", "day", 1, "D", "soon")]},
+    {"more": -1},
+    {"more": 2**53},
     {"cost": -1},
     {"cost": 2**53},
 )
@@ -62,6 +86,8 @@ WINDOW_MS = KEEP_MS + 2 * SKEW_MS
 
 TRIMMING, MAX_TRIMMED = "08", 32
 """The last digits of requests whose settlement deletes old ends, and how many at most."""
+
+MARK = re.compile("([A-Z][a-z0-9]*)E([0-9]+)")
 
 CLOCK = f"{{{ACCOUNT}}}:clock"
 REAL_CLOCK = """  local time = redis.call("TIME")
@@ -85,6 +111,10 @@ class Held:
     expiry: int
 
 
+Window = tuple[str, int]
+"""The field of a budget, and the end of a window."""
+
+
 @dataclass
 class Model:
     """The model of the account. It never forgets anything, except by a failover."""
@@ -96,6 +126,23 @@ class Model:
     resolved: dict[str, int] = field(default_factory=dict)
     stale: dict[str, int] = field(default_factory=dict)
     credits: dict[str, int] = field(default_factory=dict)
+    marks: dict[str, list[Window]] = field(default_factory=dict)
+    """The windows in which each request counts, however it ends."""
+    answered: set[str] = field(default_factory=set)
+    windows: dict[str, int] = field(default_factory=dict)
+    """The end of the window that each budget counts now."""
+
+    def used(self, window: Window) -> int:
+        """Return what was charged in a window and is held in it, added up."""
+        used = 0
+        for request_id in [key for key, marks in self.marks.items() if window in marks]:
+            if window[0].startswith("R"):
+                used += request_id in self.holds or request_id in self.answered
+            elif request_id in self.holds:
+                used += self.holds[request_id].amount
+            else:
+                used += self.expired.get(request_id, 0) + self.resolved.get(request_id, 0)
+        return used
 
     @property
     def held(self) -> int:
@@ -125,6 +172,9 @@ class WalletMachine(RuleBasedStateMachine):
         self.copied_ms = 0
         self.since_copy: list[Settlement] = []
         self.born: dict[str, int] = {}
+        self.limits: dict[str, int] = {}
+        self.zone_ms = 0
+        self.marks: dict[str, str] = {}
         self.folder = TemporaryDirectory()
         self.archive = Archive(Path(self.folder.name))
         self.run(self._open())
@@ -211,6 +261,10 @@ class WalletMachine(RuleBasedStateMachine):
         self.truth.active = active
         self.run(self.client.call("HSET", KEY + "account", "status", "active" if active else "suspended"))
 
+    @rule(limits=BUDGETS, zone_ms=st.sampled_from((0, 0, 0, 70_000)))
+    def an_operator_changes_budgets_and_the_time_zone(self, limits: dict[str, int], zone_ms: int) -> None:
+        self.limits, self.zone_ms = limits, zone_ms
+
     # Calls. The same request is repeated, as after a lost reply
 
     @rule(back=RECENT, amount=AMOUNTS, floor=FLOORS, fingerprint=st.sampled_from(("a", "a", "b")))
@@ -219,52 +273,160 @@ class WalletMachine(RuleBasedStateMachine):
 
     def _hold(self, request_id: str, amount: int, floor: int, fingerprint: str, lease_ms: int = LEASE_MS) -> None:
         new = Held(amount, min(floor, amount), fingerprint, self.now + lease_ms)
-        expected = self._expected_of_hold(request_id, new)
+        budgets = self._budgets()
+        expected, marks = self._expected_of_hold(request_id, new, budgets)
         terms: dict[str, Any] = {"lease_ms": lease_ms, "fingerprint": fingerprint, "max_holds": MAX_HOLDS}
-        reply = self.run(self.wallet.hold(ACCOUNT, request_id, amount=amount, floor=floor, **terms))
+        reply = self.run(self.wallet.hold(ACCOUNT, request_id, amount=amount, floor=floor, budgets=budgets, **terms))
         assert reply.outcome in expected, (reply, expected)
+        assert reply.marks == _text(marks)
+        if reply.outcome is Hold.HELD:
+            self.marks[request_id] = reply.marks
         assert (reply.balance, reply.held) == (self.truth.balance, self.truth.held)
 
-    def _expected_of_hold(self, request_id: str, new: Held) -> set[Hold]:
+    def _budgets(self) -> list[Budget]:
+        """Return the present budgets, with the windows by a gateway's clock."""
+        day_ms = (self.true_ms - self.zone_ms) // DAY_MS * DAY_MS + self.zone_ms
+        days = " ".join(str(day_ms + number * DAY_MS) for number in range(4))
+        return [
+            Budget("account", "day", limit, field, str(NEVER) if field.startswith("T") else days)
+            for field, limit in self.limits.items()
+        ]
+
+    def _expected_of_hold(self, request_id: str, new: Held, budgets: list[Budget]) -> tuple[set[Hold], list[Window]]:
+        """Return the possible outcomes, and the windows in which the request counts, or the one that refuses it."""
         truth, strange = self.truth, abs(self.born[request_id] - self.now) > SKEW_MS
         truth.expire(self.now)
         if request_id in truth.holds:
-            return {Hold.HELD if truth.holds[request_id].fingerprint == new.fingerprint else Hold.CONFLICT}
+            same = truth.holds[request_id].fingerprint == new.fingerprint
+            return {Hold.HELD if same else Hold.CONFLICT}, truth.marks[request_id]
         if request_id in truth.expired or request_id in truth.resolved:
-            return {Hold.DONE, Hold.SKEW} if strange else {Hold.DONE}
+            return {Hold.DONE, Hold.SKEW} if strange else {Hold.DONE}, []
         if strange:
-            return {Hold.SKEW}
+            return {Hold.SKEW}, []
         if not truth.active:
-            return {Hold.INACTIVE}
+            return {Hold.INACTIVE}, []
         if len(truth.holds) >= MAX_HOLDS:
-            return {Hold.BUSY}
-        if truth.balance - truth.held + CREDIT_LINE < new.amount:
-            return {Hold.FUNDS}
+            return {Hold.BUSY}, []
+        if truth.balance - truth.held + CREDIT_LINE < new.amount and (new.amount or not budgets):
+            return {Hold.FUNDS}, []
+        marks = [self._window_of(budget) for budget in budgets]
+        for budget, window in zip(budgets, marks, strict=True):
+            added = 1 if budget.field.startswith("R") else new.amount
+            if added and truth.used(window) + added > budget.limit:
+                return {Hold.BUDGET}, [window]
         truth.holds[request_id] = new
-        return {Hold.HELD}
+        truth.marks[request_id] = marks
+        truth.windows.update(marks)
+        return {Hold.HELD}, marks
 
-    @rule(back=RECENT, cost=AMOUNTS, calls=st.sampled_from((2, 1)))
-    def settle(self, back: int, cost: int, calls: int) -> None:
+    def _window_of(self, budget: Budget) -> Window:
+        """Return the window that a budget counts now: the one that it has counted before, unless that is over."""
+        before = self.truth.windows.get(budget.field, 0)
+        return budget.field, before if before > self.now else min(
+            end for end in map(int, budget.ends.split()) if end > self.now
+        )
+
+    @rule(back=RECENT, amounts=st.lists(TOTALS, min_size=1, max_size=3), floor=FLOORS)
+    def extend(self, back: int, amounts: list[int], floor: int) -> None:
+        """Extend a hold, also by a call that arrives again after a later one."""
         request_id = self._recent(back)
+        for amount in amounts:
+            self._extend(request_id, amount, floor)
+
+    @rule(
+        amount=AMOUNTS, floor=FLOORS, raised=FLOORS, totals=st.lists(TOTALS, min_size=1, max_size=2), dies=st.booleans()
+    )
+    def attempts_fail_and_others_follow(
+        self, amount: int, floor: int, raised: int, totals: list[int], dies: bool
+    ) -> None:
+        request_id = self._arrive(self.true_ms)
+        self._hold(request_id, amount, floor, "a")
+        for total in totals:
+            self._extend(request_id, total, raised)
+        self._hold(request_id, amount, floor, "a")
+        if dies:
+            self._pass(LEASE_MS)
+            self._extend(request_id, totals[-1] + 1, raised)
+            self.sweep()
+
+    def _extend(self, request_id: str, amount: int, floor: int) -> None:
+        budgets = self._budgets()
+        expected, marks = self._expected_of_extension(request_id, amount, min(floor, amount), budgets)
+        reply = self.run(self.wallet.extend(ACCOUNT, request_id, amount=amount, floor=floor, budgets=budgets))
+        assert reply.outcome in expected, (reply, expected)
+        assert reply.marks == _text(marks)
+        assert (reply.balance, reply.held) == (self.truth.balance, self.truth.held)
+
+    def _expected_of_extension(
+        self, request_id: str, amount: int, floor: int, budgets: list[Budget]
+    ) -> tuple[set[Hold], list[Window]]:
+        """Return the possible outcomes, and the window that refuses it."""
+        truth, hold = self.truth, self.truth.holds.get(request_id)
+        if hold is None:
+            if request_id not in truth.expired and request_id not in truth.resolved:
+                return {Hold.LOST}, []
+            return {Hold.DONE, Hold.LOST} if self.born[request_id] < self.now - KEEP_MS else {Hold.DONE}, []
+        if hold.expiry <= self.now:
+            return {Hold.DONE}, []
+        if amount <= hold.amount:
+            return {Hold.HELD}, []
+        if not truth.active:
+            return {Hold.INACTIVE}, []
+        if truth.balance - truth.held + CREDIT_LINE < amount - hold.amount:
+            return {Hold.FUNDS}, []
+        limits = {budget.field: budget.limit for budget in budgets if not budget.field.startswith("R")}
+        for window in truth.marks[request_id]:  # one that is over counts no more
+            if window in truth.windows.items() and window[0] in limits:
+                if truth.used(window) + amount - hold.amount > limits[window[0]]:
+                    return {Hold.BUDGET}, [window]
+        hold.amount, hold.floor = amount, max(floor, hold.floor)
+        return {Hold.HELD}, []
+
+    @rule(back=RECENT, cost=AMOUNTS, calls=st.sampled_from((2, 1)), knows=st.sampled_from((True, True, False)))
+    def settle(self, back: int, cost: int, calls: int, knows: bool = True) -> None:
+        """Settle a request, also by a gateway that does not know its marks: the reply to the hold was lost."""
+        request_id = self._recent(back)
+        marks = self.marks.get(request_id, "") if knows else ""
         for _ in range(calls):
-            self._resolve(Settlement(ACCOUNT, request_id, cost), self.wallet.settle(ACCOUNT, request_id, cost))
+            settlement = Settlement(ACCOUNT, request_id, cost, marks=marks)
+            self._resolve(settlement, self.wallet.settle(ACCOUNT, request_id, cost, marks))
 
     @rule(back=RECENT)
     def release(self, back: int) -> None:
         request_id = self._recent(back)
-        self._resolve(Settlement(ACCOUNT, request_id, kind="release"), self.wallet.release(ACCOUNT, request_id))
+        marks = self.marks.get(request_id, "")
+        settlement = Settlement(ACCOUNT, request_id, kind="release", marks=marks)
+        self._resolve(settlement, self.wallet.release(ACCOUNT, request_id, marks))
 
     def _resolve(self, settlement: Settlement, call: Coroutine[Any, Any, Any]) -> None:
         old = self._old_ends()
         settled = self.run(call)
         if settlement.request_id[-1] in TRIMMING:
             assert self._old_ends() == max(0, old - MAX_TRIMMED)
-        expected = self._expected_of_settlement(settlement.request_id, settlement.cost, settled.outcome)
+        expected = self._expected_of_settlement(settlement, settled.outcome)
         assert (settled.outcome, settled.charged) == expected
         self.since_copy.append(settlement)
 
-    def _expected_of_settlement(self, request_id: str, cost: int, outcome: Settle) -> tuple[Settle, int]:
+    def _expected_of_settlement(self, settlement: Settlement, outcome: Settle) -> tuple[Settle, int]:
         """If the request is so old that its end may have been trimmed, `STALE` is as correct as the full result."""
+        truth, request_id, cost = self.truth, settlement.request_id, settlement.cost
+        before = request_id in truth.resolved
+        expected = self._expected_charge(request_id, cost, outcome)
+        if request_id in truth.resolved and not before:
+            if expected[0] is Settle.ORPHAN:
+                self._count_orphan(settlement)
+            if settlement.kind == "settle":
+                truth.answered.add(request_id)
+        return expected
+
+    def _count_orphan(self, settlement: Settlement) -> None:
+        """Count an orphan by the marks of its gateway, in later windows than those that the store has as well."""
+        marks = [(field, int(ends_ms)) for field, ends_ms in MARK.findall(settlement.marks)]
+        self.truth.marks[settlement.request_id] = marks
+        for field, ends_ms in marks:
+            self.truth.windows[field] = max(ends_ms, self.truth.windows.get(field, 0))
+
+    def _expected_charge(self, request_id: str, cost: int, outcome: Settle) -> tuple[Settle, int]:
         truth, born = self.truth, self.born[request_id]
         old = born < self.now - KEEP_MS
         if request_id in truth.holds:
@@ -314,6 +476,8 @@ class WalletMachine(RuleBasedStateMachine):
         request_id = self._recent(back)
         if "cost" in bad:
             self._refused(self.wallet.settle(ACCOUNT, request_id, bad["cost"]))
+        elif "more" in bad:
+            self._refused(self.wallet.extend(ACCOUNT, request_id, amount=bad["more"], floor=0))
         else:
             self._refused(self.wallet.hold(ACCOUNT, request_id, **(GOOD_TERMS | bad)))
 
@@ -379,7 +543,7 @@ class WalletMachine(RuleBasedStateMachine):
                 self.run(self.client.call("RESTORE", KEY + name, 0, copy))
         for settlement in self.since_copy:
             settled = self.run(self.wallet.deliver(settlement))
-            expected = self._expected_of_settlement(settlement.request_id, settlement.cost, settled.outcome)
+            expected = self._expected_of_settlement(settlement, settled.outcome)
             assert (settled.outcome, settled.charged) == expected
 
     # Invariants
@@ -404,6 +568,11 @@ class WalletMachine(RuleBasedStateMachine):
         expiries = dict(leases)
         assert expiries == {request_id.encode(): hold.expiry for request_id, hold in self.truth.holds.items()}
         assert all(due <= expiry for expiry in expiries.values()), "a hold would expire late"
+        budgets = {key.decode(): wallet.pop(key) for key in list(wallet) if key[:1].isupper()}
+        windows = self.truth.windows.items()
+        assert budgets == {
+            field: f"{ends_ms} {self.truth.used((field, ends_ms))}".encode() for field, ends_ms in windows
+        }
         trimmed = _place(wallet.pop(b"trimmed", b"0-0"))
         ends = {
             fields[b"id"] for line, fields in ledger if _place(line) > trimmed and fields[b"kind"] in RESOLVING_KINDS
@@ -426,6 +595,10 @@ class WalletMachine(RuleBasedStateMachine):
             self.run(self.client.close())
             self.loop.close()
             self.folder.cleanup()
+
+
+def _text(marks: list[Window]) -> str:
+    return "".join(f"{field}E{ends_ms}" for field, ends_ms in marks)
 
 
 def _place(line: bytes) -> tuple[int, int]:

@@ -1,0 +1,57 @@
+-- extend(request_id, amount, floor, budgets as for a hold): raises a hold to `amount`, and its floor to `floor`, before a further
+-- attempt. It counts in the windows of the hold, as long as their budgets count them; it returns the mark of one that refuses it.
+-- Both are totals, so a call that is repeated, or arrives after a later one, changes nothing. The lease stays as it is.
+-- The second value that is returned is true where the hold is not raised: as a step, it ends the script.
+local request_id = ARGV[1]
+arrival_ms(request_id)
+local amount = integer(ARGV[2], 0, MOST, "the amount")
+local floor = integer(ARGV[3], 0, amount, "the floor")
+local limits = {}
+for at = 4, #ARGV, 3 do
+  limits[ARGV[at]] = integer(ARGV[at + 1], 0, MOST, "a budget")
+end
+
+local account, record = wallet(request_id)
+if not account then
+  return { request_id, "NO_ACCOUNT", 0, 0, 0 }, true
+end
+local status, credit_line = unpack(redis.call("HMGET", account_key, "status", "credit_line"))
+credit_line = integer(credit_line or "0", 0, MOST, "the credit line")
+
+local function reply(word, mark)
+  return { request_id, word, account.balance, account.held, credit_line, mark }, word ~= "HELD"
+end
+
+local hold = hold_in(record)
+if not hold then
+  return reply(end_in(record) and "DONE" or "LOST")
+end
+if hold.expiry <= clock() then -- the next hold or sweep ends it
+  return reply("DONE")
+end
+local more = amount - hold.amount
+if more <= 0 then
+  return reply("HELD")
+end
+if status ~= "active" then
+  return reply("INACTIVE")
+end
+if account.balance - account.held + credit_line < more then
+  return reply("FUNDS")
+end
+if account.held + more > MOST then
+  refuse("the new sum of holds is beyond its range")
+end
+know_all(account, hold.marks)
+for field, ends in hold.marks:gmatch(MARK) do
+  local budget, limit = account.budgets[field], not field:find("^R") and limits[field]
+  if limit and budget.ends == tonumber(ends) and budget.sum + more > limit then
+    return reply("BUDGET", field .. "E" .. ends)
+  end
+end
+account.held = account.held + more
+count(account, hold.marks, more, 0)
+local raised = string.format("1 %d %d %d", amount, hold.expiry, math.max(floor, hold.floor))
+change(account, request_id, raised .. record:match("^1 %d+ %d+ %d+(.*)$"))
+save(account)
+return reply("HELD")

@@ -1,0 +1,178 @@
+"""Windows of budgets end while a gateway serves: a month, a day of 25 hours, and a store whose clock is set back.
+
+The gateway and its store run with a clock of their own, which `tests/fixtures/past_clock.c` moves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import struct
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from gateway.store.client.embedded import EmbeddedStore
+from tests.fixtures.make_data import past_clock
+from tests.patience import PATIENCE_S
+from tests.whole.books import Books
+from tests.whole.budgeted import budgeted, used
+from tests.whole.load import EXACT
+from tests.whole.raw import Answer, ask, chat
+from tests.whole.scripted import CHUNKED, LAST, Forever, Scripted, chunk
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the store of a test ends with its thread"),
+    pytest.mark.skipif(shutil.which("cc") is None, reason="a C compiler makes the library that moves the clock"),
+]
+
+ANSWER = (
+    b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}\n\n'
+    b'data: {"id":"c","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":12,"total_tokens":13}}\n\n'
+    b"data: [DONE]\n\n"
+)
+
+
+FIRST = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"y"},"finish_reason":null}]}\n\n'
+HOURS = {
+    "lease_margin: 1": "lease_margin: 60",
+    "first_byte: 0.5, idle: 3, total: 3": "first_byte: 30, idle: 30, total: 60",
+}
+"""A lease that outlasts the steps of the clock."""
+
+
+class Gated(Scripted):
+    """An upstream whose first answer ends when `gate` is set."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        waiting = Forever(b"", 0.01, until=self.gate.is_set)
+        super().__init__([CHUNKED, chunk(FIRST), waiting, chunk(ANSWER) + LAST], [CHUNKED, chunk(ANSWER) + LAST])
+
+
+class Moved:
+    """A gateway and its store, whose clock a test sets."""
+
+    def __init__(self, books: Books, clock: Path) -> None:
+        self.books = books
+        self._clock = clock
+
+    def set(self, moment: str) -> None:
+        """Set the clock of the gateway and the store."""
+        offset = round(datetime.fromisoformat(moment).timestamp() - time.time())
+        with self._clock.open("r+b") as file:
+            file.write(struct.pack("q", offset))
+
+    async def ask(self) -> Answer:
+        return await ask(self.books.port, chat(self.books.token))
+
+    async def refused(self) -> str:
+        """Send a request that a budget refuses, and return the error's message."""
+        answer = await self.ask()
+        assert answer.status == 402
+        error = json.loads(answer.body)["error"]
+        assert error["code"] == "budget_exceeded"
+        return str(error["message"])
+
+    async def sums(self) -> dict[str, int]:
+        """Return what each budget counts, where the audit finds nothing wrong."""
+        async with self.books.store() as store:
+            assert await store.wallet.verify("tester") == []
+            return await used(store.client)
+
+
+@asynccontextmanager
+async def moved(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, auth: str, moment: str
+) -> AsyncIterator[tuple[Moved, Gated]]:
+    """Yield a gateway in Berlin at this moment, and its upstream."""
+    clock = folder / "clock"
+    clock.write_bytes(bytes(8))
+    library = await past_clock(folder)
+    async with Gated() as upstream:
+        books = Books(folder, upstream.base_url, auth=auth, more="time_zone: Europe/Berlin")
+        await books.open()
+        for name, more in HOURS.items():
+            text = books.file.read_text()
+            assert name in text
+            books.file.write_text(text.replace(name, more))
+        books.embedded.stop()
+        given = Moved(books, clock)
+        given.set(moment)
+        try:
+            with monkeypatch.context() as patch:
+                patch.setenv("LD_PRELOAD", str(library))
+                patch.setenv("CLOCK_OFFSET_FILE", str(clock))
+                books.embedded = EmbeddedStore.start(folder / "store")
+                async with books.worker():
+                    yield given, upstream
+        finally:
+            books.embedded.stop()
+
+
+async def test_a_stream_over_the_end_of_a_month_counts_in_the_month_of_its_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auth = budgeted({"month": 1000, "requests": 1}, {"total": 1000})
+    async with moved(tmp_path, monkeypatch, auth, "2026-11-30T23:59:30+01:00") as (given, upstream):
+        streaming = asyncio.create_task(given.ask())
+        async with asyncio.timeout(PATIENCE_S):
+            while not upstream.requests:
+                await asyncio.sleep(0.01)
+        assert "It resets at 2026-12-01T00:00:00+01:00." in await given.refused()
+        given.set("2026-12-01T00:00:01+01:00")
+        assert (await given.ask()).status == 200
+        november = {field: amount for field, amount in (await given.sums()).items() if field.startswith("T")}
+        assert november.popitem()[1] > 2 * EXACT, "the stream's hold, and the other's charge"
+        assert not streaming.done()
+        upstream.gate.set()
+        assert (await streaming).whole
+        sums = await given.sums()
+        token = next(field for field in sums if field.startswith("T"))
+        assert sums == {"M": EXACT, "R": 1, token: 2 * EXACT}
+        assert "It resets at 2026-12-02T00:00:00+01:00." in await given.refused()
+
+
+async def test_a_day_on_which_summer_time_ends_has_25_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    auth = budgeted(token={"requests": 1})
+    async with moved(tmp_path, monkeypatch, auth, "2026-10-25T00:00:05+02:00") as (given, upstream):
+        upstream.gate.set()
+        assert (await given.ask()).status == 200
+        given.set("2026-10-25T23:30:00+01:00")
+        assert "It resets at 2026-10-26T00:00:00+01:00." in await given.refused()
+        given.set("2026-10-26T00:00:01+01:00")
+        assert (await given.ask()).status == 200
+        assert list((await given.sums()).values()) == [1]
+
+
+async def test_a_day_on_which_summer_time_begins_has_23_hours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    auth = budgeted({"requests": 1})
+    async with moved(tmp_path, monkeypatch, auth, "2026-03-29T00:00:05+01:00") as (given, upstream):
+        upstream.gate.set()
+        assert (await given.ask()).status == 200
+        given.set("2026-03-29T23:59:30+02:00")
+        assert "It resets at 2026-03-30T00:00:00+02:00." in await given.refused()
+        given.set("2026-03-30T00:00:01+02:00")
+        assert (await given.ask()).status == 200
+
+
+async def test_a_clock_that_is_set_back_over_midnight_gives_no_budget_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with moved(tmp_path, monkeypatch, budgeted({"requests": 1}), "2026-11-24T00:00:02+01:00") as (
+        given,
+        upstream,
+    ):
+        upstream.gate.set()
+        assert (await given.ask()).status == 200
+        given.set("2026-11-23T23:58:00+01:00")
+        assert "It resets at 2026-11-25T00:00:00+01:00." in await given.refused()
+        given.set("2026-11-25T00:00:01+01:00")
+        assert (await given.ask()).status == 200
+        assert await given.sums() == {"R": 1}
