@@ -219,8 +219,8 @@ def _fields(profile: Profile) -> dict[str, str | int | bytes]:
         "credit_line": profile.credit_line_micros,
         "models": ",".join(profile.models),
         "limits": msgspec.json.encode(profile.limits),
-        "budgets": _encoded(profile.budgets),
         "balance": layout.UNREADABLE,
+        **({} if profile.budgets == NO_BUDGETS else {"budgets": _encoded(profile.budgets)}),
     }
 
 

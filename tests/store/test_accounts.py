@@ -65,7 +65,7 @@ async def test_budgets_are_kept_until_they_are_taken_away(accounts: Accounts) ->
 
 async def test_an_account_of_before_budgets_has_none(accounts: Accounts, client: Client) -> None:
     await accounts.create("alice")
-    assert await client.call("HDEL", "gw:{alice}:account", "budgets") == 1
+    assert await client.call("HEXISTS", "gw:{alice}:account", "budgets") == 0
     account = await accounts.get("alice")
     assert account is not None
     assert account.budgets == NO_BUDGETS
