@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,10 +62,10 @@ async def balance_and_held(client: Client) -> tuple[int, int]:
     return balance, held
 
 
-async def take(wallet: Wallet, request_id: str, amount: int = 10, **terms: int | str) -> HoldReply:
+async def take(wallet: Wallet, request_id: str, amount: int = 10, **terms: Any) -> HoldReply:
     """Take a hold with default terms, except those given."""
-    usual = {"floor": 0, "lease_ms": 60_000, "fingerprint": "f00d", "max_holds": 100}
-    return await wallet.hold(ACCOUNT, request_id, amount=amount, **(usual | terms))  # type: ignore[arg-type]
+    usual: dict[str, Any] = {"floor": 0, "lease_ms": 60_000, "fingerprint": "f00d", "max_holds": 100}
+    return await wallet.hold(ACCOUNT, request_id, amount=amount, **(usual | terms))
 
 
 async def overdue(client: Client, request_id: str) -> None:

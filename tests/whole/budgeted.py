@@ -17,9 +17,9 @@ USE = "tests.whole.budgeted:Budgeted"
 class Budgeted(Auth):
     """Accepts callers as `auth` does."""
 
-    account: dict[str, int] = {}
+    account: dict[str, int] = msgspec.field(default_factory=dict)
     """The budgets of each account, in micros, and its requests a day."""
-    token: dict[str, int] = {}
+    token: dict[str, int] = msgspec.field(default_factory=dict)
     """Those of each token."""
 
     def _admit(self, exchange: Exchange, authenticated: Authenticated) -> None:

@@ -40,12 +40,14 @@ async def test_exactly_twenty_requests_are_admitted(
             chain = CHAIN.format(max_hold="").replace("use: auth", f"use: {auth}")
             yaml = configuration(upstream.base_url, chain=chain)
             gateways.append(await stack.enter_async_context(running(yaml, folder, store_url)))
-        statuses, lowest = await race(gateways, upstream, 10 * CALLERS * FULL)
+        statuses, _ = await race(gateways, upstream, 10 * CALLERS * FULL)
         assert statuses == {200: ADMITTED, 402: statuses.total() - ADMITTED}
         assert len(upstream.requests) == ADMITTED
         assert list((await used(client)).values()) == [limit]
         assert await gateways[0].store.wallet.verify("tester") == []
-        refused = await ask(gateways[1].port, chat(await gateways[0].token(), {"max_tokens": 10}))
+        refused = await ask(
+            gateways[1].port, chat((await gateways[0].store.tokens.create("tester")).token, {"max_tokens": 10})
+        )
         if owner == "account":
             assert (refused.status, refused.headers["x-should-retry"]) == (402, "false")
             error = json.loads(refused.body)["error"]

@@ -80,10 +80,11 @@ def count(sums: Counter[Window], text: bytes, amount: int) -> None:
 def differences(stored: Mapping[Window, int], sums: Counter[Window], unread_ms: int) -> list[str]:
     """Return each budget, in words, that does not count what it must.
 
-    `unread_ms`: the time of the last line of the ledger that is not in `sums`. A window that may have such lines is left out.
+    `unread_ms`: the time of the last line of the ledger that is not in `sums`, 0 where all are. A window that may have such
+    lines is left out.
     """
     return [
         f"the budget {field.decode()} counts {used}, the ledger and the holds come to {sums[field, ends_ms]}"
         for (field, ends_ms), used in stored.items()
-        if used != sums[field, ends_ms] and ends_ms - LONGEST_MS[field[:1]] > unread_ms
+        if used != sums[field, ends_ms] and (not unread_ms or ends_ms - LONGEST_MS[field[:1]] > unread_ms)
     ]

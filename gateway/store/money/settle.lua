@@ -15,7 +15,7 @@ if given ~= "" then
   for field in given:gmatch(MARK) do
     fields[#fields + 1] = field:match("^[DWMTR]") and field or refuse("a field is not that of a budget")
   end
-  if given:find("%W") then
+  if given:gsub(MARK, "") ~= "" then
     refuse("the marks are not readable")
   end
 end

@@ -376,9 +376,9 @@ class WalletMachine(RuleBasedStateMachine):
             return {Hold.FUNDS}, []
         limits = {budget.field: budget.limit for budget in budgets if not budget.field.startswith("R")}
         for window in truth.marks[request_id]:  # one that is over counts no more
-            if window in truth.windows.items() and window[0] in limits:
-                if truth.used(window) + amount - hold.amount > limits[window[0]]:
-                    return {Hold.BUDGET}, [window]
+            limit = limits.get(window[0]) if window in truth.windows.items() else None
+            if limit is not None and truth.used(window) + amount - hold.amount > limit:
+                return {Hold.BUDGET}, [window]
         hold.amount, hold.floor = amount, max(floor, hold.floor)
         return {Hold.HELD}, []
 
@@ -423,8 +423,8 @@ class WalletMachine(RuleBasedStateMachine):
         """Count an orphan by the marks of its gateway, in later windows than those that the store has as well."""
         marks = [(field, int(ends_ms)) for field, ends_ms in MARK.findall(settlement.marks)]
         self.truth.marks[settlement.request_id] = marks
-        for field, ends_ms in marks:
-            self.truth.windows[field] = max(ends_ms, self.truth.windows.get(field, 0))
+        for name, ends_ms in marks:
+            self.truth.windows[name] = max(ends_ms, self.truth.windows.get(name, 0))
 
     def _expected_charge(self, request_id: str, cost: int, outcome: Settle) -> tuple[Settle, int]:
         truth, born = self.truth, self.born[request_id]
