@@ -1,7 +1,8 @@
 """Places a hold on the account's balance before the upstream is called, and charges the actual usage afterwards.
 
-The hold covers the most that the request can cost, unless `max_hold` lowers it, so concurrent requests cannot overdraw a
-balance. The charge never exceeds the most that the request can cost, even if an upstream reports more usage than that.
+The hold covers the most that one attempt can cost, unless `max_hold` lowers it, so concurrent requests cannot overdraw a balance.
+Before a further attempt it grows by what the failed ones may be billed; where the balance does not cover that, no further attempt
+is made. The charge never exceeds the most that the request can cost, even if an upstream reports more usage than that.
 """
 
 from __future__ import annotations
@@ -10,8 +11,6 @@ from collections.abc import Sequence
 from decimal import Decimal
 from functools import partial
 from typing import Final, Literal
-
-import msgspec
 
 from gateway import (
     MICROS,
@@ -25,15 +24,13 @@ from gateway import (
     Operation,
     Plugin,
     Price,
-    Refused,
     Services,
     Settled,
     Step,
-    StoreAway,
     Usage,
-    budget_in,
 )
 from plugins.budgets import described, over
+from plugins.placed_hold import PlacedHold, refusal
 
 LEAST_HOLD: Final = Decimal("0.000001")
 LARGEST_HOLD: Final = 1_000_000_000
@@ -42,20 +39,6 @@ LARGEST_AMOUNT: Final = 2**53 - 1
 """The largest amount that the wallet can hold, in micros. No balance is larger."""
 LONGEST_LEASE_S: Final = 86_400
 """The wallet forgets a request after a day, so no hold may last longer."""
-
-
-class PlacedHold(msgspec.Struct):
-    """The hold of one exchange, and the step that places it.
-
-    `full`: the most that the request can cost, in micros. `refused`: the wallet refused it. `marks`: the budgets that it counts in.
-    """
-
-    account: str
-    price: Price
-    full: int
-    step: Step
-    refused: bool = False
-    marks: str = ""
 
 
 class Quota(Plugin):
@@ -107,25 +90,46 @@ class Quota(Plugin):
         price, full, budgets = priced
         amount = self._amount(full)
         if amount > LARGEST_AMOUNT:
-            raise _refusal(Hold.FUNDS, self.max_holds)
-        floor = price.cost(body.prompt_tokens_estimate, 0) if self.on_crash == "charge_floor" else 0
+            raise refusal(Hold.FUNDS, self.max_holds)
         account = exchange[Caller].account
         step = self.wallet.hold_step(
             account,
             exchange.id,
             amount=amount,
-            floor=min(floor, amount),
+            floor=min(self._floor(price, body.prompt_tokens_estimate), amount),
             lease_ms=self.lease_ms,
             fingerprint=f"{body.size}x{amount}",
             max_holds=self.max_holds,
-            then=partial(self._held, exchange, budgets),
+            then=partial(self._held, exchange),
             budgets=budgets,
         )
         # Set before the step is sent: if the reply is lost, the hold may exist all the same, and `end_step` must release it.
-        exchange[PlacedHold] = PlacedHold(account, price, min(full, LARGEST_AMOUNT), step)
+        exchange[PlacedHold] = PlacedHold(account, price, amount, min(full, LARGEST_AMOUNT), step, budgets)
         return step
 
-    async def _held(self, exchange: Exchange, budgets: Sequence[Budget], reply: HoldReply) -> None:
+    async def on_failover(self, exchange: Exchange) -> None:
+        """Hold what a further attempt can cost, and what the failed ones may be billed. One that costs nothing adds nothing."""
+        hold = exchange.get(PlacedHold)
+        billed = exchange.usage.prompt_tokens
+        if hold is None or not billed:
+            return
+        full = await self._most(exchange, hold.price, billed)
+        amount = self._amount(full)
+        if amount > hold.amount:
+            body = await exchange.body()
+            await self._extend(exchange, hold, amount, self._floor(hold.price, billed + body.prompt_tokens_estimate))
+        hold.full = min(full, LARGEST_AMOUNT)
+
+    async def _extend(self, exchange: Exchange, hold: PlacedHold, amount: int, floor: int) -> None:
+        hold.not_extended = amount
+        if amount > LARGEST_AMOUNT:
+            raise refusal(Hold.FUNDS, self.max_holds)
+        reply = await self.wallet.extend(hold.account, exchange.id, amount=amount, floor=floor, budgets=hold.budgets)
+        if reply.outcome is not Hold.HELD:
+            raise hold.refusal(reply, self.calendar, self.max_holds)
+        hold.amount, hold.extended, hold.not_extended = amount, True, 0
+
+    async def _held(self, exchange: Exchange, reply: HoldReply) -> None:
         hold = exchange[PlacedHold]
         hold.marks = reply.marks
         if reply.expired:
@@ -133,9 +137,7 @@ class Quota(Plugin):
             self.log.warning("holds_expired", account=hold.account, requests=requests)
         if reply.outcome is not Hold.HELD:
             hold.refused = True
-            if reply.outcome is Hold.BUDGET:
-                raise over(*budget_in(reply.marks, budgets), self.calendar)
-            raise _refusal(reply.outcome, self.max_holds)
+            raise hold.refusal(reply, self.calendar, self.max_holds)
 
     async def explain(self, exchange: Exchange) -> str:
         """Return the hold, the available balance and each budget, and set `exchange.price`.
@@ -149,21 +151,24 @@ class Quota(Plugin):
         amount = self._amount(full)
         account = await self.accounts.get(exchange[Caller].account)
         if account is None or account.status is not AccountStatus.ACTIVE:
-            raise _refusal(Hold.INACTIVE, self.max_holds)
+            raise refusal(Hold.INACTIVE, self.max_holds)
         available = account.balance_micros - account.held_micros + account.credit_line_micros
         body = await exchange.body()
         answered = Usage(body.prompt_tokens_estimate, 0, "estimated", answers=1)
+        spare = self.catalogue.attempts(body.model) - 1
+        most = await self._most(exchange, price, spare * body.prompt_tokens_estimate)
         exchange.price = {
             **price.record(answered),
             "hold_micros": amount,
-            "most_micros": full,
+            "most_micros": most,
             "available_micros": available,
         }
         if account.holds >= self.max_holds:
-            raise _refusal(Hold.BUSY, self.max_holds)
+            raise refusal(Hold.BUSY, self.max_holds)
         if available < amount and amount:
-            raise _refusal(Hold.FUNDS, self.max_holds)
-        texts = [f"holds {amount} micros of {available} available, and charges {full} at most"]
+            raise refusal(Hold.FUNDS, self.max_holds)
+        failed = f", {most - full} of it for failed attempts" if most > full else ""
+        texts = [f"holds {amount} micros of {available} available, and charges {most} at most{failed}"]
         for use in await self.wallet.budgets(account.id, budgets):
             if not use.covers(amount):
                 raise over(use.budget, use.ends_ms, self.calendar)
@@ -184,6 +189,10 @@ class Quota(Plugin):
         usage = exchange.usage
         cost = hold.price.of(usage)
         exchange.price = hold.price.record(usage)
+        if hold.extended:
+            exchange.price["hold_micros"] = hold.amount
+        if hold.not_extended:
+            exchange.price["hold_refused_micros"] = hold.not_extended
         if cost > hold.full:
             self._log_capped(exchange, hold, cost)
             cost = exchange.price["capped_micros"] = hold.full
@@ -210,7 +219,7 @@ class Quota(Plugin):
         )
 
     async def _priced(self, exchange: Exchange) -> tuple[Price, int, Sequence[Budget]] | None:
-        """Return the price, the most that the request can cost in micros, and its budgets; None if no hold is needed.
+        """Return the price, the most that one attempt can cost in micros, and its budgets; None if no hold is needed.
 
         A request that costs nothing has a hold of nothing where it counts in budgets.
         """
@@ -220,28 +229,18 @@ class Quota(Plugin):
         price = self.catalogue.price(body.model, caller.group)
         if price is None or not self.catalogue.allows(caller, body.model):
             return None  # `model-routing` refuses the request
-        ceiling = body.max_tokens or self.catalogue.models[body.model].max_output_tokens
-        full = price.most(body.prompt_tokens_bound, body.n * ceiling, self.catalogue.attempts(body.model))
-        budgets = self.calendar.budgets(caller)
+        full, budgets = await self._most(exchange, price), self.calendar.budgets(caller)
         return (price, full, budgets) if full or budgets else None
+
+    async def _most(self, exchange: Exchange, price: Price, billed: int = 0) -> int:
+        """Return the most that a request can cost if its failed attempts are billed so many prompt tokens, in micros."""
+        body = await exchange.body()
+        ceiling = body.max_tokens or self.catalogue.models[body.model].max_output_tokens
+        return price.most(self.catalogue.prompt_tokens_bound(body), body.n * ceiling, billed)
+
+    def _floor(self, price: Price, prompt_tokens: int) -> int:
+        """Return what is charged if the gateway crashes, in micros."""
+        return price.cost(prompt_tokens, 0) if self.on_crash == "charge_floor" else 0
 
     def _amount(self, full: int) -> int:
         return full if self.max_hold is None else min(full, int(self.max_hold * MICROS))
-
-
-def _refusal(outcome: Hold, max_holds: int) -> Refused | StoreAway:
-    """Return the error for a hold that was refused."""
-    match outcome:
-        case Hold.FUNDS:
-            text = "The balance does not cover the most that this request can cost. Top up, or lower max_tokens."
-            return Refused(402, "insufficient_balance", text)
-        case Hold.BUSY:
-            text = (
-                f"This account has {max_holds} requests in progress, the most that it may have at once. "
-                "Wait for some to end, then retry with backoff."
-            )
-            return Refused(429, "too_many_concurrent", text, retry_after_s=1)
-        case Hold.INACTIVE | Hold.NO_ACCOUNT:
-            return Refused(403, "account_inactive", "This account is not active. Ask the operator.")
-        case _:
-            return StoreAway(f"the wallet answered {outcome}")

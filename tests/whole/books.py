@@ -40,8 +40,9 @@ redis: {redis}
 data: {folder}/data
 channels:
   fake: {{base_url: "{upstream}", timers: {{connect: 0.25, first_byte: 0.5, idle: 3, total: 3}}}}
+{first}
 models:
-  words: {{input: 1, output: 2, max_output_tokens: 100, channels: [fake]}}
+  words: {{input: 1, output: 2, max_output_tokens: 100, channels: [{tried_first}{{use: fake, priority: 1}}]}}
 groups: {{default: {{}}}}
 plugins:
   - use: usage-logger
@@ -56,10 +57,19 @@ plugins:
 
 
 class Books:
-    """A store of its own in `folder/store`, the account `tester` with much credit, and the gateway's configuration."""
+    """A store of its own in `folder/store`, the account `tester` with much credit, and the gateway's configuration.
+
+    `first`: the base URL of an upstream that is tried before `upstream`. `auth`: the entry of `auth` in the chain. `more`: settings.
+    """
 
     def __init__(
-        self, folder: Path, upstream: str, on_crash: str = "release", auth: str = "auth", more: str = ""
+        self,
+        folder: Path,
+        upstream: str,
+        on_crash: str = "release",
+        first: str = "",
+        auth: str = "auth",
+        more: str = "",
     ) -> None:
         self.folder = folder
         self.port = free_port()
@@ -68,8 +78,11 @@ class Books:
         self.file = folder / "gateway.yaml"
         self.log_file = folder / "worker.log"
         self._patient = folder / "patient.yaml"
-        places = {"port": self.port, "folder": folder, "upstream": upstream}
-        self._text = {**places, "on_crash": on_crash, "auth": auth, "more": more}
+        self._text = {"port": self.port, "folder": folder, "upstream": upstream, "on_crash": on_crash}
+        self._text |= {"auth": auth, "more": more}
+        timers = "{connect: 0.25, first_byte: 0.5, idle: 3, total: 3}"
+        self._text["first"] = f'  first: {{base_url: "{first}", timers: {timers}}}' if first else ""
+        self._text["tried_first"] = "first, " if first else ""
         self.use_store_at(self.url)
         self.token = ""
 

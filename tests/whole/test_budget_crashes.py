@@ -37,7 +37,7 @@ ADMITTED = 20
 @asynccontextmanager
 async def opened(folder: Path, auth: str, on_crash: str = "release") -> AsyncIterator[Books]:
     async with FakeUpstream(pace_s=0.002) as upstream:
-        books = Books(folder, upstream.base_url, on_crash, auth)
+        books = Books(folder, upstream.base_url, on_crash, auth=auth)
         try:
             await books.open()
             yield books

@@ -32,11 +32,17 @@ _MARK: Final = re.compile(rb"([A-Z][a-z0-9]*)E([0-9]+)")
 
 
 def arguments_of(budgets: Sequence[Budget]) -> tuple[Argument, ...]:
-    """Return the arguments of the script `hold`."""
-    arguments: list[Argument] = []
-    for budget in budgets:
-        arguments += (budget.field, budget.limit, budget.ends)
-    return tuple(arguments)
+    """Return the arguments of the script `hold`: all fields, all limits, the windows of each."""
+    return (
+        *[budget.field for budget in budgets],
+        *[budget.limit for budget in budgets],
+        *[budget.ends for budget in budgets],
+    )
+
+
+def limits_of(budgets: Sequence[Budget]) -> tuple[Argument, ...]:
+    """Return the arguments of the script `extend`: all fields, all limits."""
+    return (*[budget.field for budget in budgets], *[budget.limit for budget in budgets])
 
 
 async def read_budgets(client: Client, account: str, budgets: Sequence[Budget]) -> list[BudgetUse]:

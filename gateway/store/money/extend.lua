@@ -1,14 +1,14 @@
--- extend(request_id, amount, floor, budgets as for a hold): raises a hold to `amount`, and its floor to `floor`, before a further
--- attempt. It counts in the windows of the hold, as long as their budgets count them; it returns the mark of one that refuses it.
+-- extend(request_id, amount, floor, the fields of budgets, their limits): raises a hold to `amount`, and its floor to `floor`,
+-- before a further attempt. It counts in the windows of the hold; it returns the mark of one that refuses it.
 -- Both are totals, so a call that is repeated, or arrives after a later one, changes nothing. The lease stays as it is.
 -- The second value that is returned is true where the hold is not raised: as a step, it ends the script.
 local request_id = ARGV[1]
 arrival_ms(request_id)
 local amount = integer(ARGV[2], 0, MOST, "the amount")
 local floor = integer(ARGV[3], 0, amount, "the floor")
-local limits = {}
-for at = 4, #ARGV, 3 do
-  limits[ARGV[at]] = integer(ARGV[at + 1], 0, MOST, "a budget")
+local limits, budgets = {}, (#ARGV - 3) / 2
+for index = 4, 3 + budgets do
+  limits[ARGV[index]] = in_range(tonumber(ARGV[index + budgets]), 0, MOST, "a budget")
 end
 
 local account, record = wallet(request_id)
@@ -42,15 +42,18 @@ end
 if account.held + more > MOST then
   refuse("the new sum of holds is beyond its range")
 end
-know_all(account, hold.marks)
-for field, ends in hold.marks:gmatch(MARK) do
-  local budget, limit = account.budgets[field], not field:find("^R") and limits[field]
-  if limit and budget.ends == tonumber(ends) and budget.sum + more > limit then
-    return reply("BUDGET", field .. "E" .. ends)
+local marks = marks_in(hold.marks)
+if marks then
+  know(account, marks.fields)
+  for index, field in ipairs(marks.fields) do
+    local limit = not field:find("R", 1, true) and limits[field]
+    if limit and account.ends[field] == marks.ends[index] and account.sums[field] + more > limit then
+      return reply("BUDGET", field .. "E" .. marks.ends[index])
+    end
   end
+  count(account, marks, more, 0)
 end
 account.held = account.held + more
-count(account, hold.marks, more, 0)
 local raised = string.format("1 %d %d %d", amount, hold.expiry, math.max(floor, hold.floor))
 change(account, request_id, raised .. record:match("^1 %d+ %d+ %d+(.*)$"))
 save(account)

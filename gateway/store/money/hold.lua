@@ -1,5 +1,5 @@
--- hold(request_id, amount, floor, lease, fingerprint, max holds, keep, skew, then for each budget of the account or the token:
--- its field, its limit, the ends of the last, the current and the next two windows by the gateway's clock)
+-- hold(request_id, amount, floor, lease, fingerprint, max holds, keep, skew, the fields of the budgets of account and token, then
+-- their limits, then for each the ends of the last, the current and the next two windows by the gateway's clock)
 -- Returns also the marks of the budgets that the request counts in, or that of the one that refuses it.
 -- The second value that is returned is true where nothing is held: as a step, it ends the script.
 local request_id, fingerprint = ARGV[1], ARGV[5]
@@ -13,12 +13,13 @@ local max_holds = integer(ARGV[6], 1, MOST, "the most holds")
 if not fingerprint:match("^[%l%d]+$") or #fingerprint > 64 then
   refuse("the fingerprint is not 1 to 64 lower-case letters and digits")
 end
-local fields, limits, windows = {}, {}, {}
-for at = 9, #ARGV, 3 do
-  local number = #fields + 1
-  fields[number] = ARGV[at]:match("^[DWMTR][%l%d]*$") or refuse("a field is not that of a budget")
-  limits[number] = integer(ARGV[at + 1], 0, MOST, "a budget")
-  windows[number] = (ARGV[at + 2] or ""):match("^[%d ]+$") or refuse("the ends of windows are not readable")
+local budgets = (#ARGV - 8) / 3
+local fields = budgets > 0 and { unpack(ARGV, 9, 8 + budgets) } or nil
+for index = 9, 8 + budgets do
+  if not ARGV[index]:find("^[DWMTR][%l%d]*$") or #ARGV[index + 2 * budgets] % 14 ~= 13 then
+    refuse("a budget has no such field, or the ends of its windows are not readable")
+  end
+  in_range(tonumber(ARGV[index + budgets]), 0, MOST, "a budget")
 end
 
 local account, record = wallet(request_id, fields)
@@ -39,7 +40,7 @@ if account.holds > 0 and account.due <= now then
 end
 
 local function reply(word, marks)
-  if marks and marks ~= "" then -- requests and their charges come in pairs, so that one value more is the marks
+  if marks then -- requests and their charges come in pairs, so that one value more is the marks
     over[#over + 1] = marks
   end
   return { request_id, word, account.balance, account.held, credit_line, unpack(over) }, word ~= "HELD"
@@ -47,8 +48,11 @@ end
 
 local hold = hold_in(record)
 if hold and hold.expiry <= now then -- expired, but not among the 16 ended above
-  know_all(account, hold.marks)
-  finish(account, request_id, hold, "expire", hold.floor, hold.marks, false)
+  local counted = marks_in(hold.marks)
+  if counted then
+    know(account, counted.fields)
+  end
+  finish(account, request_id, hold, "expire", hold.floor, counted, false)
   save(account)
   over[#over + 1], over[#over + 2] = request_id, hold.floor
   return reply("DONE")
@@ -68,31 +72,31 @@ end
 if account.holds >= max_holds then
   return reply("BUSY")
 end
-if account.balance - account.held + credit_line < amount and (amount > 0 or #fields == 0) then
+if account.balance - account.held + credit_line < amount and (amount > 0 or budgets == 0) then
   return reply("FUNDS")
 end
 -- A window counts until its end, also where the clock steps back or the time zone changes. One that ends after all of the
 -- gateway's is of a clock that was wrong.
-local marks = ""
-for number, field in ipairs(fields) do
-  local budget, ends = account.budgets[field], windows[number]
-  if budget.ends <= now or budget.ends > tonumber(ends:match("%d+$")) then
-    budget.ends, budget.sum = 0, 0
-    for each in ends:gmatch("%d+") do
-      if budget.ends <= now then
-        budget.ends = tonumber(each)
-      end
+local marks = fields and { text = "", fields = fields, ends = {} }
+for index = 1, budgets do
+  local field, windows = fields[index], ARGV[8 + 2 * budgets + index]
+  local ends, sum = account.ends[field], account.sums[field]
+  if ends == "" or ends + 0 <= now or not windows:find(ends, 1, true) and ends > windows:sub(-13) then
+    ends, sum = nil, 0
+    for each in windows:gmatch("%d+") do
+      ends = ends or each + 0 > now and each or nil
     end
-    if budget.ends <= now then
+    if not ends then
       return reply("SKEW")
     end
+    account.ends[field], account.sums[field], account.counted[field] = ends, sum, true
   end
-  local mark = field .. "E" .. digits(budget.ends)
-  local added = field:find("^R") and 1 or amount
-  if added > 0 and budget.sum + added > limits[number] then
+  local mark = field .. "E" .. ends
+  local added = field:find("R", 1, true) and 1 or amount
+  if added > 0 and sum + added > ARGV[8 + budgets + index] + 0 then
     return reply("BUDGET", mark)
   end
-  marks = marks .. mark
+  marks.text, marks.ends[index] = marks.text .. mark, ends
 end
 if account.held + amount > MOST then
   refuse("the new sum of holds is beyond its range")
@@ -102,8 +106,12 @@ if account.holds == 0 or expiry < account.due then
   account.due = expiry
 end
 account.held, account.holds = account.held + amount, account.holds + 1
-count(account, marks, amount, 1)
-change(account, request_id, string.format("1 %d %d %d %s%s", amount, expiry, floor, fingerprint, marks))
+local text = marks and marks.text
+if marks then
+  count(account, marks, amount, 1)
+  fingerprint = fingerprint .. text
+end
+change(account, request_id, string.format("1 %d %d %d %s", amount, expiry, floor, fingerprint))
 redis.call("ZADD", leases, expiry, request_id)
 save(account)
-return reply("HELD", marks)
+return reply("HELD", text)

@@ -9,18 +9,12 @@ local skew = integer(ARGV[5], 1, MOST, "skew")
 if kind ~= "settle" and kind ~= "release" then
   refuse("the kind is neither settle nor release")
 end
-local given, answered, fields = ARGV[6] or "", kind == "settle", nil
-if given ~= "" then
-  fields = {}
-  for field in given:gmatch(MARK) do
-    fields[#fields + 1] = field:match("^[DWMTR]") and field or refuse("a field is not that of a budget")
-  end
-  if given:gsub(MARK, "") ~= "" then
-    refuse("the marks are not readable")
-  end
+local answered, given = kind == "settle", marks_in(ARGV[6])
+if given and (given.text:gsub("[DWMTR][%l%d]*E%d%d%d%d%d%d%d%d%d%d%d%d%d", "") ~= "") then
+  refuse("the marks are not readable")
 end
 
-local account, record = wallet(request_id, fields)
+local account, record = wallet(request_id, given and given.fields)
 if not account then
   return { request_id, "NO_ACCOUNT", 0 }, cost ~= 0
 end
@@ -34,26 +28,34 @@ if request_id:find("[08]$") and trim(account, now, keep, skew) then
 end
 
 local hold, past = hold_in(record), end_in(record)
-local marks = hold and hold.marks or past and past.marks or given
-know_all(account, marks)
+local marks, own = given, hold or past
+if own and not (given and given.text == own.marks) then
+  marks = marks_in(own.marks)
+  if marks then
+    know(account, marks.fields)
+  end
+end
 local result, charged = "OK", cost
 if hold then
   finish(account, request_id, hold, kind, cost, marks, answered)
 elseif past and past.kind ~= "expire" then
   result, charged = "DONE", past.charged
 elseif past then -- the total charge becomes the cost: expiry charged the floor, or nothing
-  count(account, marks, cost - past.charged, answered and 1 or 0)
   change(account, request_id, "1 late " .. digits(cost))
-  charge_in(account, marks, answered, "late", request_id, cost - past.charged)
+  if marks then
+    count(account, marks, cost - past.charged, answered and 1 or 0)
+    move(account, "late", request_id, past.charged - cost, "budgets", charged_in(marks, answered))
+  else
+    move(account, "late", request_id, past.charged - cost)
+  end
   result = "LATE"
 elseif arrived < now - keep or arrived > now + skew then
   redis.call("HSETNX", stale, request_id, digits(cost))
   result, charged = "STALE", 0
 else
-  for field, ends in marks:gmatch(MARK) do
-    local budget = account.budgets[field]
-    if budget.ends < tonumber(ends) then -- the first one of its window was lost as well
-      budget.ends, budget.sum = tonumber(ends), 0
+  for index, field in ipairs(marks and marks.fields or {}) do
+    if account.ends[field] < marks.ends[index] then -- the first one of its window was lost as well
+      account.ends[field], account.sums[field], account.counted[field] = marks.ends[index], 0, true
     end
   end
   finish(account, request_id, nil, "orphan", cost, marks, answered)

@@ -37,36 +37,47 @@ local function arrival_ms(request_id)
   return tonumber(high .. low, 16)
 end
 
--- Marks are what a request counts in: of each budget the wallet's field and the end of its window, in milliseconds.
--- A field is D, W, M, T or R (day, week, month, total, requests a day), and the token's id where the budget is a token's.
-local MARK = "(%u[%l%d]*)E(%d+)"
-
--- The window that a budget counts now, by what is stored of it: its end, and the sum of what was charged and is held in it.
-local function know(account, field, stored)
-  local ends, sum = (stored or "0 0"):match("^(%d+) (%d+)$")
-  account.budgets[field] = {
-    ends = in_range(tonumber(ends), 0, MOST, "the end of a budget's window"),
-    sum = in_range(tonumber(sum), 0, MOST, "the sum of a budget"),
-  }
+-- Marks are what a request counts in, such as DE1763856000000: of each budget the wallet's field, E, and the end of its window in
+-- milliseconds, 13 digits. A field is D, W, M, T or R (day, week, month, total, requests a day), and the token's id where the
+-- budget is a token's. Returns nil where there are none.
+local function marks_in(text)
+  if not text or text == "" then
+    return nil
+  end
+  local marks = { text = text, fields = {}, ends = {} }
+  for field, ends in text:gmatch("(%u[%l%d]*)E(%d+)") do
+    local number = #marks.fields + 1
+    marks.fields[number], marks.ends[number] = field, ends
+  end
+  return marks
 end
 
--- Reads the budgets in these marks that were not read yet.
-local function know_all(account, marks)
-  if marks == "" then
-    return
+-- Reads the budgets with these fields, unless they were read: the end of the window that each counts now, and the sum of what
+-- was charged and is held in it. `stored`: what the store has of them, after two other values.
+local function know(account, fields, stored)
+  if not account.counted then
+    account.ends, account.sums, account.counted = {}, {}, {}
   end
-  for field in marks:gmatch(MARK) do
-    if not account.budgets[field] then
-      know(account, field, redis.call("HGET", wallet_key, field))
+  for index = 1, #fields do
+    local field, text = fields[index], stored and stored[index + 2]
+    if not account.ends[field] then
+      text = text or not stored and redis.call("HGET", wallet_key, field)
+      account.ends[field] = text and text:sub(1, 13) or ""
+      account.sums[field] = text and in_range(tonumber(text:sub(15)), 0, MOST, "the sum of a budget") or 0
     end
   end
 end
 
 -- The account's numbers, or nil if there is no such account, and what is stored of a request. They are read once; between a
--- change and `save` nothing may raise an error. `due`: no lease ends before it. `budgets`: those that were read, at first
--- those of `fields`. `changed`: what `save` writes besides.
+-- change and `save` nothing may raise an error. `due`: no lease ends before it. `changed`: what `save` writes besides, and
+-- `counted`: the budgets that it writes.
 local function wallet(request_id, fields)
-  local stored = redis.call("HMGET", wallet_key, "numbers", request_id or "numbers", unpack(fields or {}))
+  local stored
+  if fields then
+    stored = redis.call("HMGET", wallet_key, "numbers", request_id, unpack(fields))
+  else
+    stored = redis.call("HMGET", wallet_key, "numbers", request_id or "numbers")
+  end
   if not stored[1] then
     if redis.call("EXISTS", account_key) == 1 then
       refuse("the account has no numbers: its data is of another version")
@@ -79,11 +90,10 @@ local function wallet(request_id, fields)
     held = in_range(tonumber(held), 0, MOST, "the sum of holds"),
     holds = in_range(tonumber(holds), 0, MOST, "the number of holds"),
     due = in_range(tonumber(due), 0, MOST, "the end of the first lease"),
-    budgets = {},
     changed = {},
   }
-  for index, field in ipairs(fields or {}) do
-    know(account, field, stored[index + 2])
+  if fields then
+    know(account, fields, stored)
   end
   return account, stored[2]
 end
@@ -96,24 +106,22 @@ end
 -- Adds to the budgets in these marks, as far as they still count the same window: `requests` to those of requests, `amount`
 -- to the others. What was held in a window is settled in it; where it is over, there is nothing to correct.
 local function count(account, marks, amount, requests)
-  if marks == "" then
-    return
-  end
-  for field, ends in marks:gmatch(MARK) do
-    local budget = account.budgets[field]
-    if budget.ends == tonumber(ends) then
-      local sum = budget.sum + (field:find("^R") and requests or amount)
-      budget.sum, budget.changed = math.max(0, math.min(sum, MOST)), true
+  for index, field in ipairs(marks.fields) do
+    local more = field:find("R", 1, true) and requests or amount
+    if more ~= 0 and account.ends[field] == marks.ends[index] then
+      local sum = account.sums[field] + more
+      account.sums[field] = sum < 0 and 0 or sum > MOST and MOST or sum
+      account.counted[field] = true
     end
   end
 end
 
 local function save(account)
-  for field, budget in pairs(account.budgets) do
-    if budget.changed then
-      change(account, field, string.format("%d %d", budget.ends, budget.sum))
-      budget.changed = false
+  if account.counted then
+    for field in pairs(account.counted) do
+      change(account, field, account.ends[field] .. " " .. digits(account.sums[field]))
     end
+    account.counted = {}
   end
   local numbers = string.format("%d %d %d %d", account.balance, account.held, account.holds, account.due)
   redis.call("HSET", wallet_key, "numbers", numbers, unpack(account.changed))
@@ -125,15 +133,18 @@ local function hold_in(record)
   if not record or record:find("^1 %l") then
     return nil
   end
-  -- The marks begin at the first capital. Earlier versions read them as a part of the fingerprint.
-  local amount, expiry, floor, fingerprint, marks = record:match("^1 (%d+) (%d+) (%d+) ([%l%d]*)(%w*)$")
+  local amount, expiry, floor, fingerprint = record:match("^1 (%d+) (%d+) (%d+) (%w+)$")
   if not amount then
     refuse("a hold is not readable")
   end
-  return { amount = amount + 0, expiry = expiry + 0, floor = floor + 0, fingerprint = fingerprint, marks = marks }
+  local hold = { amount = amount + 0, expiry = expiry + 0, floor = floor + 0, fingerprint = fingerprint }
+  if fingerprint:find("E", 1, true) then -- marks begin at the first capital; earlier versions read them as the fingerprint's
+    hold.fingerprint, hold.marks = fingerprint:match("^([%l%d]*)(%u.*)$")
+  end
+  return hold
 end
 
--- How a request was resolved and its charge, by what is stored of it; or nil. Only an expired one has marks.
+-- How a request was resolved and its charge, by what is stored of it; or nil. One that has expired may have marks.
 local function end_in(record)
   local kind, charged, marks = (record or ""):match("^1 (%l+) (%d+) ?(%w*)$")
   if not kind and record and record:find("^1 %l") then
@@ -148,14 +159,9 @@ local function move(account, kind, id, amount, ...)
   redis.call("XADD", ledger, "*", "kind", kind, "id", id, "amount", digits(amount), ...)
 end
 
--- Adds a request's line with the marks of the budgets that it is charged in: those of requests only where it `answered`.
-local function charge_in(account, marks, answered, kind, request_id, charge)
-  local charged = answered and marks or marks:gsub("R[%l%d]*E%d+", "")
-  if charged == "" then
-    move(account, kind, request_id, -charge)
-  else
-    move(account, kind, request_id, -charge, "budgets", charged)
-  end
+-- The marks of the budgets that a line of the ledger is charged in: those of requests only where the request was answered.
+local function charged_in(marks, answered)
+  return answered and marks.text or (marks.text:gsub("R[%l%d]*E%d+", ""))
 end
 
 -- The requests that these lines of the ledger resolve.
@@ -194,10 +200,15 @@ local function finish(account, request_id, hold, kind, charge, marks, answered)
     redis.call("ZREM", leases, request_id)
     account.held, account.holds = account.held - hold.amount, account.holds - 1
   end
+  local stored = string.format("1 %s %d", kind, charge)
+  if not marks then
+    change(account, request_id, stored)
+    move(account, kind, request_id, -charge)
+    return
+  end
   count(account, marks, charge - (hold and hold.amount or 0), (answered and 1 or 0) - (hold and 1 or 0))
-  local kept = kind == "expire" and marks ~= "" and " " .. marks or ""
-  change(account, request_id, string.format("1 %s %d%s", kind, charge, kept))
-  charge_in(account, marks, answered, kind, request_id, charge)
+  change(account, request_id, kind == "expire" and stored .. " " .. marks.text or stored)
+  move(account, kind, request_id, -charge, "budgets", charged_in(marks, answered))
 end
 
 -- Ends up to `limit` holds whose lease has expired, the oldest first. Returns { request_id, charge, request_id, charge, ... }.
@@ -208,7 +219,10 @@ local function expire(account, now, limit)
   if #request_ids > 0 then
     for index, record in ipairs(redis.call("HMGET", wallet_key, unpack(request_ids))) do
       found[index] = hold_in(record) or refuse("a lease has no hold")
-      know_all(account, found[index].marks)
+      found[index].marks = marks_in(found[index].marks)
+      if found[index].marks then
+        know(account, found[index].marks.fields)
+      end
     end
   end
   for index, request_id in ipairs(request_ids) do

@@ -26,7 +26,7 @@ from gateway.store.client.retry import retried
 from gateway.store.client.step import Step
 from gateway.store.money.archive import Archive
 from gateway.store.money.audit import Audit
-from gateway.store.money.budgets import arguments_of
+from gateway.store.money.budgets import arguments_of, limits_of
 from gateway.store.money.journal import Journal
 from gateway.store.money.ledger_reader import read_ledger
 from gateway.store.money.reader import Reader
@@ -95,7 +95,7 @@ class Wallet(Reader):
         Both are totals: a repeated call changes nothing. It is retried as `hold` is.
         """
         crash_points.point("extend.before")
-        terms = (amount, min(floor, amount), *arguments_of(budgets))
+        terms = (amount, min(floor, amount), *limits_of(budgets))
         attempt = partial(self._call, "extend", self._client, account, request_id, *terms)
         return hold_reply(await retried(attempt, self._client.timeout_s), "extend.after")
 

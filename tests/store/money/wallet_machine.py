@@ -265,6 +265,11 @@ class WalletMachine(RuleBasedStateMachine):
     def an_operator_changes_budgets_and_the_time_zone(self, limits: dict[str, int], zone_ms: int) -> None:
         self.limits, self.zone_ms = limits, zone_ms
 
+    @rule(amount=st.sampled_from((0, 1)))
+    def an_operator_lowers_budgets(self, amount: int) -> None:
+        self.limits = dict.fromkeys(self.limits, 1)
+        self._hold(self._arrive(self.true_ms), amount, 0, "a")
+
     # Calls. The same request is repeated, as after a lost reply
 
     @rule(back=RECENT, amount=AMOUNTS, floor=FLOORS, fingerprint=st.sampled_from(("a", "a", "b")))
