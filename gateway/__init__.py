@@ -20,7 +20,7 @@ from gateway.store.channel_health import ChannelHealth
 from gateway.store.client.client import Script
 from gateway.store.client.step import Step
 from gateway.store.known_tokens import Authenticated
-from gateway.store.limits import Limited, Taken
+from gateway.store.limits import Limited, Taken, TokenLimits
 from gateway.store.money.results import Hold, HoldReply, Settled
 from gateway.store.tokens import TokenRefused, invalid_token
 from gateway.usage.record import AttemptRecord, Record
@@ -67,6 +67,7 @@ __all__ = [
     "StoreAway",
     "StoreError",
     "Taken",
+    "TokenLimits",
     "TokenRefused",
     "Usage",
     "address_of",

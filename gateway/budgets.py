@@ -86,6 +86,18 @@ class Calendar:
         """Return the end of a window in the time zone, as in 2026-12-01T00:00:00+01:00."""
         return datetime.fromtimestamp(ends_ms / 1000, self._zone).isoformat(timespec="seconds")
 
+    def report(self, use: BudgetUse) -> dict[str, object]:
+        """Return a budget and its use as JSON has it: whose it is, its window, how much is used of it, and when the window ends."""
+        kind, ends_ms = use.budget.kind, use.ends_ms
+        window, unit = ("day", "requests") if kind == "requests" else (kind, "micros")
+        return {
+            "of": use.budget.owner,
+            "window": window,
+            f"limit_{unit}": use.budget.limit,
+            f"used_{unit}": use.used,
+            "ends_at": None if ends_ms is None else self.ends_at(ends_ms),
+        }
+
     def _of(self, owner: Literal["account", "token"], suffix: str, budgets: Budgets) -> list[Budget]:
         limits = zip(FIELDS, msgspec.structs.astuple(budgets), strict=True)
         return [

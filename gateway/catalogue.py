@@ -10,11 +10,12 @@ from typing import Final
 
 from gateway.chat.prompt_bound import PartTokens
 from gateway.chat.request import Body
+from gateway.config.allowance import GroupBudgets, GroupLimits
 from gateway.config.model import Model
 from gateway.config.schema import Config, Group
 from gateway.config.time_zone import time_zone
-from gateway.facts import Caller, Candidate
-from gateway.prices import Price, price_of
+from gateway.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets, Caller, Candidate, with_defaults
+from gateway.prices import MICROS, Price, price_of
 
 MAX_ATTEMPTS: Final = 3
 """Upstream calls that one request may cause. Leases are computed from it."""
@@ -30,6 +31,8 @@ class Catalogue:
         self.groups = config.groups
         self.channels = config.channels
         self.time_zone = time_zone(config.time_zone)
+        self._budgets = {name: _budgets(group.budgets) for name, group in config.groups.items()}
+        self._limits = {name: _limits(group.limits) for name, group in config.groups.items()}
         self._candidates = {
             (name, group): self._tiers(name, model, config.groups[group].channels)
             for name, model in config.models.items()
@@ -55,6 +58,16 @@ class Catalogue:
     def group(self, name: str) -> Group | None:
         """Return the group, or None where the configuration has no such group."""
         return self.groups.get(name)
+
+    def budgets(self, group: str, own: Budgets) -> Budgets:
+        """Return the budgets of an account in `group`: its own, and the group's where it has none."""
+        defaults = self._budgets.get(group, NO_BUDGETS)
+        return own if defaults is NO_BUDGETS else with_defaults(own, defaults)
+
+    def limits(self, group: str, own: AccountLimits) -> AccountLimits:
+        """Return the limits of an account in `group`: its own, and the group's where it has none."""
+        defaults = self._limits.get(group, NO_LIMITS)
+        return own if defaults is NO_LIMITS else with_defaults(own, defaults)
 
     def price(self, model: str, group: str) -> Price | None:
         """Return the price of `model` for members of `group`, or None where there is no such model."""
@@ -101,6 +114,18 @@ class Catalogue:
             candidate = Candidate(serving.use, channel, serving.model or name, model.max_output_tokens, cost)
             tiers.setdefault(serving.priority, []).append((candidate, serving.weight))
         return tuple(tuple(tiers[priority]) for priority in sorted(tiers))
+
+
+def _budgets(given: GroupBudgets) -> Budgets:
+    amounts = (given.day, given.week, given.month, given.total)
+    day, week, month, total = (None if amount is None else int(amount * MICROS) for amount in amounts)
+    own = Budgets(day, week, month, total, given.requests)
+    return NO_BUDGETS if own == NO_BUDGETS else own
+
+
+def _limits(given: GroupLimits) -> AccountLimits:
+    own = AccountLimits(given.requests_per_minute, given.tokens_per_minute, given.concurrent)
+    return NO_LIMITS if own == NO_LIMITS else own
 
 
 def matches(patterns: Sequence[str], name: str) -> bool:

@@ -138,7 +138,10 @@ class Auth(Plugin):
             group=account.group,
             account_models=account.models or None,
             token_models=token.models or None,
-            limits=account.limits,
+            limits=self._catalogue.limits(account.group, account.limits),
+            token_limits=token.limits,
+            budgets=self._catalogue.budgets(account.group, account.budgets),
+            token_budgets=token.budgets,
         )
 
     async def explain(self, exchange: Exchange) -> str:

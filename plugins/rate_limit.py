@@ -1,4 +1,4 @@
-"""Limits each account's requests a minute, tokens a minute, and concurrent requests.
+"""Limits each account's requests a minute, tokens a minute, and concurrent requests; and a token's, if it has limits of its own.
 
 1. A refused request takes nothing. What an accepted request took is given back once, when it ends, whatever happened;
    if the store is unreachable then, as soon as it is back.
@@ -32,6 +32,7 @@ from gateway import (
     StoreAway,
     StoreError,
     Taken,
+    TokenLimits,
 )
 from plugins.paced_refusals import PacedRefusals
 
@@ -39,6 +40,7 @@ _REQUESTS: Final = ("x-ratelimit-limit-requests", "x-ratelimit-remaining-request
 _TOKENS: Final = ("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens")
 """The headers of a limit, of what remains of it, and of when all of it is available again."""
 
+NO_LIMITS: Final = AccountLimits()
 LEASE_MARGIN_S: Final = 60
 RETRY_AFTER_S = 1.0
 LONG_MS: Final = 59_000
@@ -48,15 +50,19 @@ MAX_PENDING: Final = 10_000
 
 
 class Release(msgspec.Struct, frozen=True):
-    """The release of one exchange's slot, with the true count of its tokens."""
+    """The release of one exchange's slot, with the true count of its tokens. `token_id`: None where the token has no limits."""
 
     account: str
     request_id: str
     tokens: int
+    token_id: str | None
 
 
 class RateLimit(Plugin):
-    """Refuses requests beyond the limits. An account's own limits, if it has any, replace these."""
+    """Refuses requests beyond the limits.
+
+    The limits of an account or its group, if they have any, replace these. Those of a token apply in addition.
+    """
 
     requires = (Caller,)
 
@@ -77,7 +83,7 @@ class RateLimit(Plugin):
         self._log = services.log
         longest_s = max((channel.timers.total for channel in services.catalogue.channels.values()), default=0)
         self._lease_ms = int((longest_s + LEASE_MARGIN_S) * 1000)
-        self._holding: dict[str, tuple[str, Step]] = {}
+        self._holding: dict[str, tuple[str, str | None, Step]] = {}
         self._pending: deque[Release] = deque()
         self._refusals = PacedRefusals()
         self._retrying = asyncio.get_running_loop().create_task(self._retry_forever())
@@ -92,18 +98,19 @@ class RateLimit(Plugin):
     async def request_step(self, exchange: Exchange) -> Step:
         """Take from every limit, and set the `x-ratelimit-*` headers. The step raises `Refused` if a limit is reached."""
         caller = exchange[Caller]
-        rules = self._rules(caller, exchange.request.operation)
-        tokens = await _tokens(exchange, rules)
-        if rules.tokens_per_minute is not None and tokens > rules.tokens_per_minute:
+        rules, token = self._rules(caller, exchange.request.operation)
+        tokens = await _tokens(exchange, rules, token)
+        never = self._limits.never_fits(tokens, rules, token)
+        if never is not None:
             await self._refusals.wait(caller.account)
-            raise _refusal(Limited("tokens", None), rules, tokens)
+            raise _refusal(never, rules, token, tokens)
 
         async def read(result: Taken | Limited) -> None:
             _set_headers(exchange.response_headers, result)
             if isinstance(result, Limited):
                 self._holding.pop(exchange.id, None)
                 await self._refusals.wait(caller.account)
-                raise _refusal(result, rules, tokens)
+                raise _refusal(result, rules, token, tokens)
 
         step = self._limits.take_step(
             caller.account,
@@ -113,36 +120,40 @@ class RateLimit(Plugin):
             tokens=tokens,
             lease_ms=self._lease_ms,
             then=read,
+            token=token,
         )
-        if rules.tokens_per_minute is not None or rules.concurrent is not None:
-            self._holding[exchange.id] = caller.account, step
+        if _is_given_back(rules) or (token is not None and _is_given_back(token.rules)):
+            self._holding[exchange.id] = caller.account, token.token_id if token else None, step
         return step
 
     async def explain(self, exchange: Exchange) -> str:
         """Return what is left of each limit, and take nothing."""
         caller = exchange[Caller]
-        rules = self._rules(caller, exchange.request.operation)
-        tokens = await _tokens(exchange, rules)
-        result = await self._limits.look(caller.account, exchange.id, scope=self._scope, rules=rules, tokens=tokens)
+        rules, token = self._rules(caller, exchange.request.operation)
+        tokens = await _tokens(exchange, rules, token)
+        result = await self._limits.look(
+            caller.account, exchange.id, scope=self._scope, rules=rules, tokens=tokens, token=token
+        )
         if isinstance(result, Limited):
-            raise _refusal(result, rules, tokens)
+            raise _refusal(result, rules, token, tokens)
         parts = []
         if result.requests is not None:
             parts.append(f"1 of {result.requests.remaining} requests left of {result.requests.limit} a minute")
         if result.tokens is not None:
             parts.append(f"{tokens} of {result.tokens.remaining} tokens left of {result.tokens.limit} a minute")
-        if rules.concurrent is not None:
-            parts.append(f"a slot, of {rules.concurrent} at once")
+        slots = [each.concurrent for each in (rules, token and token.rules) if each and each.concurrent]
+        if slots:
+            parts.append(f"a slot, of {min(slots)} at once")
         return f"takes {', '.join(parts)}" if parts else "no limits"
 
     async def end_step(self, exchange: Exchange) -> Step | None:
         """Release the slot, and count the tokens that were used."""
-        account, taken = self._holding.get(exchange.id, ("", None))
+        account, token_id, taken = self._holding.get(exchange.id, ("", None, None))
         if taken is None or not taken.may_have_run:
             self._holding.pop(exchange.id, None)
             return None
         usage = exchange.usage
-        release = Release(account, exchange.id, usage.prompt_tokens + usage.completion_tokens)
+        release = Release(account, exchange.id, usage.prompt_tokens + usage.completion_tokens, token_id)
         step = self._give_back(release)
         step.read = partial(self._released, exchange.id)
         step.failed = partial(self._not_sent, release)
@@ -151,18 +162,20 @@ class RateLimit(Plugin):
     async def _released(self, request_id: str, _: object) -> None:
         self._holding.pop(request_id, None)
 
-    def _rules(self, caller: Caller, operation: Operation) -> AccountLimits:
-        own = caller.limits
+    def _rules(self, caller: Caller, operation: Operation) -> tuple[AccountLimits, TokenLimits | None]:
+        """Return the limits of the account, and those of the token, None where it has none for such a request."""
+        own, of_token = caller.limits, caller.token_limits
         requests = own.requests_per_minute or self.requests_per_minute
         if operation is not Operation.CHAT:
-            return AccountLimits(requests)
-        return AccountLimits(
-            requests, own.tokens_per_minute or self.tokens_per_minute, own.concurrent or self.concurrent
-        )
+            rules, of_token = AccountLimits(requests), AccountLimits(of_token.requests_per_minute)
+        else:
+            tokens, concurrent = own.tokens_per_minute or self.tokens_per_minute, own.concurrent or self.concurrent
+            rules = AccountLimits(requests, tokens, concurrent)
+        return rules, None if of_token == NO_LIMITS else TokenLimits(caller.token_id, of_token)
 
     def _give_back(self, release: Release) -> Step:
         return self._limits.give_back_step(
-            release.account, release.request_id, scope=self._scope, tokens=release.tokens
+            release.account, release.request_id, scope=self._scope, tokens=release.tokens, token_id=release.token_id
         )
 
     async def _not_sent(self, release: Release, error: StoreError) -> None:
@@ -181,7 +194,13 @@ class RateLimit(Plugin):
         while self._pending:
             try:
                 oldest = self._pending[0]
-                await self._limits.give_back(oldest.account, oldest.request_id, scope=self._scope, tokens=oldest.tokens)
+                await self._limits.give_back(
+                    oldest.account,
+                    oldest.request_id,
+                    scope=self._scope,
+                    tokens=oldest.tokens,
+                    token_id=oldest.token_id,
+                )
             except StoreAway:
                 return
             except StoreError as error:
@@ -192,12 +211,17 @@ class RateLimit(Plugin):
         self._log.error("limit_not_given_back", request_id=release.request_id, reason=str(error))
 
 
-async def _tokens(exchange: Exchange, rules: AccountLimits) -> int:
+async def _tokens(exchange: Exchange, rules: AccountLimits, token: TokenLimits | None) -> int:
     """Return the estimate of the tokens that a request will use."""
-    if rules.tokens_per_minute is None:
+    if rules.tokens_per_minute is None and (token is None or token.rules.tokens_per_minute is None):
         return 0
     body = await exchange.body()
     return body.prompt_tokens_estimate + body.n * (body.max_tokens or 0)
+
+
+def _is_given_back(rules: AccountLimits) -> bool:
+    """Return whether a request that has ended gives something back: its slot, or tokens that it did not use."""
+    return rules.tokens_per_minute is not None or rules.concurrent is not None
 
 
 def _set_headers(headers: dict[str, str], result: Taken | Limited) -> None:
@@ -209,21 +233,24 @@ def _set_headers(headers: dict[str, str], result: Taken | Limited) -> None:
             headers[reset] = f"{rate.reset_ms}ms"
 
 
-def _refusal(limited: Limited, rules: AccountLimits, tokens: int) -> Refused:
+def _refusal(limited: Limited, rules: AccountLimits, token: TokenLimits | None, tokens: int) -> Refused:
     wait_ms = limited.retry_after_ms
+    of = "account"
+    if limited.of_token and token is not None:
+        rules, of = token.rules, "token"
     if wait_ms is None:
         return Refused(
             429,
             "rate_limited",
-            f"This request counts {tokens} tokens, over the limit of {rules.tokens_per_minute} a minute. "
+            f"This request counts {tokens} tokens, over the {of}'s limit of {rules.tokens_per_minute} a minute. "
             "Send less, or ask for fewer output tokens.",
             should_retry=False,
         )
     if limited.kind == "concurrent":
-        text = f"Over the limit of {rules.concurrent} requests at once. Wait for one to end, then try again."
+        text = f"Over the {of}'s limit of {rules.concurrent} requests at once. Wait for one to end, then try again."
         return Refused(429, "too_many_concurrent", text, retry_after_s=wait_ms / 1000)
     limit = rules.requests_per_minute if limited.kind == "requests" else rules.tokens_per_minute
-    text = f"Over the limit of {limit} {limited.kind} a minute."
+    text = f"Over the {of}'s limit of {limit} {limited.kind} a minute."
     if wait_ms <= LONG_MS:
         text += f" Try again in {wait_ms / 1000:g} s."
     return Refused(429, "rate_limited", text, retry_after_s=wait_ms / 1000)

@@ -1,4 +1,4 @@
-"""`gateway account`: accounts, their balances and limits."""
+"""`gateway account`: accounts, their balances, budgets and limits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ from typing import Annotated, Final
 import msgspec
 import typer
 
+from gateway.cli.allowance import (
+    BudgetOption,
+    LimitOption,
+    budget_reports,
+    budgets_in_words,
+    given_budgets,
+    given_limits,
+    limits_in_words,
+    report_in_words,
+)
 from gateway.cli.archive import archive
 from gateway.cli.common import (
     ConfigOption,
@@ -23,6 +33,7 @@ from gateway.cli.common import (
     refuse,
     run_with_store,
 )
+from gateway.facts import Budgets
 from gateway.services import Store
 from gateway.store.accounts import Account, AccountError, AccountStatus, unknown
 from gateway.store.money.results import Credit, Credited
@@ -74,6 +85,7 @@ def create(
     account_id: Annotated[
         str, typer.Argument(metavar="ID", help="The new account's id: 3 to 32 characters, a-z and 0-9.")
     ],
+    budget: BudgetOption,
     group: GroupOption = None,
     credit: Annotated[
         int | None, typer.Option(parser=_positive, metavar="AMOUNT", help="Credit this amount at once, such as 5.00.")
@@ -88,7 +100,7 @@ def create(
     group = _known_group(config, group or "default")
 
     async def work(store: Store) -> Account:
-        await store.accounts.create(account_id, group)
+        await store.accounts.create(account_id, group, budgets=Budgets(**given_budgets(budget)))
         if credit is not None:
             await store.wallet.credit(account_id, f"opening-{account_id}", credit)
         return await _existing(store, account_id)
@@ -112,7 +124,7 @@ def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
             print_json(each)
         return
     print_table(
-        ("id", "status", "group", "balance", "held", "credit line"),
+        ("id", "status", "group", "balance", "held", "credit line", "own budgets", "own limits"),
         (
             (
                 each.id,
@@ -121,6 +133,8 @@ def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
                 amount(each.balance_micros),
                 amount(each.held_micros),
                 amount(each.credit_line_micros),
+                budgets_in_words(each.budgets, "-"),
+                limits_in_words(each.limits, "-"),
             )
             for each in accounts
         ),
@@ -130,11 +144,21 @@ def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 @account.command()
 def show(account_id: IdArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Show an account: status, balance, held amount, limits.
+    """Show an account: status, balance, held amount, limits, and how much of each budget is used.
 
     Example: `gateway account show alice --json`
     """
-    _print(run_with_store(config, lambda store: _existing(store, account_id)), as_json)
+    settings = configuration(config)
+
+    async def work(store: Store) -> tuple[Account, list[dict[str, object]]]:
+        found = await _existing(store, account_id)
+        return found, await budget_reports(store, settings, found)
+
+    found, reports = run_with_store(config, work)
+    if as_json:
+        print_json(msgspec.to_builtins(found) | {"budget_use": reports})
+    else:
+        print_fields(_fields(found) | dict(map(report_in_words, reports)))
 
 
 @account.command()
@@ -178,14 +202,10 @@ def adjust(
     _print(run_with_store(config, work), as_json)
 
 
-OwnLimit = Annotated[
-    int | None, typer.Option(min=0, metavar="N", help="A limit for this account; 0 for the configured one.")
-]
-
-
 @account.command("set")
 def set_(
     account_id: IdArgument,
+    budget: BudgetOption,
     group: GroupOption = None,
     credit_line: Annotated[
         int | None,
@@ -196,37 +216,31 @@ def set_(
     models: Annotated[
         str | None, typer.Option(help="Allow only these of the group's models, as in `a,b` or `gpt-*`. Empty for all.")
     ] = None,
-    requests_per_minute: OwnLimit = None,
-    tokens_per_minute: OwnLimit = None,
-    concurrent: OwnLimit = None,
+    requests_per_minute: LimitOption = None,
+    tokens_per_minute: LimitOption = None,
+    concurrent: LimitOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Change an account's settings. What is not given stays as it is.
 
-    Example: `gateway account set alice --group trial --credit-line 1.00 --requests-per-minute 600`
+    A budget or a limit of its own replaces that of its group for the same window or kind.
+
+    Example: `gateway account set alice --group trial --credit-line 1.00 --budget month=20 --requests-per-minute 600`
     """
     if group is not None:
         group = _known_group(config, group)
-    limits_given = {
-        "requests_per_minute": requests_per_minute,
-        "tokens_per_minute": tokens_per_minute,
-        "concurrent": concurrent,
-    }
-    changed = {name: value or None for name, value in limits_given.items() if value is not None}
+    changed = given_limits(requests_per_minute, tokens_per_minute, concurrent)
 
     async def work(store: Store) -> Account:
-        limits = (await _existing(store, account_id)).limits
-        try:
-            limits = msgspec.structs.replace(limits, **changed)
-        except ValueError as error:
-            raise AccountError(str(error)) from None
+        before = await _existing(store, account_id)
         return await store.accounts.change(
             account_id,
             group=group,
             credit_line=credit_line,
             models=None if models is None else [name.strip() for name in models.split(",") if name.strip()],
-            limits=limits if changed else None,
+            limits=msgspec.structs.replace(before.limits, **changed) if changed else None,
+            budgets=msgspec.structs.replace(before.budgets, **given_budgets(budget)) if budget else None,
         )
 
     _print(run_with_store(config, work), as_json)
@@ -300,17 +314,19 @@ def _check(account_id: str, transaction: str, credited: Credited) -> None:
 def _print(result: Account, as_json: bool) -> None:
     if as_json:
         print_json(result)
-        return
-    own = {name: value for name, value in msgspec.structs.asdict(result.limits).items() if value is not None}
-    print_fields(
-        {
-            "id": result.id,
-            "status": result.status,
-            "group": result.group,
-            "balance": amount(result.balance_micros),
-            "held": f"{amount(result.held_micros)} by {result.holds} requests",
-            "credit line": amount(result.credit_line_micros),
-            "models": ", ".join(result.models) or "all that the group allows",
-            "own limits": ", ".join(f"{name} {value}" for name, value in own.items()) or "none",
-        }
-    )
+    else:
+        print_fields(_fields(result))
+
+
+def _fields(result: Account) -> dict[str, str]:
+    return {
+        "id": result.id,
+        "status": result.status,
+        "group": result.group,
+        "balance": amount(result.balance_micros),
+        "held": f"{amount(result.held_micros)} by {result.holds} requests",
+        "credit line": amount(result.credit_line_micros),
+        "models": ", ".join(result.models) or "all that the group allows",
+        "own budgets": budgets_in_words(result.budgets),
+        "own limits": limits_in_words(result.limits),
+    }

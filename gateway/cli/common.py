@@ -30,6 +30,8 @@ Result = TypeVar("Result")
 
 CONSOLE_WIDTH: Final = 10_000
 """Characters of a line. No table comes near it."""
+LARGEST_AMOUNT: Final = 2**53 // MICROS
+"""Currency units. Up to here, micros are exact in a script, whose numbers are doubles."""
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 ConfigOption = Annotated[
@@ -112,11 +114,14 @@ def micros(text: str) -> int:
     try:
         amount = Decimal(text)
     except InvalidOperation:
-        raise typer.BadParameter(f"`{text}` is not an amount; write it as in 5.00") from None
-    value = amount * MICROS
-    if not amount.is_finite() or value != value.to_integral_value() or abs(value) >= 2**53:
+        amount = Decimal("NaN")
+    if not amount.is_finite():
+        raise typer.BadParameter(f"`{text}` is not an amount; write it as in 5.00")
+    if not -LARGEST_AMOUNT < amount < LARGEST_AMOUNT:
+        raise typer.BadParameter(f"`{text}` is too large: give less than {LARGEST_AMOUNT}")
+    if amount != round(amount, 6):
         raise typer.BadParameter(f"`{text}` cannot be stored exactly; use at most six decimals")
-    return int(value)
+    return int(amount * MICROS)
 
 
 def point_in_time(text: str) -> int:

@@ -57,6 +57,8 @@ def changes(before: Config, after: Config) -> Iterator[Change]:
     """Yield every difference between two configurations. Values that may be secret are left out."""
     for name in needs_restart(before, after):
         yield Change(name, _in_words(name, getattr(before, name), getattr(after, name)), "restart")
+    if before.time_zone != after.time_zone:
+        yield Change("time_zone", _in_words("time_zone", before.time_zone, after.time_zone))
     for section in ("channels", "models", "groups"):
         yield from _entries(section, getattr(before, section), getattr(after, section))
     old = {entry.label: entry for entry in before.plugins if entry.enabled}
@@ -73,11 +75,18 @@ def _entries(section: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> It
     for name, entry in new.items():
         if name not in old:
             yield Change(f"{section}.{name}", "is added")
-            continue
-        for field in msgspec.structs.fields(entry):
-            was, becomes = getattr(old[name], field.name), getattr(entry, field.name)
-            if was != becomes:
-                yield Change(f"{section}.{name}.{field.encode_name}", _in_words(field.name, was, becomes))
+        else:
+            yield from _fields(f"{section}.{name}", old[name], entry)
+
+
+def _fields(place: str, old: msgspec.Struct, new: msgspec.Struct) -> Iterator[Change]:
+    for field in msgspec.structs.fields(new):
+        was, becomes = getattr(old, field.name), getattr(new, field.name)
+        here = f"{place}.{field.encode_name}"
+        if isinstance(was, msgspec.Struct) and isinstance(becomes, msgspec.Struct):
+            yield from _fields(here, was, becomes)
+        elif was != becomes:
+            yield Change(here, _in_words(field.name, was, becomes))
 
 
 def _in_words(name: str, was: object, becomes: object) -> str:

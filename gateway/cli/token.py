@@ -10,6 +10,14 @@ from typing import Annotated
 
 import typer
 
+from gateway.cli.allowance import (
+    BudgetOption,
+    TokenLimitOption,
+    budgets_in_words,
+    given_budgets,
+    given_limits,
+    limits_in_words,
+)
 from gateway.cli.common import (
     UNITS_S,
     ConfigOption,
@@ -20,9 +28,12 @@ from gateway.cli.common import (
     print_table,
     run_with_store,
 )
+from gateway.facts import AccountLimits, Budgets
+from gateway.services import Store
 from gateway.store.known_tokens import Token, TokenStatus
+from gateway.store.tokens import Created
 
-token = typer.Typer(no_args_is_help=True, help="Manage tokens: create, list, disable, enable, delete.")
+token = typer.Typer(no_args_is_help=True, help="Manage tokens: create, list, set, disable, enable, delete.")
 
 
 def register(app: typer.Typer) -> None:
@@ -50,6 +61,7 @@ AccountArgument = Annotated[str, typer.Argument(metavar="ACCOUNT", help="The acc
 @token.command()
 def create(
     account: AccountArgument,
+    budget: BudgetOption,
     name: Annotated[str, typer.Option(help="A name, to recognise the token by.")] = "",
     expires: Annotated[
         int | None,
@@ -59,23 +71,31 @@ def create(
     addresses: Annotated[
         str, typer.Option(help="Allow only these addresses, as in `192.0.2.7,10.0.0.0/8`. Empty for any.")
     ] = "",
+    requests_per_minute: TokenLimitOption = None,
+    tokens_per_minute: TokenLimitOption = None,
+    concurrent: TokenLimitOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create a token. It is printed now and cannot be shown again.
 
-    Example: `gateway token create alice --name laptop --expires 30d --models gpt-4o-mini`
+    Its budgets and limits apply in addition to those of its account.
+
+    Example: `gateway token create alice --name laptop --expires 30d --models gpt-4o-mini --budget day=1`
     """
-    created = run_with_store(
-        config,
-        lambda store: store.tokens.create(
+
+    async def work(store: Store) -> Created:
+        return await store.tokens.create(
             account,
             name=name,
             expires_at=None if expires is None else int(time.time()) + expires,
             models=_names(models),
             addresses=_names(addresses),
-        ),
-    )
+            budgets=Budgets(**given_budgets(budget)),
+            limits=AccountLimits(**given_limits(requests_per_minute, tokens_per_minute, concurrent)),
+        )
+
+    created = run_with_store(config, work)
     _print(created, as_json)
     if not as_json:
         typer.echo("\nThe token, which cannot be shown again:\n", err=True)
@@ -94,9 +114,30 @@ def list_(account: AccountArgument, config: ConfigOption = None, as_json: JsonOp
             print_json(each)
         return
     print_table(
-        ("id", "name", "status", "created", "expires", "last used", "models", "addresses"),
+        ("id", "name", "status", "created", "expires", "last used", "models", "addresses", "budgets", "limits"),
         (tuple(_fields(each).values()) for each in tokens),
         empty=f"`{account}` has no tokens. Create one: gateway token create {account}",
+    )
+
+
+@token.command("set")
+def set_(
+    token_id: IdArgument,
+    budget: BudgetOption,
+    requests_per_minute: TokenLimitOption = None,
+    tokens_per_minute: TokenLimitOption = None,
+    concurrent: TokenLimitOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change the budgets and limits of a token, from its next request on. What is not given stays as it is.
+
+    Example: `gateway token set alice-1a2b3c4d --budget day=1 --budget total=none --concurrent 2`
+    """
+    limits = given_limits(requests_per_minute, tokens_per_minute, concurrent)
+    _print(
+        run_with_store(config, lambda store: store.tokens.set_allowance(token_id, given_budgets(budget), limits)),
+        as_json,
     )
 
 
@@ -153,6 +194,8 @@ def _fields(result: Token) -> dict[str, str]:
         "last used": _date(result.last_used),
         "models": _restriction(result.models),
         "addresses": _restriction(result.addresses),
+        "budgets": budgets_in_words(result.budgets, "-"),
+        "limits": limits_in_words(result.limits, "-"),
     }
 
 

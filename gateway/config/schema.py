@@ -20,6 +20,7 @@ import msgspec
 
 from gateway.chat.fields import REMEDIES
 from gateway.config import document
+from gateway.config.allowance import GroupBudgets, GroupLimits
 from gateway.config.channel import Channel
 from gateway.config.decode import convert
 from gateway.config.document import Document, KeyPath
@@ -40,12 +41,14 @@ ACCOUNT_ID: Final = re.compile(r"[a-z0-9]{3,32}")
 class Group(Section, frozen=True):
     """A user group: the models and channels it may use (names or patterns with `*`), and the ratio applied to prices.
 
-    `enabled: false` refuses all its accounts.
+    `budgets` and `limits` are for each account that has none of its own. `enabled: false` refuses all its accounts.
     """
 
     models: list[str] = msgspec.field(default_factory=lambda: ["*"])
     channels: list[str] = msgspec.field(default_factory=lambda: ["*"])
     ratio: Decimal = Decimal(1)
+    budgets: GroupBudgets = GroupBudgets()
+    limits: GroupLimits = GroupLimits()
     enabled: bool = True
 
     def __post_init__(self) -> None:

@@ -49,7 +49,7 @@ class Gateway:
         self.chain = chain
         self.services = services
         self.runner = runner
-        self.routes = LocalRoutes(services.catalogue, services.store)
+        self.routes = LocalRoutes(services)
         self.draining = False
         self.budget = BodyBudget(port.body_budget)
         self.connections = Connections(port)
@@ -71,7 +71,7 @@ class Gateway:
         """Serve new exchanges with `chain`. Return the chain before, whose exchanges may still be in progress."""
         old, self.chain = self.chain, chain
         self.services = services
-        self.routes = LocalRoutes(services.catalogue, services.store)
+        self.routes = LocalRoutes(services)
         self.runner.metrics.use(services.catalogue)
         return old
 

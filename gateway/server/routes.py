@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.catalogue import Catalogue
+from gateway.budgets import Calendar
 from gateway.errors import Refused, model_not_found
 from gateway.exchange import Exchange, Operation, Reply
 from gateway.facts import Caller
-from gateway.services import Store
+from gateway.server.account import account_of
+from gateway.services import Services
 
 BASE_ENDS_IN_V1 = "The base address already ends in /v1: remove the repeated /v1 from the path."
 BASE_LACKS_V1 = "The base address must end in /v1: point the client at .../v1."
@@ -19,9 +20,10 @@ KNOWN_PATHS = "Known here: POST /v1/chat/completions, GET /v1/models, GET /v1/ac
 class LocalRoutes:
     """Answers the operations that need no upstream, once the chain has admitted the request."""
 
-    def __init__(self, catalogue: Catalogue, store: Store) -> None:
-        self._catalogue = catalogue
-        self._store = store
+    def __init__(self, services: Services) -> None:
+        self._catalogue = services.catalogue
+        self._store = services.store
+        self._calendar = Calendar(services.catalogue.time_zone, services.clock)
 
     async def __call__(self, exchange: Exchange) -> Reply:
         """Return the reply to an admitted request. Raises `Refused`."""
@@ -29,7 +31,8 @@ class LocalRoutes:
             case Operation.MODELS:
                 return self._models(exchange)
             case Operation.ACCOUNT:
-                return await self._account(exchange)
+                caller = _caller(exchange)
+                return _json(await account_of(caller, self._store, self._calendar, exchange.response_headers))
             case Operation.REQUESTS:
                 return await self._record(exchange)
             case _:
@@ -45,19 +48,6 @@ class LocalRoutes:
             raise model_not_found()
         return _json(_model(wanted))
 
-    async def _account(self, exchange: Exchange) -> Reply:
-        caller = _caller(exchange)
-        account = await self._store.accounts.get(caller.account)
-        if account is None:
-            raise Refused(404, "unknown_path", "There is no account behind this token any more.")
-        left = {
-            name.removeprefix("x-ratelimit-").replace("-", "_"): int(value)
-            for name, value in exchange.response_headers.items()
-            if name.startswith(("x-ratelimit-limit-", "x-ratelimit-remaining-"))
-        }
-        fields = msgspec.to_builtins(account)
-        return _json({key: fields[key] for key in ACCOUNT_FIELDS} | {"limits": left})
-
     async def _record(self, exchange: Exchange) -> Reply:
         caller = _caller(exchange)
         record = await self._store.usage.find(exchange.request.argument, account=caller.account)
@@ -69,9 +59,6 @@ class LocalRoutes:
             )
         fields = msgspec.to_builtins(record)
         return _json({key: value for key, value in fields.items() if key not in OPERATOR_FIELDS})
-
-
-ACCOUNT_FIELDS = ("id", "status", "group", "balance_micros", "held_micros", "holds", "credit_line_micros")
 
 
 OPERATOR_FIELDS = (

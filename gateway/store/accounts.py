@@ -1,4 +1,4 @@
-"""Accounts: their status, group, models and limits.
+"""Accounts: their status, group, models, limits and budgets.
 
 1. **Only the wallet changes balances.** Nothing here writes the balance or a hold of an existing account.
 2. **A closed account stays closed.** Its data is kept as history, and nothing here changes it again.
@@ -16,7 +16,7 @@ import msgspec
 
 from gateway.config.schema import ACCOUNT_ID
 from gateway.errors import GatewayError, StoreError
-from gateway.facts import AccountLimits
+from gateway.facts import NO_BUDGETS, AccountLimits, Budgets
 from gateway.store import layout
 from gateway.store.client.client import Client, Script
 
@@ -48,6 +48,7 @@ class Profile(msgspec.Struct, frozen=True):
     credit_line_micros: int
     models: tuple[str, ...]
     limits: AccountLimits
+    budgets: Budgets
 
 
 class Account(Profile, frozen=True):
@@ -64,11 +65,13 @@ class Accounts:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    async def create(self, account_id: str, group: str = "default", credit_line: int = 0) -> Account:
+    async def create(
+        self, account_id: str, group: str = "default", credit_line: int = 0, *, budgets: Budgets = NO_BUDGETS
+    ) -> Account:
         """Create an active account with a balance of zero. Raises `AccountError` for an id that is invalid or taken."""
         if not ACCOUNT_ID.fullmatch(account_id):
             raise AccountError(f"{account_id!r} is not an account id: use 3 to 32 of a-z and 0-9")
-        profile = Profile(account_id, AccountStatus.ACTIVE, group, _amount(credit_line), (), AccountLimits())
+        profile = Profile(account_id, AccountStatus.ACTIVE, group, _amount(credit_line), (), AccountLimits(), budgets)
         await self._write("new", account_id, _fields(profile))
         return _with_numbers(profile, b"0 0 0 0")
 
@@ -101,6 +104,7 @@ class Accounts:
         credit_line: int | None = None,
         models: Sequence[str] | None = None,
         limits: AccountLimits | None = None,
+        budgets: Budgets | None = None,
     ) -> Account:
         """Set the given fields and leave the others.
 
@@ -115,6 +119,8 @@ class Accounts:
             fields["models"] = ",".join(models)
         if limits is not None:
             fields["limits"] = msgspec.json.encode(limits)
+        if budgets is not None:
+            fields["budgets"] = _encoded(budgets)
         return await self._update(account_id, fields)
 
     async def set_status(self, account_id: str, status: AccountStatus) -> Account:
@@ -172,6 +178,7 @@ def profile_of(account_id: str, fields: Mapping[bytes, bytes]) -> Profile | None
         int(fields[b"credit_line"]),
         tuple(models.split(",")) if models else (),
         _limits(fields[b"limits"]),
+        _budgets(stored) if (stored := fields.get(b"budgets")) else NO_BUDGETS,
     )
 
 
@@ -189,6 +196,7 @@ def _with_numbers(profile: Profile, numbers: bytes | None) -> Account:
         profile.credit_line_micros,
         profile.models,
         profile.limits,
+        profile.budgets,
         balance,
         held,
         holds,
@@ -196,6 +204,12 @@ def _with_numbers(profile: Profile, numbers: bytes | None) -> Account:
 
 
 _limits = msgspec.json.Decoder(AccountLimits).decode
+_budgets = msgspec.json.Decoder(Budgets).decode
+
+
+def _encoded(budgets: Budgets) -> bytes:
+    """Return the field `budgets`. Empty means none, as does a field that is not there."""
+    return b"" if budgets == NO_BUDGETS else msgspec.json.encode(budgets)
 
 
 def _fields(profile: Profile) -> dict[str, str | int | bytes]:
@@ -206,6 +220,7 @@ def _fields(profile: Profile) -> dict[str, str | int | bytes]:
         "models": ",".join(profile.models),
         "limits": msgspec.json.encode(profile.limits),
         "balance": layout.UNREADABLE,
+        **({} if profile.budgets == NO_BUDGETS else {"budgets": _encoded(profile.budgets)}),
     }
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
 from gateway.store.accounts import Profile
 
 MOST: Final = 4096
@@ -29,7 +30,8 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     """A token without its secret.
 
     `id` is `<account>-<short id>`. Times are seconds since 1970; `last_used` is rounded down to the hour. `models`
-    are names and `*` patterns, `addresses` networks such as `10.0.0.0/8`; empty means no restriction.
+    are names and `*` patterns, `addresses` networks such as `10.0.0.0/8`; empty means no restriction. `budgets` and `limits`
+    apply in addition to those of the account.
     """
 
     id: str
@@ -40,12 +42,14 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     last_used: int | None = None
     models: tuple[str, ...] = ()
     addresses: tuple[str, ...] = ()
+    budgets: Budgets = NO_BUDGETS
+    limits: AccountLimits = NO_LIMITS
 
 
 class Authenticated(msgspec.Struct, frozen=True):
     """A valid token, its record in the store, and its account without the balance, which may have any status.
 
-    `text` is the token itself; `profile` is the account's status, group, models and limits as the store has them.
+    `text` is the token itself; `profile` is the account's status, group, models, limits and budgets as the store has them.
     """
 
     token: Token

@@ -1,4 +1,4 @@
--- The limits of one account in one scope: decided together, by the store's own clock, all or nothing.
+-- The limits of one account or one token in one scope: decided together, by the store's own clock, all or nothing.
 -- A rate is a leaky bucket of integers, which is GCRA with a burst of one minute: each unit taken adds MINUTE, each
 -- microsecond removes `limit`, and the capacity is limit * MINUTE. Nothing is rounded below 2^53.
 --

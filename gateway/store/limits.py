@@ -1,4 +1,4 @@
-"""Rate limits of an account: requests and tokens per minute, and concurrent requests.
+"""Rate limits of an account and of its tokens: requests and tokens per minute, and concurrent requests.
 
 1. One script decides all limits of a request, by the store's clock: all or nothing.
 2. A request id is counted once and released once, however often the calls are repeated.
@@ -8,7 +8,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -33,8 +34,15 @@ class Rate(msgspec.Struct, frozen=True):
     reset_ms: int
 
 
+class TokenLimits(msgspec.Struct, frozen=True):
+    """The limits of the token that a request uses. They apply in addition to those of its account."""
+
+    token_id: str
+    rules: AccountLimits
+
+
 class Taken(msgspec.Struct, frozen=True):
-    """The request is allowed. A rate is None if there is no such limit."""
+    """The request is allowed. A rate is that of the account or of its token, of which less is left; None for no such limit."""
 
     requests: Rate | None = None
     tokens: Rate | None = None
@@ -44,13 +52,24 @@ class Limited(msgspec.Struct, frozen=True):
     """The request is over a limit, and nothing was taken.
 
     `retry_after_ms` is exact for the rates, unless another request takes first, and an estimate for `concurrent`.
-    It is None if waiting cannot help: the request needs more tokens than the limit of a whole minute.
+    It is None if waiting cannot help: the request needs more tokens than the limit of a whole minute. `of_token`: the limit is
+    the token's, not the account's.
     """
 
     kind: Kind
     retry_after_ms: int | None
     requests: Rate | None = None
     tokens: Rate | None = None
+    of_token: bool = False
+
+
+def of_token(limits: Script) -> Script:
+    """Return the script that decides by `limits` for an account and for a token at once."""
+    own = Path(__file__).with_name("limits_of_token.lua")
+    return Script(own.stem, f"local function limits(KEYS, ARGV)\n{limits.text}\nend\n{own.read_text(encoding='utf-8')}")
+
+
+_LIMITS_OF_TOKEN: Final = of_token(_LIMITS)
 
 
 class RateLimiter:
@@ -60,13 +79,21 @@ class RateLimiter:
         self._client = client
 
     async def take(
-        self, account: str, request_id: str, *, scope: str, rules: AccountLimits, tokens: int, lease_ms: int
+        self,
+        account: str,
+        request_id: str,
+        *,
+        scope: str,
+        rules: AccountLimits,
+        tokens: int,
+        lease_ms: int,
+        token: TokenLimits | None = None,
     ) -> Taken | Limited:
-        """Take one request, `tokens`, and a slot that is released after `lease_ms` at the latest.
+        """Take one request, `tokens`, and a slot that is released after `lease_ms` at the latest, of the account and of `token`.
 
         Raises `StoreAway`. The request may then have been counted; `give_back` is right in either case.
         """
-        return await self._decide("take", account, request_id, scope, rules, tokens, lease_ms)
+        return await self._decide("take", account, request_id, scope, rules, tokens, lease_ms, token)
 
     def take_step(
         self,
@@ -78,37 +105,59 @@ class RateLimiter:
         tokens: int,
         lease_ms: int,
         then: Callable[[Taken | Limited], Awaitable[None]],
+        token: TokenLimits | None = None,
     ) -> Step:
         """Return the step that does what `take` does. `then` is awaited with the result.
 
-        It does not know that no wait can help a request which needs more tokens than the limit of a whole minute.
+        Ask `never_fits` before: the step does not know that no wait can help.
         """
 
         async def read(reply: Any) -> None:
-            await then(_result(rules, reply))
+            await then(_result(rules, token, reply))
 
-        arguments = _arguments("take", request_id, rules, tokens, lease_ms)
-        return Step(_LIMITS, _keys(account, scope, request_id), arguments, read)
+        arguments = _arguments("take", request_id, rules, tokens, lease_ms, token)
+        return _step(account, scope, request_id, token.token_id if token else None, arguments, read)
 
     async def look(
-        self, account: str, request_id: str, *, scope: str, rules: AccountLimits, tokens: int
+        self,
+        account: str,
+        request_id: str,
+        *,
+        scope: str,
+        rules: AccountLimits,
+        tokens: int,
+        token: TokenLimits | None = None,
     ) -> Taken | Limited:
         """Return what `take` would return now, with what remains before it, without taking. Raises `StoreAway`."""
-        return await self._decide("look", account, request_id, scope, rules, tokens, 0)
+        return await self._decide("look", account, request_id, scope, rules, tokens, 0, token)
 
-    def give_back(self, account: str, request_id: str, *, scope: str, tokens: int) -> asyncio.Future[object]:
+    def give_back(
+        self, account: str, request_id: str, *, scope: str, tokens: int, token_id: str | None = None
+    ) -> asyncio.Future[object]:
         """Release the slot, and count `tokens` in place of those that were taken. Safe to repeat.
 
-        A correction upwards may exceed the limit; the account then waits until the excess has expired.
-        The command is sent with the others of this tick; the future may get `StoreAway`.
+        `token_id`: that of the `TokenLimits` with which they were taken, if any. A correction upwards may exceed the limit; the
+        account then waits until the excess has expired. The command is sent with the others of this tick; the future may get
+        `StoreAway`.
         """
-        step = self.give_back_step(account, request_id, scope=scope, tokens=tokens)
+        step = self.give_back_step(account, request_id, scope=scope, tokens=tokens, token_id=token_id)
         return self._client.run(step.script, step.keys, step.arguments)
 
-    def give_back_step(self, account: str, request_id: str, *, scope: str, tokens: int) -> Step:
+    def give_back_step(
+        self, account: str, request_id: str, *, scope: str, tokens: int, token_id: str | None = None
+    ) -> Step:
         """Return the step that does what `give_back` does."""
         counted = min(tokens, LARGEST_RATE)
-        return Step(_LIMITS, _keys(account, scope, request_id), ["give_back", request_id, counted])
+        return _step(account, scope, request_id, token_id, ["give_back", request_id, counted])
+
+    @staticmethod
+    def never_fits(tokens: int, rules: AccountLimits, token: TokenLimits | None) -> Limited | None:
+        """Return the refusal of a request that needs more tokens than a limit of a whole minute, None where it does not."""
+        if rules.tokens_per_minute is not None and tokens > rules.tokens_per_minute:
+            return Limited("tokens", None)
+        if token is not None and token.rules.tokens_per_minute is not None and tokens > token.rules.tokens_per_minute:
+            return Limited("tokens", None, of_token=True)
+        return None
 
     async def _decide(
         self,
@@ -119,31 +168,73 @@ class RateLimiter:
         rules: AccountLimits,
         tokens: int,
         lease_ms: int,
+        token: TokenLimits | None,
     ) -> Taken | Limited:
-        if rules.tokens_per_minute is not None and tokens > rules.tokens_per_minute:
-            return Limited("tokens", None)
-        arguments = _arguments(operation, request_id, rules, tokens, lease_ms)
-        return _result(rules, await self._client.run(_LIMITS, _keys(account, scope, request_id), arguments))
+        never = self.never_fits(tokens, rules, token)
+        if never is not None:
+            return never
+        arguments = _arguments(operation, request_id, rules, tokens, lease_ms, token)
+        step = _step(account, scope, request_id, token.token_id if token else None, arguments)
+        return _result(rules, token, await self._client.run(step.script, step.keys, step.arguments))
 
 
-def _arguments(operation: str, request_id: str, rules: AccountLimits, tokens: int, lease_ms: int) -> list[Argument]:
-    limits = (rules.requests_per_minute or 0, rules.tokens_per_minute or 0, rules.concurrent or 0)
-    return [operation, request_id, tokens, lease_ms, *limits]
+def _step(
+    account: str,
+    scope: str,
+    request_id: str,
+    token_id: str | None,
+    arguments: Sequence[Argument],
+    read: Callable[[Any], Awaitable[None]] | None = None,
+) -> Step:
+    prefix = f"gw:{{{account}}}:limits:{scope}"
+    keys = _keys(prefix, request_id)
+    if token_id is None:
+        return Step(_LIMITS, keys, arguments, read)
+    return Step(_LIMITS_OF_TOKEN, keys + _keys(f"{prefix}:{token_id}", request_id), arguments, read)
 
 
-def _result(rules: AccountLimits, reply: Any) -> Taken | Limited:
+def _keys(prefix: str, request_id: str) -> list[str]:
+    return [f"{prefix}:rates", f"{prefix}:slots", f"{prefix}:taken:{request_id}"]
+
+
+def _arguments(
+    operation: str, request_id: str, rules: AccountLimits, tokens: int, lease_ms: int, token: TokenLimits | None
+) -> list[Argument]:
+    of_token = () if token is None else _numbers(token.rules)
+    return [operation, request_id, tokens, lease_ms, *_numbers(rules), *of_token]
+
+
+def _numbers(rules: AccountLimits) -> tuple[int, int, int]:
+    return rules.requests_per_minute or 0, rules.tokens_per_minute or 0, rules.concurrent or 0
+
+
+def _result(rules: AccountLimits, token: TokenLimits | None, reply: Any) -> Taken | Limited:
+    if token is None:
+        return _of_one(rules, reply)
+    account, own = _of_one(rules, reply[0]), _of_one(token.rules, reply[1])
+    requests, tokens = _tighter(account.requests, own.requests), _tighter(account.tokens, own.tokens)
+    refusals = [(each.retry_after_ms or 0, each) for each in (account, own) if isinstance(each, Limited)]
+    if not refusals:
+        return Taken(requests, tokens)
+    wait_ms, longest = max(refusals, key=itemgetter(0))
+    return Limited(longest.kind, wait_ms, requests, tokens, longest is own)
+
+
+def _of_one(rules: AccountLimits, reply: Any) -> Taken | Limited:
     kind, wait_ms, requests_level, tokens_level = reply
     request_rate = _rate(rules.requests_per_minute, requests_level)
     token_rate = _rate(rules.tokens_per_minute, tokens_level)
     return Limited(kind.decode(), wait_ms, request_rate, token_rate) if kind else Taken(request_rate, token_rate)
 
 
-def _keys(account: str, scope: str, request_id: str) -> list[str]:
-    prefix = f"gw:{{{account}}}:limits:{scope}"
-    return [f"{prefix}:rates", f"{prefix}:slots", f"{prefix}:taken:{request_id}"]
-
-
 def _rate(limit: int | None, level: int) -> Rate | None:
     if limit is None:
         return None
     return Rate(limit, max(0, limit - -(-level // _MINUTE_US)), -(-level // (limit * 1000)))
+
+
+def _tighter(one: Rate | None, other: Rate | None) -> Rate | None:
+    """Return the rate of which less is left."""
+    if one is None or other is None:
+        return one or other
+    return one if one.remaining <= other.remaining else other

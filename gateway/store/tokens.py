@@ -19,12 +19,14 @@ from typing import Any, Final
 import msgspec
 
 from gateway.errors import GatewayError, Refused, StoreAway
+from gateway.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
 from gateway.store import pepper
 from gateway.store.accounts import AccountStatus, account_key, profile_of, wallet_key
 from gateway.store.client.client import Client, Script
 from gateway.store.client.step import Step
 from gateway.store.known_tokens import Authenticated, KnownTokens, Token, TokenStatus
 from gateway.store.token_format import TokenCodec
+from gateway.store.token_record import Record, decode, encode, token_of
 
 HOUR_S: Final = 3600
 
@@ -52,15 +54,6 @@ class TokenRefused(Refused):
     def __init__(self, code: str, message: str, token: Token | None = None) -> None:
         super().__init__(401, code, message)
         self.token = token
-
-
-class _Record(msgspec.Struct, frozen=True):
-    digest: bytes
-    token: Token
-
-
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(_Record).decode
 
 
 class Tokens:
@@ -131,9 +124,9 @@ class Tokens:
         hour = int(time.time()) // HOUR_S * HOUR_S
         if authenticated.token.last_used == hour:
             return None
-        used = _replace(_decode(authenticated.record), last_used=hour)
+        used = decode(authenticated.record).replaced(last_used=hour)
         account_id, _, short_id = authenticated.token.id.rpartition("-")
-        record = _encode(used)
+        record = encode(used)
 
         async def read(swapped: int) -> None:
             if swapped:
@@ -146,7 +139,7 @@ class Tokens:
     def _judge(self, text: str, account_id: str, raw: bytes | None, fields: Mapping[bytes, bytes]) -> Authenticated:
         """Return the token with this text, given its record and its account's fields, and remember it."""
         digest = self._codec.digest(text)
-        record = _decode(raw) if raw else None
+        record = decode(raw) if raw else None
         matches = hmac.compare_digest(record.digest if record else bytes(len(digest)), digest)
         account = profile_of(account_id, fields)
         if raw is None or record is None or account is None or not matches:
@@ -156,8 +149,8 @@ class Tokens:
             raise TokenRefused("token_disabled", "The token is disabled. Have it enabled, or use another.", token)
         if token.expires_at is not None and token.expires_at <= time.time():
             raise TokenRefused("token_expired", "The token has expired. Ask for a new one.", token)
-        profile = tuple([fields[name] for name in (b"status", b"group", b"models", b"limits")])
-        authenticated = Authenticated(token, account, raw, text, profile)
+        profile = [fields[name] for name in (b"status", b"group", b"models", b"limits")]
+        authenticated = Authenticated(token, account, raw, text, (*profile, fields.get(b"budgets", b"")))
         self._known.add(authenticated)
         return authenticated
 
@@ -169,6 +162,8 @@ class Tokens:
         expires_at: int | None = None,
         models: Sequence[str] = (),
         addresses: Sequence[str] = (),
+        budgets: Budgets = NO_BUDGETS,
+        limits: AccountLimits = NO_LIMITS,
     ) -> Created:
         """Create a token. What is left out does not restrict it.
 
@@ -189,20 +184,41 @@ class Tokens:
                 expires_at=expires_at,
                 models=tuple(models),
                 addresses=networks,
+                budgets=budgets,
+                limits=limits,
             )
-            if await self._swap(token.id, b"", _Record(self._codec.digest(text), token)):
+            if await self._swap(token.id, b"", Record(self._codec.digest(text), token)):
                 return Created(**msgspec.structs.asdict(token), token=text)
 
     async def all_of(self, account: str) -> list[Token]:
         """Return the account's tokens, the oldest first."""
-        tokens = [_decode(record).token for record in await self._client.call("HVALS", tokens_key(account))]
+        tokens = [token_of(record) for record in await self._client.call("HVALS", tokens_key(account))]
         return sorted(tokens, key=lambda token: (token.created_at, token.id))
 
     async def set_status(self, token_id: str, status: TokenStatus) -> Token:
         """Enable or disable a token from the next request on. Raises `TokenError` if there is none."""
+        return await self._change(token_id, lambda _: {"status": status})
+
+    async def set_allowance(
+        self, token_id: str, budgets: Mapping[str, int | None], limits: Mapping[str, int | None]
+    ) -> Token:
+        """Set the given budgets and limits, None for none, from the next request on. Raises `TokenError` if there is no such token.
+
+        Raises `ValueError` for a number that is out of range.
+        """
+        return await self._change(
+            token_id,
+            lambda token: {
+                "budgets": msgspec.structs.replace(token.budgets, **budgets),
+                "limits": msgspec.structs.replace(token.limits, **limits),
+            },
+        )
+
+    async def _change(self, token_id: str, changes: Callable[[Token], dict[str, object]]) -> Token:
         while True:
             raw = await self._read(token_id)
-            changed = _replace(_decode(raw), status=status)
+            record = decode(raw)
+            changed = record.replaced(**changes(record.token))
             if await self._swap(token_id, raw, changed):
                 return changed.token
 
@@ -211,11 +227,11 @@ class Tokens:
         while True:
             raw = await self._read(token_id)
             if await self._swap(token_id, raw, None):
-                return _decode(raw).token
+                return token_of(raw)
 
     async def get(self, token_id: str) -> Token:
         """Return a token. Raises `TokenError` if there is none."""
-        return _decode(await self._read(token_id)).token
+        return token_of(await self._read(token_id))
 
     async def _read(self, token_id: str) -> bytes:
         ids = _ID.fullmatch(token_id)
@@ -226,10 +242,10 @@ class Tokens:
             raise TokenError(f"there is no token `{token_id}`: `gateway token list {ids[1]}` shows the account's")
         return raw
 
-    async def _swap(self, token_id: str, expected: bytes, record: _Record | None) -> bool:
+    async def _swap(self, token_id: str, expected: bytes, record: Record | None) -> bool:
         """Replace the record, or delete it, if it still is `expected`; return whether it was."""
         account, _, short_id = token_id.rpartition("-")
-        raw = b"" if record is None else _encode(record)
+        raw = b"" if record is None else encode(record)
         revoked = record is None or record.token.status is TokenStatus.DISABLED
         arguments = (short_id, expected, raw, account) if revoked else (short_id, expected, raw)
         keys = [tokens_key(account), wallet_key(account)] if record is None else [tokens_key(account)]
@@ -250,15 +266,6 @@ async def _not_touched(_: GatewayError) -> None:
 def tokens_key(account: str) -> str:
     """Return the Redis key of an account's tokens."""
     return f"gw:{{{account}}}:tokens"
-
-
-def token_of(record: bytes) -> Token:
-    """Return the token of a record."""
-    return _decode(record).token
-
-
-def _replace(record: _Record, **changes: object) -> _Record:
-    return _Record(record.digest, msgspec.structs.replace(record.token, **changes))
 
 
 def _network(address: str) -> str:

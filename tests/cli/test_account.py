@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,38 @@ from tests.patience import PATIENCE_S
 app = typer.Typer()
 account.register(app)
 
+NO_BUDGETS = dict.fromkeys(("day_micros", "week_micros", "month_micros", "total_micros", "requests"))
+WRONG_BUDGETS = {
+    "hour=1": "`hour=1` names no window: write day=0.50, week=2, month=5, total=100 or requests=1000",
+    "1.00": "names no window",
+    "": "names no window",
+    "Day=1": "names no window",
+    "day": "`` is not an amount; write it as in 5.00",
+    "day=": "`` is not an amount; write it as in 5.00",
+    "day=one": "`one` is not an amount; write it as in 5.00",
+    "day=nan": "`nan` is not an amount; write it as in 5.00",
+    "day=snan": "`snan` is not an amount; write it as in 5.00",
+    "day=inf": "`inf` is not an amount; write it as in 5.00",
+    "day=-1": "`day=-1` is no budget: give more than 0 and at most 1000000000, or day=none",
+    "week=0": "`week=0` is no budget: give more than 0 and at most 1000000000, or week=none",
+    "month=1000000000.01": "is no budget: give more than 0 and at most 1000000000, or month=none",
+    "total=1e30": "`1e30` is too large: give less than 9007199254",
+    "total=1e999999999": "`1e999999999` is too large",
+    "day=0.0000001": "`0.0000001` cannot be stored exactly; use at most six decimals",
+    "day=5.0000000000000000000000000000001": "use at most six decimals",
+    "requests=1.5": "`requests=1.5` is not a number of requests a day; write requests=1000, or requests=none",
+    "requests=0": "is not a number of requests a day",
+    "requests=-1": "is not a number of requests a day",
+    "requests=1" + "0" * 30: "is not a number of requests a day",
+}
+
 
 @pytest.fixture(autouse=True)
 def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str, client: Client) -> None:
     """A configuration with two groups, on an empty store."""
     file = tmp_path / "gateway.yaml"
-    file.write_text(
-        f"redis: {store_url}\ndata: {tmp_path}\ngroups: {{default: {{}}, trial: {{}}}}\nstore: {{timeout: {PATIENCE_S}}}\n"
-    )
+    groups = "{default: {}, trial: {budgets: {month: 5, requests: 9}}}"
+    file.write_text(f"redis: {store_url}\ndata: {tmp_path}\ngroups: {groups}\nstore: {{timeout: {PATIENCE_S}}}\n")
     monkeypatch.setenv("GATEWAY_CONFIG", str(file))
 
 
@@ -53,7 +78,7 @@ def refused(*arguments: str) -> str:
 def misused(*arguments: str) -> str:
     result = call(*arguments)
     assert result.exit_code == 2, result.output
-    return " ".join(result.output.split())
+    return " ".join(result.output.replace("│", " ").split())
 
 
 def test_a_new_account_has_its_first_credit_and_its_group() -> None:
@@ -67,6 +92,7 @@ def test_a_new_account_has_its_first_credit_and_its_group() -> None:
         "credit_line_micros": 0,
         "models": [],
         "limits": {"requests_per_minute": None, "tokens_per_minute": None, "concurrent": None},
+        "budgets": NO_BUDGETS,
     }
     assert as_json("show", "alice")["balance_micros"] == 5_000_000
     assert "was booked before" in run("credit", "alice", "5.00", "--transaction", "opening-alice")
@@ -97,7 +123,7 @@ def test_a_bad_id_and_an_unknown_group_are_refused() -> None:
     assert "no account" in refused("show", "alice")
 
 
-@pytest.mark.parametrize("credit", ["five", "0", "-1", "0.0000001", "nan", "1e30"])
+@pytest.mark.parametrize("credit", ["five", "0", "-1", "0.0000001", "nan", "snan", "inf", "1e30", "1e999999999", ""])
 def test_an_invalid_amount_is_wrong_usage(credit: str) -> None:
     assert "--credit" in misused("create", "alice", f"--credit={credit}")
     assert "no account" in refused("show", "alice")
@@ -144,7 +170,52 @@ def test_set_changes_only_what_is_given() -> None:
     assert back["models"] == []
     assert back["limits"] == {"requests_per_minute": 600, "tokens_per_minute": None, "concurrent": None}
     assert "--credit-line" in misused("set", "alice", "--credit-line=-1")
-    assert "must be from 1" in refused("set", "alice", "--tokens-per-minute", "1000000000")
+    assert "--tokens-per-minute" in misused("set", "alice", "--tokens-per-minute", "1000000000")
+
+
+def test_budgets_are_set_window_by_window_and_taken_away() -> None:
+    created = as_json("create", "alice", "--budget", "day=0.50", "--budget", "requests=100")
+    assert created["budgets"] == NO_BUDGETS | {"day_micros": 500_000, "requests": 100}
+    run("set", "alice", "--budget", "month=20", "--budget", "total=0.000001")
+    changed = as_json("set", "alice", "--budget", "day=none", "--budget", "week=1000000000", "--concurrent", "3")
+    budgets = {"week_micros": 10**15, "month_micros": 20_000_000, "total_micros": 1, "requests": 100}
+    assert changed["budgets"] == NO_BUDGETS | budgets
+    assert as_json("set", "alice", "--credit-line", "1")["budgets"] == NO_BUDGETS | budgets
+    words = "week 1000000000.00, month 20.00, total 0.000001, requests 100 a day"
+    assert words in run("show", "alice")
+    assert words in run("list")
+    assert "concurrent 3" in run("list")
+    every = [part for window in ("week", "month", "total", "requests") for part in ("--budget", f"{window}=none")]
+    assert as_json("set", "alice", *every)["budgets"] == NO_BUDGETS
+    assert re.search("own budgets +none", run("show", "alice"))
+
+
+def test_show_has_what_is_used_of_each_budget_of_the_account_and_its_group() -> None:
+    run("create", "alice", "--group", "trial", "--budget", "month=0.5", "--budget", "total=7")
+    used = as_json("show", "alice")["budget_use"]
+    assert [(each["window"], each["ends_at"] is None) for each in used] == [
+        ("month", False),
+        ("total", True),
+        ("day", False),
+    ]
+    assert used[1] == {"of": "account", "window": "total", "limit_micros": 7_000_000, "used_micros": 0, "ends_at": None}
+    assert (used[2]["limit_requests"], used[2]["used_requests"]) == (9, 0)
+    shown = run("show", "alice")
+    assert re.search(r"budget, month +0\.00 of 0\.50, until 20..-..-01T00:00:00\+00:00\n", shown)
+    assert re.search(r"budget, total +0\.00 of 7\.00\n", shown)
+    assert re.search(r"budget, requests a day +0 of 9, until", shown)
+    run("create", "bobby")
+    assert "budget," not in run("show", "bobby")
+
+
+@pytest.mark.parametrize("wrong", WRONG_BUDGETS)
+def test_a_wrong_budget_is_one_clear_line(wrong: str) -> None:
+    run("create", "alice", "--budget", "day=1")
+    for command in (("set", "alice"), ("create", "bobby")):
+        assert WRONG_BUDGETS[wrong] in misused(*command, f"--budget={wrong}")
+    assert "given more than once" in misused("set", "alice", "--budget", "week=1", "--budget", "week=none")
+    assert as_json("show", "alice")["budgets"] == NO_BUDGETS | {"day_micros": 1_000_000}
+    assert "no account" in refused("show", "bobby")
 
 
 def test_a_suspended_account_is_resumed() -> None:

@@ -137,7 +137,7 @@ def test_deleting_asks_first(tried: Any) -> None:
 
 def test_errors_do_not_repeat_a_token() -> None:
     created = as_json("create", "alice")
-    for command in ("disable", "enable", "delete"):
+    for command in ("set", "disable", "enable", "delete"):
         assert created["token"][-28:] not in refused(command, created["token"])
         assert "no token" in refused(command, "alice-00000000")
     assert "no open account" in refused("create", "bob")
@@ -149,6 +149,46 @@ def test_an_empty_list_says_how_to_create_a_token() -> None:
     assert run("list", "alice", "--json").output == ""
 
 
-@pytest.mark.parametrize("command", ["create", "list", "disable", "enable", "delete"])
+def test_budgets_and_limits_of_a_token_are_stored_listed_and_changed() -> None:
+    created = as_json(
+        *("create", "alice", "--budget", "total=5", "--budget", "day=1", "--budget", "requests=7"),
+        *("--requests-per-minute", "10", "--tokens-per-minute", "1000", "--concurrent", "2"),
+    )
+    assert (created["budgets"]["total_micros"], created["budgets"]["day_micros"]) == (5_000_000, 1_000_000)
+    assert created["limits"] == {"requests_per_minute": 10, "tokens_per_minute": 1000, "concurrent": 2}
+    [listed] = [json.loads(line) for line in run("list", "alice", "--json").stdout.splitlines()]
+    assert listed == {name: value for name, value in created.items() if name != "token"}
+    table = run("list", "alice").output
+    assert "day 1.00, total 5.00, requests 7 a day" in table
+    assert "requests_per_minute 10, tokens_per_minute 1000, concurrent 2" in table
+    changed = as_json("set", created["id"], "--budget", "day=none", "--budget", "month=9", "--concurrent", "0")
+    assert {name for name, value in changed["budgets"].items() if value} == {"month_micros", "total_micros", "requests"}
+    assert changed["limits"] == {"requests_per_minute": 10, "tokens_per_minute": 1000, "concurrent": None}
+    for command in ("disable", "enable"):
+        assert as_json(command, created["id"])["budgets"] == changed["budgets"]
+    assert as_json("set", created["id"])["limits"] == changed["limits"]
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("--budget=hour=1", "names no window"),
+        ("--budget=day=-1", "give more than 0"),
+        ("--budget=day=nan", "is not an amount"),
+        ("--budget=day=0.0000001", "at most six decimals"),
+        ("--concurrent=-1", "--concurrent"),
+        ("--requests-per-minute=100000001", "--requests-per-minute"),
+    ],
+)
+def test_a_wrong_budget_or_limit_of_a_token_is_wrong_usage(option: str, text: str) -> None:
+    token_id = as_json("create", "alice")["id"]
+    for command in (("create", "alice"), ("set", token_id)):
+        result = call(*command, option)
+        assert result.exit_code == 2
+        assert text in " ".join(result.output.replace("│", " ").split())
+    assert len(run("list", "alice", "--json").stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["create", "list", "set", "disable", "enable", "delete"])
 def test_help_has_an_example(command: str) -> None:
     assert f"gateway token {command}" in " ".join(run(command, "--help").output.split())

@@ -16,6 +16,7 @@ import yaml
 from rich.console import Console
 
 from gateway import loading
+from gateway.config.allowance import GroupBudgets, GroupLimits
 from gateway.config.channel import Channel, Timers
 from gateway.config.model import Cost, Model, Serving, Tier
 from gateway.config.schema import (
@@ -42,6 +43,11 @@ NUMBERED_FROM_0 = "plugins:\n  - use: usage-logger\n  - use: auth\n"
 PRICE = "give `input` and `output` prices per million tokens, or `free: true` without them"
 RANGE = "prices must be from 0 to 1000000, with at most six decimals"
 ADDRESS = "must be HOST:PORT, as in 127.0.0.1:8080 or [::1]:8080"
+BUDGET = "must be an amount above 0, 1000000000 at most, with at most six decimals; leave it out for no budget"
+ZONE = (
+    "this machine has no such time zone; write UTC, or a name such as Europe/Berlin, and where that is not found either, "
+    "install the package tzdata of the operating system, or of PyPI"
+)
 BASE_URL = "base_url must be like https://host/v1, without credentials, a query or an operation"
 API_KEYS = "give `api_key`, or several as `api_keys`, none of them empty"
 API_KEY = "api_key must be visible ASCII: look for a space or a line end at its end"
@@ -69,7 +75,7 @@ WRONG = {
     "output, request, tiers",
     "models:\n  m:\n    free: true\n    channels:\n      - {use: up, prio: 1}": "5: models.m.channels[0].prio: "
     "unknown setting; known here: cost, model, priority, use, weight",
-    "groups:\n  g: {rate: 1}": "2: groups.g.rate: unknown setting; known here: channels, enabled, models, ratio",
+    "groups:\n  g: {rate: 1}": "2: groups.g.rate: unknown setting; known here: budgets, channels, enabled, limits, models, ratio",
     f"{NUMBERED_FROM_0}    witth: {{}}": "4: plugins[1].witth: unknown setting; "
     "known here: enabled, name, on_error, use, with",
     f"{NUMBERED_FROM_0}    with: {{wrong: 1}}": "4: plugins[1].with.wrong: unknown setting; "
@@ -116,6 +122,28 @@ WRONG = {
     "must be a whole number >= 1",
     "groups: {g: {ratio: -1}}": "1: groups.g: ratio must be from 0 to 1000, with at most six decimals",
     "groups: {g: {ratio: 'sNaN'}}": "1: groups.g: ratio must be from 0 to 1000, with at most six decimals",
+    "groups:\n  g:\n    budgets: {hour: 1}": (
+        "3: groups.g.budgets.hour: unknown setting; known here: day, month, requests, total, week"
+    ),
+    "groups: {g: {budgets: {day: -1}}}": f"1: groups.g.budgets: day {BUDGET}",
+    "groups: {g: {budgets: {week: 0}}}": f"1: groups.g.budgets: week {BUDGET}",
+    "groups: {g: {budgets: {month: 'NaN'}}}": f"1: groups.g.budgets: month {BUDGET}",
+    "groups: {g: {budgets: {total: '1e30'}}}": f"1: groups.g.budgets: total {BUDGET}",
+    "groups: {g: {budgets: {day: 0.0000001}}}": f"1: groups.g.budgets: day {BUDGET}",
+    "groups: {g: {budgets: {day: ''}}}": "1: groups.g.budgets.day: must be a number, such as 0.15",
+    "groups: {g: {budgets: {requests: 0}}}": "1: groups.g.budgets.requests: must be a whole number >= 1",
+    "groups: {g: {budgets: {requests: 1.5}}}": (
+        "1: groups.g.budgets.requests: must be a whole number or null, not a fraction"
+    ),
+    "groups: {g: {budgets: }}": ("1: groups.g.budgets: must be a mapping, not null; give it one, or remove the key"),
+    "groups: {g: {limits: {concurrent: 0}}}": "1: groups.g.limits.concurrent: must be a whole number >= 1",
+    "groups: {g: {limits: {day: 1}}}": (
+        "1: groups.g.limits.day: unknown setting; known here: concurrent, requests_per_minute, tokens_per_minute"
+    ),
+    "time_zone: Mars/Olympus": f"1: time_zone: {ZONE}",
+    "time_zone: ../../etc/passwd": f"1: time_zone: {ZONE}",
+    "time_zone: Europe": f"1: time_zone: {ZONE}",
+    "time_zone: ''": f"1: time_zone: {ZONE}",
     # Prices
     f"{CHANNEL}models:\n  m: {{channels: [up]}}": f"3: models.m: {PRICE}",
     f"{CHANNEL}models: {{m: {{input: 1, channels: [up]}}}}": f"2: models.m: {PRICE}",
@@ -325,6 +353,8 @@ PLACES: dict[type[Section], tuple[str | int, ...]] = {
     Tier: ("models", "gpt-4o-mini", "tiers", 0),
     Cost: ("models", "llama-3", "channels", 1, "cost"),
     Group: ("groups", "default"),
+    GroupBudgets: ("groups", "default", "budgets"),
+    GroupLimits: ("groups", "default", "limits"),
 }
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from decimal import Decimal
 from pathlib import Path
 
 import msgspec
 import pytest
 from multidict import CIMultiDict
 
-from gateway import AccountLimits, Caller, Exchange, Refused, Services
+from gateway import AccountLimits, Budgets, Caller, Exchange, Refused, Services
+from gateway.config.allowance import GroupBudgets, GroupLimits
 from gateway.config.schema import Config, Group
 from gateway.errors import StoreAway
 from gateway.store.accounts import AccountStatus
@@ -70,6 +72,40 @@ async def test_a_valid_token_identifies_the_caller(given: Services, auth: Auth) 
             limits=AccountLimits(concurrent=3),
         )
         assert (asked.account, asked.token_id, asked.group) == ("alice", created.id, "default")
+
+
+async def test_budgets_and_limits_are_the_accounts_own_field_by_field_and_else_its_groups(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    trial = Group(
+        budgets=GroupBudgets(day=Decimal("0.5"), month=Decimal(5), requests=100),
+        limits=GroupLimits(requests_per_minute=10, concurrent=2),
+    )
+    settings = Config(groups={"default": Group(), "trial": trial}, store=PATIENT)
+    async with services(tmp_path, store_url, settings) as given:
+        auth = await started(Auth(), given)
+        store = given.store
+        await store.accounts.create("alice", "trial")
+        token = await store.tokens.create("alice", budgets=Budgets(total=7), limits=AccountLimits(tokens_per_minute=9))
+
+        async def caller() -> Caller:
+            await run_request(auth, asked := with_token(token.token), given)
+            return asked[Caller]
+
+        known = await caller()
+        assert known.budgets == Budgets(day=500_000, month=5_000_000, requests=100)
+        assert known.limits == AccountLimits(10, None, 2)
+        assert (known.token_budgets, known.token_limits) == (Budgets(total=7), AccountLimits(None, 9, None))
+        await store.accounts.change("alice", budgets=Budgets(day=3, week=4), limits=AccountLimits(concurrent=5))
+        known = await caller()
+        assert known.budgets == Budgets(day=3, week=4, month=5_000_000, requests=100)
+        assert known.limits == AccountLimits(10, None, 5)
+        await store.accounts.change("alice", group="default")
+        known = await caller()
+        assert (known.budgets, known.limits) == (Budgets(day=3, week=4), AccountLimits(concurrent=5))
+        await store.tokens.set_allowance(token.id, {"total": None}, {"tokens_per_minute": None})
+        known = await caller()
+        assert (known.token_budgets, known.token_limits) == (Budgets(), AccountLimits())
 
 
 async def test_an_account_and_a_token_without_restrictions_have_none(given: Services, auth: Auth) -> None:

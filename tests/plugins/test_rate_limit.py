@@ -25,6 +25,7 @@ from plugins.rate_limit import RateLimit
 from tests.patience import PATIENCE_S
 
 SLOTS = "gw:{alice}:limits:test:slots"
+TOKEN_SLOTS = "gw:{alice}:limits:test:alice-x:slots"
 SETTINGS = Config(
     channels={
         "short": Channel("http://127.0.0.1:1/v1", timers=Timers(total=30)),
@@ -42,9 +43,22 @@ async def given(store_url: str, client: Client, tmp_path: Path) -> AsyncIterator
         yield given
 
 
-def asking(limits: AccountLimits | None = None, path: str = "/v1/chat/completions", **body: object) -> Exchange:
+def asking(
+    limits: AccountLimits | None = None,
+    path: str = "/v1/chat/completions",
+    *,
+    of_token: AccountLimits | None = None,
+    token_id: str = "alice-x",
+    **body: object,
+) -> Exchange:
     asked = exchange(body, path=path, method="POST" if path.endswith("completions") else "GET")
-    asked[Caller] = Caller(account="alice", token_id="alice-x", group="default", limits=limits or AccountLimits())
+    asked[Caller] = Caller(
+        account="alice",
+        token_id=token_id,
+        group="default",
+        limits=limits or AccountLimits(),
+        token_limits=of_token or AccountLimits(),
+    )
     return asked
 
 
@@ -149,7 +163,7 @@ async def test_a_request_larger_than_a_minutes_tokens_should_not_be_retried(give
     assert (refused.status, refused.code) == (429, "rate_limited")
     assert refused.should_retry is False
     assert refused.retry_after_s is None
-    assert "over the limit of 100" in refused.message
+    assert "over the account's limit of 100" in refused.message
     await plugin.stop()
 
 
@@ -182,6 +196,74 @@ async def test_an_accounts_own_limits_replace_the_configured_ones(given: Service
     assert refused.code == "too_many_concurrent"
     assert "limit of 3" in refused.message
     assert "limit of 1 requests a minute" in (await refusal(given, plugin, asking())).message
+    await plugin.stop()
+
+
+async def test_a_tokens_limits_apply_in_addition_and_the_refusal_says_so(given: Services) -> None:
+    plugin = await started(RateLimit(requests_per_minute=50, concurrent=4), given)
+    own = AccountLimits(requests_per_minute=3, concurrent=2)
+    asked = asking(of_token=own)
+    await run_request(plugin, asked, given)
+    assert asked.response_headers["x-ratelimit-limit-requests"] == "3"
+    assert asked.response_headers["x-ratelimit-remaining-requests"] == "2"
+    await run_request(plugin, asking(of_token=own), given)
+    refused = await refusal(given, plugin, asking(of_token=own))
+    assert (refused.status, refused.code) == (429, "too_many_concurrent")
+    assert "Over the token's limit of 2 requests at once" in refused.message
+    for _ in range(2):
+        await run_request(plugin, asking(of_token=own, token_id="alice-y"), given)
+    refused = await refusal(given, plugin, asking(of_token=own, token_id="alice-z"))
+    assert "Over the account's limit of 4 requests at once" in refused.message
+    await run_end(plugin, asked, given)
+    await run_request(plugin, asking(of_token=own), given)
+    refused = await refusal(given, plugin, asking(of_token=own))
+    assert (refused.status, refused.code) == (429, "rate_limited")
+    assert "Over the token's limit of 3 requests a minute" in refused.message
+    await plugin.stop()
+
+
+async def test_a_tokens_tokens_are_estimated_and_corrected(given: Services) -> None:
+    plugin = await started(RateLimit(), given)
+    own = AccountLimits(tokens_per_minute=1000)
+    asked = asking(of_token=own, max_tokens=800)
+    await run_request(plugin, asked, given)
+    refused = await refusal(given, plugin, asking(of_token=own, max_tokens=500))
+    assert "Over the token's limit of 1000 tokens a minute" in refused.message
+    asked.attempts.append(Attempt("short", "m", usage=Usage(100, 100, "upstream")))
+    await run_end(plugin, asked, given)
+    await run_request(plugin, asking(of_token=own, max_tokens=500), given)
+    refused = await refusal(given, plugin, asking(of_token=own, max_tokens=2000))
+    assert refused.should_retry is False
+    assert "over the token's limit of 1000 a minute" in refused.message
+    await plugin.stop()
+
+
+async def test_requests_that_are_no_completions_count_as_requests_of_the_token_alone(
+    given: Services, client: Client
+) -> None:
+    plugin = await started(RateLimit(), given)
+    for own in (AccountLimits(requests_per_minute=1, tokens_per_minute=1, concurrent=1), AccountLimits(concurrent=1)):
+        asked = asking(path="/v1/models", of_token=own)
+        await run_request(plugin, asked, given)
+        await run_end(plugin, asked, given)
+    assert await client.call("EXISTS", "gw:{alice}:limits:test:alice-x:slots") == 0
+    own = AccountLimits(requests_per_minute=1)
+    refused = await refusal(given, plugin, asking(path="/v1/models", of_token=own))
+    assert "Over the token's limit of 1 requests a minute" in refused.message
+    await plugin.stop()
+
+
+async def test_what_is_left_of_the_tighter_is_explained(given: Services) -> None:
+    plugin = await started(RateLimit(requests_per_minute=50, tokens_per_minute=1000, concurrent=4), given)
+    own = AccountLimits(requests_per_minute=3, concurrent=2)
+    text = await plugin.explain(asking(of_token=own))
+    assert "1 of 3 requests left of 3 a minute" in text
+    assert "of 1000 tokens left of 1000 a minute" in text
+    assert "a slot, of 2 at once" in text
+    for _ in range(2):
+        await run_request(plugin, asking(of_token=own), given)
+    with pytest.raises(Refused, match="Over the token's limit of 2 requests at once"):
+        await plugin.explain(asking(of_token=own))
     await plugin.stop()
 
 
@@ -225,9 +307,9 @@ def frozen(tmp_path: Path) -> Iterator[EmbeddedStore]:
     store.stop()
 
 
-async def slots(store: EmbeddedStore) -> int:
+async def slots(store: EmbeddedStore, key: str = SLOTS) -> int:
     client = Client.connect(store.url, timeout_s=PATIENCE_S)
-    held = int(await client.call("ZCARD", SLOTS))
+    held = int(await client.call("ZCARD", key))
     await client.close()
     return held
 
@@ -254,14 +336,17 @@ async def test_a_failed_release_is_retried_when_the_store_is_back(
 ) -> None:
     monkeypatch.setattr(rate_limit, "RETRY_AFTER_S", 0.01)
     async with services(tmp_path / "data", frozen.url, HASTY) as given:
-        plugin = await started(RateLimit(concurrent=1), given)
-        asked = asking()
-        await run_request(plugin, asked, given)
+        plugin = await started(RateLimit(concurrent=2), given)
+        both = asking(), asking(of_token=AccountLimits(concurrent=1))
+        for asked in both:
+            await run_request(plugin, asked, given)
+        assert await slots(frozen, TOKEN_SLOTS) == 1
         os.kill(frozen.pid, signal.SIGSTOP)
-        await run_end(plugin, asked, given)
+        for asked in both:
+            await run_end(plugin, asked, given)
         os.kill(frozen.pid, signal.SIGCONT)
         async with asyncio.timeout(PATIENCE_S):
-            while await slots(frozen):
+            while await slots(frozen) or await slots(frozen, TOKEN_SLOTS):
                 await asyncio.sleep(0.01)
         await plugin.stop()
 

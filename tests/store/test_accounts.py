@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import StoreAway
-from gateway.facts import AccountLimits
+from gateway.facts import NO_BUDGETS, AccountLimits, Budgets
 from gateway.store.accounts import Account, AccountError, Accounts, AccountStatus
 from gateway.store.client.client import Client
 from gateway.store.money.wallet import Wallet
@@ -21,7 +21,7 @@ def accounts(client: Client) -> Accounts:
 
 async def test_a_new_account_is_active_with_a_balance_of_zero(accounts: Accounts) -> None:
     created = await accounts.create("alice", group="trial", credit_line=5)
-    assert created == Account("alice", AccountStatus.ACTIVE, "trial", 5, (), AccountLimits(), 0, 0, 0)
+    assert created == Account("alice", AccountStatus.ACTIVE, "trial", 5, (), AccountLimits(), NO_BUDGETS, 0, 0, 0)
     assert await accounts.get("alice") == created
 
 
@@ -49,9 +49,27 @@ async def test_a_change_sets_what_is_given_and_leaves_the_rest(accounts: Account
     assert (await accounts.change("alice", models=["a", "b-*"])).models == ("a", "b-*")
     limits = AccountLimits(requests_per_minute=5)
     changed = await accounts.change("alice", group="default", limits=limits)
-    assert changed == Account("alice", AccountStatus.ACTIVE, "default", 7, ("a", "b-*"), limits, 0, 0, 0)
+    assert changed == Account("alice", AccountStatus.ACTIVE, "default", 7, ("a", "b-*"), limits, NO_BUDGETS, 0, 0, 0)
     assert (await accounts.change("alice", models=[])).models == ()
     assert (await accounts.change("alice", credit_line=0)).credit_line_micros == 0
+
+
+async def test_budgets_are_kept_until_they_are_taken_away(accounts: Accounts) -> None:
+    assert (await accounts.create("alice", budgets=Budgets(day=1))).budgets == Budgets(day=1)
+    every = Budgets(1, 10**15, 3, 4, 5)
+    assert (await accounts.change("alice", budgets=every)).budgets == every
+    assert (await accounts.change("alice", group="trial")).budgets == every
+    assert (await accounts.change("alice", budgets=NO_BUDGETS)).budgets == NO_BUDGETS
+    assert (await accounts.create("bobby")).budgets == NO_BUDGETS
+
+
+async def test_an_account_of_before_budgets_has_none(accounts: Accounts, client: Client) -> None:
+    await accounts.create("alice")
+    assert await client.call("HEXISTS", "gw:{alice}:account", "budgets") == 0
+    account = await accounts.get("alice")
+    assert account is not None
+    assert account.budgets == NO_BUDGETS
+    assert (await accounts.change("alice", budgets=Budgets(total=7))).budgets == Budgets(total=7)
 
 
 async def test_a_change_leaves_the_balance_alone(accounts: Accounts, client: Client) -> None:

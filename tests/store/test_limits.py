@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from gateway.config.allowance import LARGEST_RATE
 from gateway.facts import AccountLimits
 from gateway.store import limits
-from gateway.store.client.client import Client, Script
-from gateway.store.limits import Limited, Rate, RateLimiter, Taken
+from gateway.store.client.client import Argument, Client, Script
+from gateway.store.limits import Limited, Rate, RateLimiter, Taken, TokenLimits
 
 MINUTE_US = 60_000_000
 SLOTS = "gw:{alice}:limits:rate-limit:slots"
@@ -30,14 +30,19 @@ class ScopedLimits:
         self.scope = scope
 
     async def take(
-        self, request_id: str, rules: AccountLimits, tokens: int = 0, lease_ms: int = 60_000
+        self,
+        request_id: str,
+        rules: AccountLimits,
+        tokens: int = 0,
+        lease_ms: int = 60_000,
+        token: TokenLimits | None = None,
     ) -> Taken | Limited:
         return await self.limits.take(
-            "alice", request_id, scope=self.scope, rules=rules, tokens=tokens, lease_ms=lease_ms
+            "alice", request_id, scope=self.scope, rules=rules, tokens=tokens, lease_ms=lease_ms, token=token
         )
 
-    async def give_back(self, request_id: str, tokens: int = 0) -> None:
-        await self.limits.give_back("alice", request_id, scope=self.scope, tokens=tokens)
+    async def give_back(self, request_id: str, tokens: int = 0, token_id: str | None = None) -> None:
+        await self.limits.give_back("alice", request_id, scope=self.scope, tokens=tokens, token_id=token_id)
 
 
 @pytest.fixture
@@ -74,6 +79,9 @@ class Model:
         self.slots: dict[str, int] = {}
         self.taken: dict[str, int | None] = {}
 
+    def look(self, now: int, request_id: str, tokens: int) -> list[object]:
+        return [*self._decide(now, request_id, tokens), self.requests.level(now), self.tokens.level(now)]
+
     def take(self, now: int, request_id: str, tokens: int) -> list[object]:
         kind, wait_ms = self._decide(now, request_id, tokens)
         if not kind and request_id not in self.taken:
@@ -100,13 +108,17 @@ class Model:
         return (b"concurrent", 1000) if len(live) >= self.concurrent else (b"", 0)
 
 
-def at_a_given_time() -> Script:
-    """Return the real script with the time as its last argument."""
+GIVEN_TIME = "local NOW = ARGV[#ARGV]\n"
+
+
+def at_a_given_time() -> tuple[Script, Script]:
+    """Return the real scripts for an account, and for an account and a token, with the time as their last argument."""
     real = limits._LIMITS
     clock = "local time = redis.call('TIME')\nlocal now = time[1] * 1000000 + time[2]\n"
     assert real.text.count(clock) == 1
     assert real.text.count("'TIME'") == 1
-    return Script("limits", real.text.replace(clock, "local now = tonumber(ARGV[#ARGV])\n"))
+    given = Script("limits", real.text.replace(clock, "local now = NOW + 0\n"))
+    return Script("limits", GIVEN_TIME + given.text), Script("both", GIVEN_TIME + limits.of_token(given).text)
 
 
 steps = st.tuples(
@@ -131,7 +143,7 @@ async def test_every_decision_is_that_of_gcra_by_its_definition(
     lease_ms: int,
     story: list[tuple[str, int, int, int]],
 ) -> None:
-    script = at_a_given_time()
+    script, _ = at_a_given_time()
     prefix = f"gw:{{model{next(serial)}}}:limits:"
     model = Model(requests, tokens, concurrent, lease_ms)
     now = 1_800_000_000_000_000
@@ -148,6 +160,48 @@ async def test_every_decision_is_that_of_gcra_by_its_definition(
         else:
             await client.run(script, keys, ["give_back", request_id, units, now])
             model.give_back(now, request_id, units)
+
+
+few = st.tuples(st.integers(1, 50), st.integers(1, 50), st.integers(1, 4))
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(few, few, st.integers(30_000, 90_000), st.lists(steps, min_size=10, max_size=40))
+@example(
+    (9, 9, 9), (1, 9, 9), 30_000, [("take", 0, 0, 0), ("take", 0, 1, 0), ("give_back", 0, 1, 0), ("take", 0, 2, 0)]
+)
+@example(
+    (9, 9, 1), (9, 9, 9), 30_000, [("take", 0, 0, 9), ("take", 0, 1, 0), ("give_back", 0, 0, 1), ("take", 0, 1, 9)]
+)
+async def test_a_request_is_allowed_where_account_and_token_allow_it_and_else_takes_from_neither(
+    client: Client,
+    of_account: tuple[int, int, int],
+    of_token: tuple[int, int, int],
+    lease_ms: int,
+    story: list[tuple[str, int, int, int]],
+) -> None:
+    _, script = at_a_given_time()
+    prefix = f"gw:{{both{next(serial)}}}:limits:"
+    account, token = Model(*of_account, lease_ms), Model(*of_token, lease_ms)
+    now = 1_800_000_000_000_000
+    for operation, elapsed, number, wanted in story:
+        now += elapsed
+        request_id = f"r{number}"
+        units = wanted % (min(of_account[1], of_token[1]) + 1)
+        keys = [f"{prefix}{of}{name}" for of in ("", "t:") for name in ("rates", "slots", request_id)]
+        if operation == "give_back":
+            await client.run(script, keys, ["give_back", request_id, units, now])
+            account.give_back(now, request_id, units)
+            token.give_back(now, request_id, units)
+            continue
+        asked: list[Argument] = [request_id, units, lease_ms, *of_account, *of_token, now]
+        before = [account.look(now, request_id, units), token.look(now, request_id, units)]
+        assert await client.run(script, keys, ["look", *asked]) == before
+        reply = await client.run(script, keys, ["take", *asked])
+        if before[0][0] or before[1][0]:
+            assert reply == before
+        else:
+            assert reply == [account.take(now, request_id, units), token.take(now, request_id, units)]
 
 
 async def test_after_the_wait_that_was_returned_a_request_is_allowed(scoped: ScopedLimits) -> None:
@@ -329,6 +383,74 @@ async def test_accounts_have_separate_limits(client: Client) -> None:
         assert isinstance(taken, Taken)
 
 
+async def test_a_token_and_its_account_are_limited_together(scoped: ScopedLimits) -> None:
+    account = AccountLimits(requests_per_minute=100, tokens_per_minute=1000, concurrent=3)
+    one, other = (TokenLimits(f"alice-{name}", AccountLimits(concurrent=2)) for name in ("one", "other"))
+    for n in range(2):
+        assert isinstance(await scoped.take(f"a{n}", account, 100, token=one), Taken)
+    refused = await scoped.take("a2", account, 100, token=one)
+    assert isinstance(refused, Limited)
+    assert (refused.kind, refused.of_token) == ("concurrent", True)
+    taken = await scoped.take("b0", account, 100, token=other)
+    assert isinstance(taken, Taken)
+    assert taken.tokens is not None
+    assert 700 <= taken.tokens.remaining < 800, "the refused request took no tokens of the account"
+    refused = await scoped.take("b1", account, 100, token=other)
+    assert isinstance(refused, Limited)
+    assert (refused.kind, refused.of_token) == ("concurrent", False)
+    await scoped.give_back("a0", 100, one.token_id)
+    assert isinstance(await scoped.take("b1", account, 100, token=other), Taken), "it gave back to both"
+    await scoped.give_back("b1", 100, other.token_id)
+    assert isinstance(await scoped.take("a2", account, 100, token=one), Taken)
+
+
+async def test_of_a_hundred_requests_at_once_as_many_as_the_tokens_limit_are_allowed(scoped: ScopedLimits) -> None:
+    token = TokenLimits("alice-one", AccountLimits(requests_per_minute=7))
+    rules = AccountLimits(requests_per_minute=50)
+    answers = await asyncio.gather(*(scoped.take(f"r{n}", rules, token=token) for n in range(100)))
+    assert sum(isinstance(answer, Taken) for answer in answers) == 7
+    answers = await asyncio.gather(*(scoped.take(f"s{n}", rules) for n in range(100)))
+    assert sum(isinstance(answer, Taken) for answer in answers) == 43
+
+
+async def test_the_rate_of_which_less_is_left_is_returned_and_the_longer_wait(scoped: ScopedLimits) -> None:
+    account = AccountLimits(requests_per_minute=2, tokens_per_minute=1000)
+    token = TokenLimits("alice-one", AccountLimits(requests_per_minute=60, tokens_per_minute=100))
+    taken = await scoped.take("r", account, 10, token=token)
+    assert taken == Taken(Rate(2, 1, 30_000), Rate(100, 90, 6000))
+    await scoped.take("s", account, 90, token=token)
+    refused = await scoped.take("t", account, 100, token=token)
+    assert isinstance(refused, Limited)
+    assert (refused.kind, refused.of_token, refused.requests and refused.requests.limit) == ("tokens", True, 2)
+    assert refused.retry_after_ms is not None
+    assert refused.retry_after_ms > 30_000, "longer than the wait for a request of the account"
+    refused = await scoped.take("u", account, 1, token=token)
+    assert isinstance(refused, Limited)
+    assert (refused.kind, refused.of_token) == ("requests", False)
+
+
+async def test_more_tokens_than_a_minute_of_the_token_have_no_retry_time(scoped: ScopedLimits) -> None:
+    token = TokenLimits("alice-one", AccountLimits(tokens_per_minute=100))
+    assert await scoped.take("r", AccountLimits(), 101, token=token) == Limited("tokens", None, of_token=True)
+    assert isinstance(await scoped.take("s", AccountLimits(), 100, token=token), Taken)
+
+
+async def test_tokens_are_corrected_for_account_and_token_once(scoped: ScopedLimits) -> None:
+    account, token = (
+        AccountLimits(tokens_per_minute=1000),
+        TokenLimits("alice-one", AccountLimits(tokens_per_minute=500)),
+    )
+    await scoped.take("r", account, 500, token=token)
+    for _ in range(3):
+        await scoped.give_back("r", 100, token.token_id)
+    taken = await scoped.take("s", account, 400, token=token)
+    assert isinstance(taken, Taken)
+    assert taken.tokens is not None
+    assert (taken.tokens.limit, taken.tokens.remaining < 10) == (500, True)
+    assert isinstance(await scoped.take("t", account, 600), Limited)
+    assert isinstance(await scoped.take("t", account, 500), Taken)
+
+
 async def test_a_lower_limit_counts_what_was_taken_under_the_higher(scoped: ScopedLimits) -> None:
     for n in range(10):
         await scoped.take(f"r{n}", AccountLimits(requests_per_minute=100))
@@ -357,8 +479,12 @@ async def test_every_key_expires(scoped: ScopedLimits, client: Client) -> None:
     rules = AccountLimits(requests_per_minute=1, tokens_per_minute=10, concurrent=2)
     await scoped.take("a", rules, 5, lease_ms=70_000)
     await scoped.give_back("never taken")
+    await scoped.take("b", rules, 5, token=TokenLimits("alice-one", rules), lease_ms=70_000)
     keys = await client.call("KEYS", "*")
     assert len(keys) == 4
+    await scoped.take("c", AccountLimits(), 5, token=TokenLimits("alice-one", rules), lease_ms=70_000)
+    keys = await client.call("KEYS", "*")
+    assert len(keys) == 8
     for key in keys:
         assert 0 < await client.call("PTTL", key) <= 120_000
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.facts import AccountLimits
+from gateway.facts import NO_BUDGETS, AccountLimits, Budgets
 from gateway.store.accounts import Accounts, AccountStatus, Profile
 from gateway.store.client.client import Client
 from gateway.store.client.step import STOPPED, run_steps
@@ -207,6 +207,9 @@ CHANGES: dict[str, Callable[[Tokens, Accounts, str], Awaitable[object]]] = {
     "moved": lambda _, accounts, token_id: accounts.change("alice", group="vip"),
     "restricted": lambda _, accounts, token_id: accounts.change("alice", models=["small"]),
     "limited": lambda _, accounts, token_id: accounts.change("alice", limits=AccountLimits(concurrent=1)),
+    "budgeted": lambda _, accounts, token_id: accounts.change("alice", budgets=Budgets(day=1)),
+    "budgeted itself": lambda tokens, _, token_id: tokens.set_allowance(token_id, {"day": 1}, {}),
+    "limited itself": lambda tokens, _, token_id: tokens.set_allowance(token_id, {}, {"concurrent": 1}),
 }
 
 
@@ -227,6 +230,33 @@ async def test_every_change_of_a_known_token_or_its_account_is_found(
         assert changed is not None
         assert now.account == Profile(*(getattr(changed, field) for field in Profile.__struct_fields__))
         assert await guard(tokens, client, created.token) is None
+
+
+async def test_budgets_that_are_taken_away_are_found(tokens: Tokens, client: Client) -> None:
+    created, accounts = await tokens.create("alice"), Accounts(client)
+    await accounts.change("alice", budgets=Budgets(day=1))
+    await tokens.authenticate(created.token)
+    await accounts.change("alice", budgets=NO_BUDGETS)
+    now = await guard(tokens, client, created.token)
+    assert isinstance(now, Authenticated)
+    assert now.account.budgets == NO_BUDGETS
+    await client.call("HDEL", "gw:{alice}:account", "budgets")
+    assert await guard(tokens, client, created.token) is None
+
+
+async def test_an_allowance_is_changed_field_by_field_and_survives_other_changes(
+    tokens: Tokens, client: Client
+) -> None:
+    created = await tokens.create("alice", budgets=Budgets(day=1, total=5), limits=AccountLimits(concurrent=2))
+    await tokens.set_allowance(created.id, {"day": None, "month": 7}, {"requests_per_minute": 3})
+    await tokens.set_status(created.id, TokenStatus.DISABLED)
+    await tokens.set_status(created.id, TokenStatus.ACTIVE)
+    await touch(tokens, client, await tokens.authenticate(created.token))
+    known = (await tokens.authenticate(created.token)).token
+    assert (known.budgets, known.limits) == (Budgets(month=7, total=5), AccountLimits(3, None, 2))
+    assert known == await tokens.get(created.id)
+    with pytest.raises(ValueError, match="the budget day must be from 1"):
+        await tokens.set_allowance(created.id, {"day": -1}, {})
 
 
 async def test_a_change_of_the_balance_or_of_another_token_is_none(tokens: Tokens, client: Client) -> None:

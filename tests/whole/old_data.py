@@ -35,6 +35,15 @@ ON_LINUX: Final = pytest.mark.skipif(
 REQUEST: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
+def as_before(now: Any, before: Any) -> Any:
+    """Return what is printed now, without the fields that objects did not have before."""
+    if isinstance(now, dict) and isinstance(before, dict):
+        return {name: as_before(value, before.get(name)) for name, value in now.items() if name in before}
+    if isinstance(now, list) and isinstance(before, list) and len(now) == len(before):
+        return [as_before(*pair) for pair in zip(now, before, strict=True)]
+    return now
+
+
 class OldData:
     """The data folder, its archive and its configuration in `folder`, and the commands of the gateway that uses them.
 

@@ -18,7 +18,7 @@ from gateway.store.accounts import Accounts, AccountStatus
 from gateway.store.client.client import Client, Script
 from gateway.store.client.step import STOPPED, Step, error_in, run_steps
 from gateway.store.known_tokens import Authenticated
-from gateway.store.limits import RateLimiter
+from gateway.store.limits import RateLimiter, TokenLimits
 from gateway.store.money.wallet import Wallet
 from gateway.store.tokens import Tokens
 from tests.store.conftest import request_id_at
@@ -71,6 +71,7 @@ class Account:
         if operation == "request":
             yield self.tokens.guard_step(self.known, unchanged)
             for scope in ("one", "two"):
+                token = TokenLimits("its-token", AccountLimits(4, 90, 1)) if scope == "two" else None
                 yield self.limits.take_step(
                     self.name,
                     request_id,
@@ -79,6 +80,7 @@ class Account:
                     tokens=numbers[1] % 60,
                     lease_ms=600_000,
                     then=passed,
+                    token=token,
                 )
             yield self.wallet.hold_step(
                 self.name,
@@ -93,7 +95,10 @@ class Account:
         else:
             yield self.wallet.settle_step(self.name, request_id, numbers[1] % 90, then=unchanged)
             for scope in ("two", "one"):
-                yield self.limits.give_back_step(self.name, request_id, scope=scope, tokens=numbers[2] % 60)
+                token_id = "its-token" if scope == "two" else None
+                yield self.limits.give_back_step(
+                    self.name, request_id, scope=scope, tokens=numbers[2] % 60, token_id=token_id
+                )
 
     async def change(self, operation: str) -> None:
         """Change the account as an operator does."""

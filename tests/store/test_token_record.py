@@ -1,0 +1,32 @@
+"""Records of tokens are read as they were written, and those of tokens without budgets and limits are as short as ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
+from gateway.store.known_tokens import Token, TokenStatus
+from gateway.store.token_record import Record, decode, encode, token_of
+
+BEFORE = (
+    b'{"digest":"AAEC","token":{"id":"alice-1a2b3c4d","name":"laptop","status":"active","created_at":5,"expires_at":null,'
+    b'"last_used":null,"models":["a"],"addresses":[]}}'
+)
+"""A record without the fields `budgets` and `limits`."""
+
+
+def test_a_token_without_budgets_and_limits_has_the_record_of_before() -> None:
+    record = decode(BEFORE)
+    assert (record.token.budgets, record.token.limits) == (NO_BUDGETS, NO_LIMITS)
+    assert encode(record) == BEFORE
+
+
+@pytest.mark.parametrize("budgets", [NO_BUDGETS, Budgets(day=1), Budgets(1, 2, 3, 4, 5)])
+@pytest.mark.parametrize("limits", [NO_LIMITS, AccountLimits(concurrent=1), AccountLimits(1, 2, 3)])
+def test_what_was_written_is_read(budgets: Budgets, limits: AccountLimits) -> None:
+    token = Token(id="alice-1a2b3c4d", created_at=1, budgets=budgets, limits=limits, addresses=("10.0.0.0/8",))
+    record = Record(b"\x00\xff", token)
+    assert decode(encode(record)) == record
+    assert token_of(encode(record)) == token
+    changed = record.replaced(status=TokenStatus.DISABLED).token
+    assert (changed.status, changed.budgets, changed.limits) == (TokenStatus.DISABLED, budgets, limits)
