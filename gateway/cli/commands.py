@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from gateway.cli import (
     account,
+    alerts,
     channels,
     check,
     diff,
@@ -83,6 +84,7 @@ def program() -> typer.Typer:
         prices,
         account,
         token,
+        alerts,
         usage,
         trace,
         verify,

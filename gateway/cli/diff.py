@@ -57,6 +57,8 @@ def changes(before: Config, after: Config) -> Iterator[Change]:
     """Yield every difference between two configurations. Values that may be secret are left out."""
     for name in needs_restart(before, after):
         yield Change(name, _in_words(name, getattr(before, name), getattr(after, name)), "restart")
+    if before.alerts != after.alerts:
+        yield Change("alerts", "changes")
     for section in ("channels", "models", "groups"):
         yield from _entries(section, getattr(before, section), getattr(after, section))
     old = {entry.label: entry for entry in before.plugins if entry.enabled}
