@@ -89,7 +89,8 @@ class Alerts:
         level = next(level for level in event.LEVELS if share >= level)
         subject = ("budget", account, token_id, window, limit, ends_at_ms)
         if self._first(subject, level):
-            end = event.now_ms() + event.ENDLESS_WINDOW_MS if ends_at_ms is None else ends_at_ms
+            now_ms = event.now_ms()
+            end = now_ms + event.ENDLESS_WINDOW_MS if ends_at_ms is None else max(now_ms, ends_at_ms) + event.LATE_MS
             made = event.budget_reached(account, token_id, window, used, limit, level, ends_at_ms)
             key = f"budget:{account}:{token_id}:{window}:{limit}:{ends_at_ms or 0}"
             self._add(subject, Claim("reach", key, made, level, end))
@@ -150,6 +151,7 @@ class Alerts:
             outcomes = await self._claim(batch)
         except BaseException:
             self._waiting.extendleft(reversed(batch))
+            self.arrived.set()
             raise
         away = [claim for claim, outcome in zip(batch, outcomes, strict=True) if isinstance(outcome, StoreAway)]
         self._waiting.extendleft(reversed(away))

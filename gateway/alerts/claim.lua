@@ -31,7 +31,9 @@ if record ~= '' and redis.call('HLEN', events) >= tonumber(ARGV[6]) then return 
 if operation == 'end' then
   redis.call('DEL', claim)
 elseif operation == 'join' then
-  redis.call('ZADD', claim, now, value)
+  -- no two have the same time, so that a reader can go on after the last that it has read
+  local last = redis.call('ZRANGE', claim, -1, -1, 'WITHSCORES')[2]
+  redis.call('ZADD', claim, math.max(now, (tonumber(last) or 0) + 1), value)
 else
   redis.call('SET', claim, operation == 'begin' and id or value)
   if window_end > 0 then redis.call('PEXPIREAT', claim, string.format('%.0f', window_end)) end

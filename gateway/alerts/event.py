@@ -16,6 +16,8 @@ LEVELS: Final = (100, 80, 50)
 CREDENTIAL_WINDOW_MS: Final = 3_600_000
 CHANNEL_WINDOW_MS: Final = 7 * 86_400_000
 """A channel that is down for longer is an event again."""
+LATE_MS: Final = 86_400_000
+"""How long after its end a budget's window is remembered, for requests that are settled then."""
 ENDLESS_WINDOW_MS: Final = 365 * 86_400_000
 """For how long it is kept that a budget without an end was reached."""
 
