@@ -116,7 +116,7 @@ async def test_a_report_about_what_is_gone_brings_nothing_back(client: Client) -
     (entry,) = await taken(outbox) or []
     await outbox.report(entry, "sent")
     for outcome in ("again", "given_up", "sent"):
-        await outbox.report(entry, outcome)  # type: ignore[arg-type]
+        await outbox.report(entry, outcome)
     assert (await types(outbox), await outbox.given_up()) == ([], [])
 
 

@@ -88,7 +88,7 @@ async def test_two_errors_and_then_success_have_one_id_and_new_signatures(client
         timestamp = int(received.headers["webhook-timestamp"])
         assert received.headers["webhook-signature"] == sign([KEY], received.id, timestamp, received.body)
     assert [line["event"] for line in lines] == ["alert_failed", "alert_failed", "alert_sent"]
-    assert "credential" not in str([line | {"type": ""} for line in lines]), "the address holds credentials"
+    assert "-credential" not in str(lines), "the address holds credentials"
 
 
 async def test_a_receiver_that_is_down_gets_all_when_it_is_up(client: Client) -> None:
