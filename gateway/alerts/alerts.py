@@ -103,9 +103,11 @@ class Alerts:
         subject = ("low", account)
         if available >= threshold:
             if account in self._low or subject in self._noted:
-                self._low.discard(account)
                 self._noted.pop(subject, None)
-                self._add(subject, Claim("leave", "low", value=account))
+                if self._add(subject, Claim("leave", "low", value=account)):
+                    self._low.discard(account)
+                else:
+                    self._low.add(account)
         elif self._first(subject):
             self._add(subject, Claim("join", "low", event.low_balance(account, available, threshold), account))
 
@@ -121,9 +123,9 @@ class Alerts:
             subject = ("channel", name)
             if status.condition is Condition.HEALTHY:
                 if name not in self._up and now - self._healthy.setdefault(name, now) >= self.up_after_s:
-                    self._up.add(name)
                     self._noted.pop(subject, None)
-                    self._add(subject, Claim("end", f"channel:{name}", event.channel_up(name)))
+                    if self._add(subject, Claim("end", f"channel:{name}", event.channel_up(name))):
+                        self._up.add(name)
                 continue
             self._healthy.pop(name, None)
             if status.firm and status.condition is not Condition.DISABLED:
@@ -191,15 +193,16 @@ class Alerts:
         made = event.channel_down(channel, shown.last_error)
         return msgspec.structs.replace(claim, event=msgspec.structs.replace(made, timestamp=claim.event.timestamp))
 
-    def _add(self, subject: Subject, claim: Claim) -> None:
-        """Let an event wait for `write`; where there is no room, it is not noted."""
-        if len(self._waiting) >= MAX_WAITING:
-            self._lost += 1
-            self._noted.pop(subject, None)
-            self.dropped()
-        else:
-            self._waiting.append(claim)
+    def _add(self, subject: Subject, claim: Claim) -> bool:
+        """Let an event wait for `write`. Return whether there was room; otherwise it is not noted."""
         self.arrived.set()
+        if len(self._waiting) < MAX_WAITING:
+            self._waiting.append(claim)
+            return True
+        self._lost += 1
+        self._noted.pop(subject, None)
+        self.dropped()
+        return False
 
     def _first(self, subject: Subject, level: int = 1) -> bool:
         """Return whether this level was not noted yet, and remember that it is now."""

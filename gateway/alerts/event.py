@@ -11,6 +11,7 @@ import msgspec
 from gateway.prices import MICROS
 from gateway.request_id import new_id, utc
 
+MAX_ERROR: Final = 200
 LEVELS: Final = (100, 80, 50)
 """The shares of a budget, in percent, that are events."""
 CREDENTIAL_WINDOW_MS: Final = 3_600_000
@@ -42,7 +43,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """How the store counts an event; see claim.lua. Without an event, only that is kept."""
+    """How the store counts an event; see claim.lua. `leave` has no event."""
 
     operation: Literal["reach", "begin", "end", "join", "leave"]
     key: str
@@ -93,7 +94,8 @@ def low_balance(account: str, available: int, threshold: int) -> Event:
 
 
 def channel_down(channel: str, error: str = "") -> Event:
-    """Return the event for a channel that the circuit breaker has closed for all accounts."""
+    """Return the event for a channel that the circuit breaker has closed for all accounts. `error`: its last one."""
+    error = error[:MAX_ERROR]
     return event(
         "channel.down", f"channel {channel} is not called after {error or 'failures'}", channel=channel, error=error
     )

@@ -19,7 +19,8 @@ from gateway.store.client.client import Client, Script
 MOST: Final = 10_000
 KEPT: Final = 20
 """Events that were given up and are still listed."""
-KEY: Final = "gw:{alerts}:"
+KEY: Final = "gw:{alert-events}:"
+"""The keys are in one hash slot of a cluster. No account's id has a hyphen."""
 LOW: Final = f"{KEY}low"
 """The accounts whose balance is low, with the time since when."""
 Outcome = Literal["sent", "again", "given_up"]
@@ -47,12 +48,10 @@ class Outbox:
 
         May be repeated. Raises `StoreAway`.
         """
-        entry = entry_of(claim.event) if claim.event is not None else None
-        keys = [KEY + claim.key, _EVENTS, _DUE]
-        record = b"" if entry is None else msgspec.json.encode(entry)
-        id = "" if entry is None else entry.id  # noqa: A001
+        entry = None if claim.event is None else entry_of(claim.event)
+        id, record = ("", b"") if entry is None else (entry.id, msgspec.json.encode(entry))  # noqa: A001
         arguments = [claim.operation, claim.value, claim.window_end_ms, id, record, self._most]
-        return bool(await self._client.run(_CLAIM, keys, arguments) != -1)
+        return bool(await self._client.run(_CLAIM, [KEY + claim.key, _EVENTS, _DUE], arguments) != -1)
 
     async def low_since(self, moment_ms: int, count: int) -> list[tuple[str, int]]:
         """Return the accounts that are low since this time or later, with that time, the earliest first. Raises `StoreAway`."""

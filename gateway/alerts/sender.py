@@ -25,7 +25,7 @@ from gateway.alerts import event
 from gateway.alerts.event import Entry, Event
 from gateway.alerts.outbox import Outbox, Outcome
 from gateway.alerts.webhook import Webhook
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, StoreAway
 from gateway.request_id import new_id
 
 AT_ONCE: Final = 8
@@ -112,7 +112,7 @@ class Sender:
                 await self._outbox.release(self._name)
 
     async def step(self) -> bool:
-        """Send what is due now. Return whether there was anything."""
+        """Send what is due now. Return whether the receiver accepted anything, so that there may be more to send."""
         if (webhook := await self._switch()) is None:
             return False
         entries: list[Entry] = []
@@ -122,15 +122,12 @@ class Sender:
             self._pending(taken.pending)
             entries = taken.entries or []
             self._store_answers()
-        except GatewayError as error:
+        except StoreAway as error:
             self._store_fails(error)
         except Exception:
             log.exception("alerts_failed")
-        own = self._own[0] if self._own and self._own[0].due <= time.monotonic() else None
-        await asyncio.gather(
-            *(self._send(webhook, entry) for entry in entries), *([] if own is None else [self._send_own(webhook, own)])
-        )
-        return bool(entries)
+        accepted = await asyncio.gather(*(self._send(webhook, entry) for entry in entries), self._send_own(webhook))
+        return any(accepted)
 
     async def _switch(self) -> Webhook | None:
         """Return the webhook to use, and close the one before: no attempt is in progress now."""
@@ -139,21 +136,26 @@ class Sender:
         self._webhook = self._next
         return self._webhook
 
-    async def _send(self, webhook: Webhook, entry: Entry) -> None:
-        """Attempt an event of the outbox, and report how it ended."""
+    async def _send(self, webhook: Webhook, entry: Entry) -> bool:
+        """Attempt an event of the outbox, and report how it ended. Return whether the receiver accepted it."""
         tried, delay_s = await self._attempt(webhook, entry)
         outcome: Outcome = "sent" if not tried.error else "given_up" if delay_s is None else "again"
         self._unreported[entry.id] = tried, outcome, round((delay_s or 0) * 1000)
         with suppress(GatewayError):
             await self._report(entry.id)
+        return not tried.error
 
-    async def _send_own(self, webhook: Webhook, own: Own) -> None:
-        """Attempt an event that is kept in memory."""
+    async def _send_own(self, webhook: Webhook) -> bool:
+        """Attempt the first of the events that are kept in memory, if it is due. Return whether the receiver accepted it."""
+        if not self._own or self._own[0].due > time.monotonic():
+            return False
+        own = self._own[0]
         own.entry, delay_s = await self._attempt(webhook, own.entry)
         if own.entry.error and delay_s is not None:
             own.due = time.monotonic() + delay_s
-        elif own in self._own:
-            self._own.remove(own)
+        elif self._own and self._own[0] is own:
+            self._own.popleft()
+        return not own.entry.error
 
     async def _attempt(self, webhook: Webhook, entry: Entry) -> tuple[Entry, float | None]:
         """Send an event once. Return it with the outcome, and in how many seconds to try again; None for never."""
@@ -189,7 +191,7 @@ class Sender:
             self._keep(event.store_back(self._gateway))
             log.warning("store_answers_alerts")
 
-    def _store_fails(self, error: GatewayError) -> None:
+    def _store_fails(self, error: StoreAway) -> None:
         now = time.monotonic()
         if self._failing_since is None:
             self._failing_since = now

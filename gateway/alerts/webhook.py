@@ -66,6 +66,7 @@ class Webhook:
         timestamp = int(time.time())
         headers = {
             "Content-Type": "application/json",
+            "Accept-Encoding": "identity",
             "User-Agent": "sluicegate",
             "webhook-id": id,
             "webhook-timestamp": str(timestamp),

@@ -114,7 +114,7 @@ async def test_the_claim_of_a_window_is_gone_after_its_end(client: Client) -> No
     alerts.budget("alice", "", "day", 60, 100, ends_at_ms=now_ms() - 60_000)
     alerts.credential_refused("a", 0, 1)
     await written(alerts)
-    names = [key async for key in client.keys("gw:{alerts}:*:*")]
+    names = [key async for key in client.keys("gw:{alert-events}:*:*")]
     assert len(names) == 2
     for name in names:
         assert 0 < await client.call("PTTL", name) <= LATE_MS
@@ -158,7 +158,7 @@ async def test_all_low_accounts_are_learned_page_by_page(client: Client, monkeyp
     for number in range(25):
         other.balance(f"account{number}", 9_000_000)
     await written(other)
-    assert await client.call("ZCARD", "gw:{alerts}:low") == 0
+    assert await client.call("ZCARD", "gw:{alert-events}:low") == 0
 
 
 async def test_a_channel_is_down_once_and_up_once(client: Client) -> None:
@@ -251,6 +251,23 @@ async def test_100000_events_take_bounded_memory_and_the_rest_is_counted(client:
     await written(alerts)
     alerts.balance("account99999", 1)
     assert alerts.arrived.is_set(), "what was dropped is noticed again"
+
+
+async def test_a_recovery_that_finds_no_room_is_noticed_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    alerts = alerts_of(client)
+    alerts.balance("alice", 1)
+    alerts.channel_states({"a": DOWN})
+    await written(alerts)
+    with monkeypatch.context() as full:
+        full.setattr(module, "MAX_WAITING", 0)
+        alerts.balance("alice", 9_000_000)
+        alerts.channel_states({"a": HEALTHY})
+    await written(alerts)
+    alerts.balance("alice", 9_000_000)
+    alerts.channel_states({"a": HEALTHY})
+    await written(alerts)
+    assert await client.call("ZCARD", "gw:{alert-events}:low") == 0
+    assert [event["type"] for event in await sent(client)] == ["balance.low", "channel.down", "channel.up"]
 
 
 async def test_nothing_is_lost_while_the_store_is_away(store_server: EmbeddedStore, client: Client) -> None:

@@ -65,16 +65,9 @@ async def test_the_event_of_an_end_is_not_taken_before_that_of_the_beginning_was
     await outbox.report(first, "again", 60_000)
     assert await taken(outbox) == []
     await outbox.report(first, "sent")
-    await client.call("ZADD", "gw:{alerts}:due", 0, (await outbox.pending(1))[0][0].id)
+    await client.call("ZADD", "gw:{alert-events}:due", 0, (await outbox.pending(1))[0][0].id)
     (second,) = await taken(outbox) or []
     assert second.type == "channel.up"
-
-
-async def test_without_an_event_only_the_claim_is_kept(client: Client) -> None:
-    outbox = Outbox(client)
-    await outbox.claim(Claim("begin", "channel:a", None, "a"))
-    await outbox.claim(down())
-    assert await types(outbox) == []
 
 
 async def test_one_process_at_a_time_takes_and_another_one_when_its_lease_is_over(client: Client) -> None:
@@ -139,6 +132,16 @@ async def test_a_full_outbox_counts_nothing_so_that_it_may_be_noticed_again(clie
     await outbox.report(entry, "sent")
     assert await outbox.claim(reach(50, "budget:c"))
     assert len(await types(outbox)) == 2
+
+
+async def test_a_condition_ends_also_where_the_outbox_is_full(client: Client) -> None:
+    outbox = Outbox(client, most=1)
+    assert await outbox.claim(down())
+    assert not await outbox.claim(up())
+    (first,) = await taken(outbox) or []
+    await outbox.report(first, "sent")
+    assert await outbox.claim(down())
+    assert await types(outbox) == ["channel.down"]
 
 
 async def test_a_cluster_keeps_all_of_it_in_one_slot(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ async def sending(
 async def empty(client: Client) -> None:
     """Wait until nothing is left in the outbox."""
     async with asyncio.timeout(PATIENCE_S):
-        while await client.call("HLEN", "gw:{alerts}:events"):
+        while await client.call("HLEN", "gw:{alert-events}:events"):
             await asyncio.sleep(0.01)
 
 
@@ -287,7 +287,7 @@ async def test_without_a_webhook_nothing_is_taken(client: Client) -> None:
     sender = Sender(Outbox(client))
     await Outbox(client).claim(credential())
     assert not await sender.step()
-    assert await client.call("EXISTS", "gw:{alerts}:sender") == 0
+    assert await client.call("EXISTS", "gw:{alert-events}:sender") == 0
 
 
 async def test_a_stop_does_not_wait_for_a_receiver_that_does_not_answer(
@@ -300,7 +300,7 @@ async def test_a_stop_does_not_wait_for_a_receiver_that_does_not_answer(
             await Outbox(client).claim(credential())
             await wait_until(lambda: bool(receiver.got))
         assert time.monotonic() - began < PATIENCE_S
-    assert await client.call("HLEN", "gw:{alerts}:events") == 1
+    assert await client.call("HLEN", "gw:{alert-events}:events") == 1
 
 
 def test_a_round_of_attempts_takes_less_than_the_lease() -> None:

@@ -62,11 +62,11 @@ async def test_killed_between_claim_and_delivery_the_event_is_delivered_by_anoth
             await wait_until(lambda: bool(receiver.got))
             first.kill()
             await first.wait()
-        await client.call("PEXPIRE", "gw:{alerts}:sender", 500)  # its lease ends by itself, somewhat later
+        await client.call("PEXPIRE", "gw:{alert-events}:sender", 500)  # its lease ends by itself, somewhat later
         async with sender(file, store_url):
             await wait_until(lambda: len(receiver.got) == 2)
             async with asyncio.timeout(PATIENCE_S):
-                while await client.call("HLEN", "gw:{alerts}:events"):
+                while await client.call("HLEN", "gw:{alert-events}:events"):
                     await asyncio.sleep(0.01)
     assert receiver.got[0].id == receiver.got[1].id
     assert receiver.got[0].body == receiver.got[1].body

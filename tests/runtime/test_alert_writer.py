@@ -48,7 +48,7 @@ async def test_another_process_s_low_accounts_are_learned(client: Client) -> Non
     async with AlertWriter(one), AlertWriter(other):
         await pending(client, 1)
         async with asyncio.timeout(PATIENCE_S):
-            while await client.call("ZCARD", "gw:{alerts}:low"):
+            while await client.call("ZCARD", "gw:{alert-events}:low"):
                 other.balance("alice", 9_000_000)
                 await asyncio.sleep(0.05)
 
