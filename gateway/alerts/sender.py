@@ -78,7 +78,7 @@ class Sender:
         self._gateway = socket.gethostname()
         self._webhook: Webhook | None = None
         self._next: Webhook | None = None
-        self._tells_store = False
+        self._store_events = False
         self._unreported: dict[str, tuple[Entry, Outcome, int]] = {}
         self._own: deque[Own] = deque(maxlen=MAX_OWN)
         self._failing_since: float | None = None
@@ -86,7 +86,7 @@ class Sender:
 
     def use(self, webhook: Webhook | None, *, store_events: bool) -> None:
         """Send to this webhook from now on; None: send nothing. `store_events`: whether a store that is away is an event."""
-        self._next, self._tells_store = webhook, store_events
+        self._next, self._store_events = webhook, store_events
 
     async def run(self, stop: asyncio.Event) -> None:
         """Send what is due, again and again, until `stop` is set. Then let another process send."""
@@ -201,7 +201,7 @@ class Sender:
             log.error("alerts_wait", reason=str(error))
 
     def _keep(self, happened: Event) -> None:
-        if self._tells_store:
+        if self._store_events:
             if len(self._own) == MAX_OWN:
                 self._count("dropped")
             self._own.append(Own(event.entry_of(happened)))

@@ -192,7 +192,7 @@ async def test_the_pause_grows_up_to_an_hour_and_varies(client: Client) -> None:
     await webhook.close()
 
 
-async def test_a_store_that_is_away_and_back_is_told_from_memory(
+async def test_a_store_that_is_away_and_back_is_sent_from_memory(
     own_store: Callable[[], EmbeddedStore],
 ) -> None:
     store = own_store()
@@ -225,7 +225,7 @@ async def test_the_events_of_the_store_keep_their_order_and_are_repeated(
     await client.close()
 
 
-async def test_without_store_events_nothing_is_told_of_the_store() -> None:
+async def test_without_store_events_nothing_is_sent_about_the_store() -> None:
     client = Client.connect("unix:///nowhere/store.sock", timeout_s=0.1)
     async with receiving() as receiver, sending(client, receiver.url, away_after_s=0, store_events=False) as sender:
         await wait_until(lambda: sender._away)

@@ -102,7 +102,7 @@ async def test_the_documented_verification_accepts_what_is_sent_and_refuses_what
     assert not verified(replayed, got.body, SECRET)
 
 
-async def test_a_low_balance_is_told_once_until_it_was_credited(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_low_balance_is_sent_once_until_it_was_credited(store_url: str, client: Client, tmp_path: Path) -> None:
     async with (
         receiving() as receiver,
         sending(client, receiver),
@@ -123,7 +123,7 @@ async def test_a_low_balance_is_told_once_until_it_was_credited(store_url: str, 
     assert receiver.got[0].event["data"]["available_micros"] == 5_000_000
 
 
-async def test_a_balance_that_refuses_a_request_is_told(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_balance_that_refuses_a_request_is_sent(store_url: str, client: Client, tmp_path: Path) -> None:
     async with (
         receiving() as receiver,
         sending(client, receiver),
@@ -152,7 +152,7 @@ async def test_a_channel_that_fails_is_down_and_then_up(store_url: str, client: 
     assert (down["channel"], down["error"]) == ("c0", "upstream_error")
 
 
-async def test_a_refused_credential_is_told_with_its_index(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_a_refused_credential_is_sent_with_its_index(store_url: str, client: Client, tmp_path: Path) -> None:
     async with (
         receiving() as receiver,
         sending(client, receiver),
@@ -176,7 +176,7 @@ async def test_a_refused_credential_is_told_with_its_index(store_url: str, clien
     assert b"canary" not in got.body
 
 
-async def test_two_gateways_on_one_store_tell_it_once(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_two_gateways_on_one_store_send_it_once(store_url: str, client: Client, tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:
         folder.mkdir()
