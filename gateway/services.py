@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from gateway.alerts.alerts import Alerts
 from gateway.catalogue import Catalogue
 from gateway.config.schema import Config
 from gateway.errors import GatewayError
@@ -51,6 +52,8 @@ class Store:
         self.tokens = Tokens(client, partial(pepper_of, config.data_path))
         self.limits = RateLimiter(client)
         self.channels = Channels(client)
+        self.alerts = Alerts(client, self.channels, config.alerts)
+        self.channels.on_status = self.alerts.channel_states
         self.journal = Journal(config.data_path / "journal")
         self.wallet = Wallet(client, settling=settling, journal=self.journal)
         elsewhere = None

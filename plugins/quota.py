@@ -69,6 +69,7 @@ class Quota(Plugin):
     async def start(self, services: Services) -> None:
         """Take what the hooks need from the services, and compute the lease of a hold."""
         self.wallet = services.store.wallet
+        self.alerts = services.store.alerts
         self.accounts = services.store.accounts
         self.catalogue = services.catalogue
         self.calendar = Calendar(services.catalogue.time_zone, services.clock)
@@ -135,6 +136,8 @@ class Quota(Plugin):
         if reply.expired:
             requests = [request_id for request_id, _ in reply.expired]
             self.log.warning("holds_expired", account=hold.account, requests=requests)
+        if reply.outcome in (Hold.HELD, Hold.FUNDS):
+            self.alerts.balance(hold.account, reply.balance + reply.credit_line)
         if reply.outcome is not Hold.HELD:
             hold.refused = True
             raise hold.refusal(reply, self.calendar, self.max_holds)

@@ -31,7 +31,7 @@ LAYERS = (
     ("chain",),
     ("plugin",),
     ("services",),
-    ("usage", "metrics"),
+    ("usage", "metrics", "alerts"),
     ("store", "store.money"),
     ("store.client",),
     ("budgets", "catalogue", "facts", "exchange", "prices"),

@@ -122,6 +122,7 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> Samples:
         failing = "  failing: {free: true, channels: [nobody]}\ngroups:"
         nobody = f"  nobody: {{base_url: http://127.0.0.1:{free_port()}/v1}}\nmodels:"
         good = file.read_text().replace("models:", nobody, 1).replace("groups:", failing, 1)
+        good += f"alerts: {{webhook: 'http://127.0.0.1:{free_port()}/'}}\n"
         file.write_text(good)
         async with serving(file) as served:
             text = await provoke(served, file, good)

@@ -24,6 +24,7 @@ COMMANDS: Final = (
     "prices",
     "account",
     "token",
+    "alerts",
     "usage",
     "trace",
     "verify",

@@ -59,6 +59,8 @@ def changes(before: Config, after: Config) -> Iterator[Change]:
         yield Change(name, _in_words(name, getattr(before, name), getattr(after, name)), "restart")
     if before.time_zone != after.time_zone:
         yield Change("time_zone", _in_words("time_zone", before.time_zone, after.time_zone))
+    if before.alerts != after.alerts:
+        yield Change("alerts", "changes")
     for section in ("channels", "models", "groups"):
         yield from _entries(section, getattr(before, section), getattr(after, section))
     old = {entry.label: entry for entry in before.plugins if entry.enabled}

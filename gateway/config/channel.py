@@ -115,13 +115,13 @@ class Channel(Section, frozen=True, cache_hash=True, dict=True):
 def _is_base_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        valid = parts.hostname is not None and parts.port != 0 and _is_host(URL(url).host)
+        valid = parts.hostname is not None and parts.port != 0 and is_host(URL(url).host)
     except ValueError:
         return False
     return valid and not set("@?#").intersection(url) and not parts.path.rstrip("/").endswith("/completions")
 
 
-def _is_host(host: str | None) -> bool:
+def is_host(host: str | None) -> bool:
     """Return whether a host can be looked up. Raises `ValueError` for a part of it that is empty or too long."""
     return bool(host) and (":" in str(host) or bool(str(host).encode("idna")))
 
@@ -130,7 +130,7 @@ def _is_proxy_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return (
-            _is_host(URL(url).host) and parts.port != 0 and parts.path in ("", "/") and not parts.query + parts.fragment
+            is_host(URL(url).host) and parts.port != 0 and parts.path in ("", "/") and not parts.query + parts.fragment
         )
     except ValueError:
         return False

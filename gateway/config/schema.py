@@ -20,6 +20,7 @@ import msgspec
 
 from gateway.chat.fields import REMEDIES
 from gateway.config import document
+from gateway.config.alerts import AlertSettings
 from gateway.config.allowance import GroupBudgets, GroupLimits
 from gateway.config.channel import Channel
 from gateway.config.decode import convert
@@ -162,6 +163,7 @@ class Config(Section, frozen=True):
     tls: Tls | None = None
     store: StoreSettings = StoreSettings()
     usage: UsageSettings = UsageSettings()
+    alerts: AlertSettings | None = None
     demo: Demo | None = None
     channels: dict[str, Channel] = msgspec.field(default_factory=dict)
     models: dict[str, Model] = msgspec.field(default_factory=dict)

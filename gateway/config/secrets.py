@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +14,12 @@ from gateway.errors import Misconfigured, cannot_use
 MIN_BYTES: Final = 16
 
 
-def secret_of(path: Path, variable: str, *, create: bool = True) -> bytes:
+def random_text() -> str:
+    """Return a secret of 32 random bytes."""
+    return secrets.token_urlsafe(32)
+
+
+def secret_of(path: Path, variable: str, *, create: bool = True, generate: Callable[[], str] = random_text) -> bytes:
     """Return the secret in the environment's `variable`, else in the file, which is generated on first use, mode 0600.
 
     Raises `Misconfigured` for one that is shorter than 16 bytes, for a file that cannot be read or written, and without `create`
@@ -25,7 +31,7 @@ def secret_of(path: Path, variable: str, *, create: bool = True) -> bytes:
     try:
         if create and not path.exists():
             durable.make_folder(path.parent)
-            durable.create(path, f"{secrets.token_urlsafe(32)}\n".encode(), mode=0o600)
+            durable.create(path, f"{generate()}\n".encode(), mode=0o600)
         return _checked(durable.read(path).strip(), str(path))
     except FileNotFoundError:
         raise Misconfigured(f"{path} is missing, and is not made anew: restore it, or set ${variable}") from None

@@ -79,6 +79,8 @@ FAMILIES: Final[dict[str, Family]] = {
     "config_generation": Family("gauge", "The generation of the configuration in use.", ("process",), merge=None),
     "reloads": Family("counter", "Reloads of the configuration, taken up or refused.", ("result",)),
     "last_reload_success": Family("gauge", "1 if every process took up the last reload, or there was none.", merge=min),
+    "alerts": Family("counter", "Attempts to send an alert by how they ended, and alerts dropped for want of room.", ("result",)),
+    "alerts_pending": Family("gauge", "Alerts in the store that the webhook has not accepted yet.", merge=max),
     "children_died": Family("counter", "Child processes that ended unexpectedly and were started again.", ("kind",)),
 }  # fmt: skip
 

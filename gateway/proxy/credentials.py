@@ -9,7 +9,7 @@ No credential is ever logged: log lines have its index in the list, counted from
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
@@ -21,13 +21,17 @@ SUSPENDED_S: Final = 600.0
 MAX_ACCOUNTS: Final = 64
 """Accounts for which one credential is set aside at the same time; the earliest is forgotten first."""
 
+OnRefused = Callable[[str, int, int], None]
+"""Is called with the channel, the credential's index, and how many credentials the channel has."""
+
 log = structlog.get_logger("gateway.proxy.credentials")
 
 
 class Credentials:
     """The credentials of one channel in one worker. A channel without credentials has one empty credential."""
 
-    def __init__(self, credentials: Sequence[str]) -> None:
+    def __init__(self, credentials: Sequence[str], on_refused: OnRefused = lambda channel, index, of: None) -> None:
+        self._on_refused = on_refused
         self._all = tuple(credentials) or ("",)
         self._suspended_until = [0.0] * len(self._all)
         self._aside_until: list[dict[str, float]] = [{} for _ in self._all]
@@ -65,6 +69,7 @@ class Credentials:
         index = self._all.index(credential)
         now = time.monotonic()
         log.error("credential_refused", channel=channel, index=index, of=len(self._all))
+        self._on_refused(channel, index, len(self._all))
         if len(self._all) > 1:
             self._suspended_until[index] = now + SUSPENDED_S
         return any(until <= now for until in self._suspended_until) and len(self._all) > 1

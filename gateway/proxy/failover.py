@@ -17,6 +17,7 @@ from gateway.exchange import Exchange
 from gateway.facts import Route
 from gateway.proxy.attempt import UpstreamCall
 from gateway.proxy.caller import CallerConnection
+from gateway.proxy.credentials import OnRefused
 from gateway.proxy.end_reason import EndReason
 from gateway.proxy.failure import CallerGone, UpstreamFailure
 from gateway.proxy.pool import UpstreamPool
@@ -26,8 +27,9 @@ from gateway.proxy.relay import Relay
 class Failover:
     """Calls the upstreams of an exchange until one of them has answered the caller."""
 
-    def __init__(self) -> None:
-        self._pool = UpstreamPool()
+    def __init__(self, on_refused: OnRefused = lambda channel, index, of: None) -> None:
+        """Call `on_refused` for each credential that an upstream refuses."""
+        self._pool = UpstreamPool(on_refused)
         self.relays: set[Relay] = set()
         """The calls of upstreams in progress."""
 

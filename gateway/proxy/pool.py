@@ -13,7 +13,7 @@ from yarl import URL
 
 from gateway.chat.request import BodyPart
 from gateway.config.channel import Channel
-from gateway.proxy.credentials import Credentials
+from gateway.proxy.credentials import Credentials, OnRefused
 from gateway.proxy.turns import Turns
 from gateway.proxy.upstream import UpstreamConnection
 
@@ -32,7 +32,8 @@ class UpstreamPool:
     before is used for it. A target is closed once no exchange of a generation that used it is left.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_refused: OnRefused = lambda channel, index, of: None) -> None:
+        self._on_refused = on_refused
         self._targets: dict[object, Target] = {}
         self._turns = Turns()
 
@@ -40,7 +41,7 @@ class UpstreamPool:
         """Return where a channel's requests go, for an exchange of this generation. It is built once for each channel."""
         target = self._targets.get(channel.identity)
         if target is None:
-            target = self._targets[channel.identity] = Target(channel, self._turns)
+            target = self._targets[channel.identity] = Target(channel, self._turns, self._on_refused)
         target.generations.add(generation)
         return target
 
@@ -66,11 +67,11 @@ class Target:
     authorities in that file and no others.
     """
 
-    def __init__(self, channel: Channel, turns: Turns) -> None:
+    def __init__(self, channel: Channel, turns: Turns, on_refused: OnRefused) -> None:
         url = URL(channel.base_url.rstrip("/") + "/chat/completions")
         proxy = URL(channel.proxy) if channel.proxy else None
         login = encode_basic_auth(proxy.user, proxy.password or "") if proxy is not None and proxy.user else ""
-        self.credentials = Credentials(channel.credentials)
+        self.credentials = Credentials(channel.credentials, on_refused)
         self._turns = turns
         self.generations: set[int] = set()
         """The generations of the configuration whose exchanges may use it."""

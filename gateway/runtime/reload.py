@@ -4,7 +4,7 @@ The file is read and checked, and the new chain is built and started beside the 
 Any failure leaves everything as it was. An exchange keeps the chain that it began with; an old chain stops when its last
 exchange has ended.
 
-Channels, models, groups, plugins and the time zone are reloaded. All else (ports, the store, folders, processes) needs a
+Channels, models, groups, plugins, alerts and the time zone are reloaded. All else (ports, the store, folders, processes) needs a
 restart, and so does new code in a plugin's module.
 """
 
@@ -21,6 +21,7 @@ from gateway import loading
 from gateway.chain.chain import Chain
 from gateway.chain.failures import error_text
 from gateway.chain.starting import STOP_LIMIT_S
+from gateway.config.alerts import AlertSettings
 from gateway.config.schema import Config, load
 from gateway.errors import GatewayError
 from gateway.runtime.background import BackgroundTask
@@ -28,7 +29,7 @@ from gateway.runtime.handover import WorkerEnd
 from gateway.server.gateway import Gateway
 from gateway.services import Services, services_of
 
-RELOADABLE: Final = frozenset({"channels", "models", "groups", "plugins", "time_zone"})
+RELOADABLE: Final = frozenset({"channels", "models", "groups", "plugins", "alerts", "time_zone"})
 """The settings of the file that a reload changes."""
 
 log = structlog.get_logger("gateway.runtime.reload")
@@ -39,6 +40,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
     chain: Chain
     services: Services
+    alerts: AlertSettings | None = None
     offer: int = 0
 
 
@@ -103,10 +105,11 @@ class Reloader(BackgroundTask):
             log.error("reload_refused", reason=reason, generation=self._gateway.chain.generation)
             self._gateway.runner.metrics.set("last_reload_success", 0)
             return None
-        return Prepared(chain, services, offer)
+        return Prepared(chain, services, loaded.config.alerts, offer)
 
     def _swap(self, prepared: Prepared) -> None:
         old = self._gateway.swap(prepared.chain, prepared.services)
+        prepared.services.store.alerts.use(prepared.alerts)
         self._gateway.runner.metrics.set("last_reload_success", 1)
         task = asyncio.get_running_loop().create_task(self._retire(old))
         self._retiring.add(task)

@@ -27,7 +27,7 @@ from gateway.metrics.exporter import Exporter
 from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
 from gateway.proxy import event_pass
-from gateway.runtime import demo, logs, systemd, worker
+from gateway.runtime import alert_sender, demo, logs, systemd, worker
 from gateway.runtime.active import ActiveConfig
 from gateway.runtime.data_folder import data_folder, remove_leftovers
 from gateway.runtime.handover import Handover, WorkerEnd
@@ -71,7 +71,8 @@ def serve(path: Path | None, workers: int | None = None) -> None:
 class ParentProcess:
     """The listening sockets, the embedded store and the children of one gateway.
 
-    Only the workers follow a reload: the other children keep the configuration that the gateway was started with.
+    Only the workers and the sender of alerts follow a reload: the other children keep the configuration that the gateway was
+    started with.
     """
 
     def __init__(self, loaded: Loaded, workers: int) -> None:
@@ -80,7 +81,7 @@ class ParentProcess:
         self._folder = data_folder(config)
         self._certificate = certificate_of(config.tls)
         self._listeners = systemd.inherited_listeners(workers) or open_listeners(config.listen, workers)
-        names = ("parent", *(f"worker {number}" for number in range(1, workers + 1)))
+        names = ("parent", "alerts", *(f"worker {number}" for number in range(1, workers + 1)))
         self._numbers = {name: SharedNumbers() for name in names}
         self._metrics = metrics = Metrics(self._numbers["parent"])
         self._service_manager = systemd.ServiceManager()
@@ -124,9 +125,20 @@ class ParentProcess:
             self._supervisor.add("admin", _background(lambda stop: admin.run(config, address, exporter, stop)))
         if config.usage.clickhouse:
             self._supervisor.add("clickhouse", _background(lambda stop: clickhouse.run(config, stop)))
+        self._start_alerts()
         self._supervisor.add("sink", _background(lambda stop: sink.run(config, url, stop)))
         for index in range(len(self._listeners)):
             self._supervisor.add("worker", self._worker(index), index + 1)
+
+    def _start_alerts(self) -> None:
+        """Start the child that sends alerts once the configuration has them. It goes on when a reload removes them."""
+
+        def work(stop: asyncio.Event) -> Coroutine[Any, Any, None]:
+            return alert_sender.run(self._active.loaded, self._handover, self._store_url, self._numbers["alerts"], stop)
+
+        running = any(child.kind == "alerts" for child in self._supervisor.children)
+        if self._active.loaded.config.alerts is not None and not running:
+            self._supervisor.add("alerts", _background(work))
 
     def _worker(self, index: int) -> Work:
         def work(ready: Ready) -> None:
@@ -166,6 +178,8 @@ class ParentProcess:
             self._certificate.renew(quiet=True)  # the workers log it
         if self._active.refresh():
             self._supervisor.signal("worker", signal.SIGHUP)
+            self._supervisor.signal("alerts", signal.SIGHUP)
+            self._start_alerts()
 
 
 async def _prepare(loaded: Loaded, url: str, report: Callable[[str], None]) -> str | None:

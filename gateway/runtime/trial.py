@@ -20,6 +20,7 @@ from typing import Final, Self
 import msgspec
 
 from gateway import loading
+from gateway.alerts.signature import secrets_of
 from gateway.chain.chain import Chain
 from gateway.chain.entry import Entry
 from gateway.chain.failures import error_text
@@ -164,6 +165,8 @@ def _run(loaded: Loaded, url: str | None, limit_s: float, writing: int, parent: 
 
 def _examine(loaded: Loaded, url: str | None, limit_s: float, note: loading.Note) -> Report:
     chain = loading.build(loaded, note=note)
+    if loaded.config.alerts is not None:
+        secrets_of(loaded.config)
     exposure = exposure_of(loaded.config, chain)
     report = Report(
         [entry.name for entry in chain.entries],

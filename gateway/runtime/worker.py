@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Final
 
 from gateway import loading
@@ -17,6 +18,7 @@ from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
 from gateway.proxy.failover import Failover
 from gateway.proxy.lifecycle import ExchangeRunner
+from gateway.runtime.alert_writer import AlertWriter
 from gateway.runtime.handover import WorkerEnd
 from gateway.runtime.maintenance import Maintenance
 from gateway.runtime.process import run_until_terminated
@@ -45,13 +47,14 @@ async def opened(
         chain = loading.build(loaded, generation=generation)
         services = services_of(loaded.config, store)
         await chain.start(services)
-        failover = Failover()
+        failover = Failover(store.alerts.credential_refused)
         metrics = Metrics(shared or SharedNumbers(), services.catalogue)
+        store.alerts.dropped = partial(metrics.count, "alerts", "dropped")
         metrics.count_store_calls()
         gateway = Gateway(loaded.config.port, chain, services, ExchangeRunner(failover, metrics))
         news = RevocationNews(store.client)
         try:
-            async with news, RevocationWatch(gateway.runner, store.client, news):
+            async with AlertWriter(store.alerts), news, RevocationWatch(gateway.runner, store.client, news):
                 try:
                     yield gateway
                 finally:

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Final, Literal
@@ -141,6 +141,8 @@ class Channels:
     def __init__(self, client: Client, cooldown: CooldownRules = CooldownRules()) -> None:  # noqa: B008 - frozen
         self._client = client
         self.cooldown = cooldown
+        self.on_status: Callable[[Mapping[str, ChannelStatus]], None] = lambda statuses: None
+        """Called with the status of the channels, whenever this process has learned it."""
 
     async def admit(
         self, request_id: str, channels: Sequence[ChannelLimits], insist: Collection[str] = ()
@@ -176,16 +178,18 @@ class Channels:
             rules.window_ms,
             rules.min_failures,
         ]
-        statuses = await self._client.run(_SCRIPT, _keys(list(reports)), arguments)
-        return {
+        raw = await self._client.run(_SCRIPT, _keys(list(reports)), arguments)
+        statuses = {
             name: ChannelStatus(
                 _CONDITIONS[condition],
                 int(cool_ms),
                 bool(firm),
                 {digest.decode(): AccountStatus(int(ms), bool(its)) for digest, ms, its in accounts},
             )
-            for name, (condition, cool_ms, firm, accounts) in zip(reports, statuses, strict=True)
+            for name, (condition, cool_ms, firm, accounts) in zip(reports, raw, strict=True)
         }
+        self.on_status(statuses)
+        return statuses
 
     async def set_enabled(self, channel: str, enabled: bool) -> None:
         """Disable a channel for all gateways, or enable it, which also ends its cool-down. Raises `StoreAway`."""

@@ -44,6 +44,7 @@ def test_the_same_file_changes_nothing(tmp_path: Path) -> None:
     [
         ("small: {input: 1", "small: {input: 3", "models.small.input: 1 becomes 3"),
         ("  large: {input: 1, output: 2, channels: [two]}\n", "", "models.large: is removed"),
+        ("groups: {default: {}}", "groups: {default: {}}\nalerts: {webhook: 'http://h/secret'}", "alerts: changes"),
         ("groups: {default: {}}", "groups: {default: {}, trial: {}}", "groups.trial: is added"),
         ("{default: {}}", "{default: {budgets: {month: 0.5}}}", "groups.default.budgets.month: None becomes 0.5"),
         ("{default: {}}", "{default: {limits: {concurrent: 2}}}", "groups.default.limits.concurrent: None becomes 2"),

@@ -16,6 +16,7 @@ import yaml
 from rich.console import Console
 
 from gateway import loading
+from gateway.config.alerts import AlertSettings
 from gateway.config.allowance import GroupBudgets, GroupLimits
 from gateway.config.channel import Channel, Timers
 from gateway.config.model import Cost, Model, Serving, Tier
@@ -346,6 +347,7 @@ PLACES: dict[type[Section], tuple[str | int, ...]] = {
     Tls: ("tls",),
     StoreSettings: ("store",),
     UsageSettings: ("usage",),
+    AlertSettings: ("alerts",),
     Demo: ("demo",),
     Channel: ("channels", "openai"),
     Timers: ("channels", "openai", "timers"),
@@ -359,7 +361,8 @@ PLACES: dict[type[Section], tuple[str | int, ...]] = {
 
 
 def test_the_reference_names_every_setting() -> None:
-    document = yaml.safe_load(shipped("gateway.yaml").read_text().replace("# demo:", "demo:").replace("# tls:", "tls:"))
+    text = re.sub(r"^# (tls|alerts|demo):", r"\1:", shipped("gateway.yaml").read_text(), flags=re.MULTILINE)
+    document = yaml.safe_load(text)
     for kind, place in PLACES.items():
         section: Any = document
         for step in place:

@@ -58,7 +58,10 @@ def test_the_only_credential_is_never_suspended() -> None:
 
 
 def test_the_log_shows_the_index_of_a_refused_credential_and_never_its_text(capsys: pytest.CaptureFixture[str]) -> None:
-    Credentials(["canary-0", "canary-1"]).refused("canary-1", "openai")
+    noted: list[tuple[str, int, int]] = []
+    credentials = Credentials(["canary-0", "canary-1"], lambda *refused: noted.append(refused))
+    credentials.refused("canary-1", "openai")
+    assert noted == [("openai", 1, 2)]
     printed = "".join(capsys.readouterr())
     assert "credential_refused" in printed
     assert "index=1" in printed

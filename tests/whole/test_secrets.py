@@ -23,7 +23,7 @@ from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import ask, chat
 from tests.whole.test_usage_log import contents, every_use
 
-OWN_FILES = ("pepper", "admin.token")
+OWN_FILES = ("pepper", "admin.token", "alerts.secret")
 """The files that contain a secret by design."""
 
 READ = {
@@ -115,13 +115,14 @@ async def printed_by(command: Sequence[str], file: Path) -> bytes:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs the whole program")
 async def test_no_piece_of_a_secret_is_stored_logged_or_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent.parent))
-    for variable in ("GATEWAY_PEPPER", "GATEWAY_ADMIN_TOKEN"):
+    for variable in ("GATEWAY_PEPPER", "GATEWAY_ADMIN_TOKEN", "GATEWAY_ALERTS_SECRET"):
         monkeypatch.delenv(variable, raising=False)
-    credential = secrets.token_urlsafe(40)
+    credential, hook = secrets.token_urlsafe(40), secrets.token_urlsafe(40)
     port, admin, data, log = free_port(), free_port(), tmp_path / "data", tmp_path / "serve.log"
     async with FakeUpstream(pace_s=0, key=credential) as upstream:
         file = tmp_path / "gateway.yaml"
-        more = f"listen: 127.0.0.1:{port}\nadmin: 127.0.0.1:{admin}\ndata: {data}"
+        more = f"listen: 127.0.0.1:{port}\nadmin: 127.0.0.1:{admin}\ndata: {data}\n"
+        more += f"alerts: {{webhook: 'http://127.0.0.1:{free_port()}/{hook}', low_balance: 1000}}"
         chain = CHAIN + "  - use: tests.whole.broken:Fragile\n"
         yaml = configuration(upstream.base_url, chain=chain, more=more)
         file.write_text(yaml.replace("channel-credential-4711", '"${CREDENTIAL}"'))
@@ -135,7 +136,13 @@ async def test_no_piece_of_a_secret_is_stored_logged_or_sent(tmp_path: Path, mon
             for upstream.mode in ("401", "404", "echo-key", "first-error"):
                 output += await sent_to_a_caller(port, [chat(token, {"user": token})])
             output += await sent_by_the_admin_port(admin, token)
-            for command in (("usage", "list"), ("usage", "export"), ("token", "list", "tester"), ("check",)):
+            for command in (
+                ("usage", "list"),
+                ("usage", "export"),
+                ("token", "list", "tester"),
+                ("check",),
+                ("alerts", "list"),
+            ):
                 output += await printed_by(command, file)
     embedded = await asyncio.to_thread(EmbeddedStore.start, data)
     client = Client.connect(embedded.url, timeout_s=5)
@@ -153,7 +160,9 @@ async def test_no_piece_of_a_secret_is_stored_logged_or_sent(tmp_path: Path, mon
         b"upstream_auth_failed",
         b"tester-",
         b"gw:{tester}",
+        b"alert_failed",
+        b"balance.low",
     ):
         assert proof in output
-    for secret in (token.rpartition("-")[2], credential, *own.values()):
+    for secret in (token.rpartition("-")[2], credential, hook, *own.values()):
         assert pieces_in(secret, output) == []

@@ -1,0 +1,297 @@
+"""What is noted and what is not: each event once a window, however often and by how many processes it is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.alerts import alerts as module
+from gateway.alerts.alerts import MAX_WAITING, Alerts
+from gateway.alerts.event import LATE_MS, now_ms
+from gateway.alerts.outbox import Outbox
+from gateway.config.alerts import AlertKind, AlertSettings
+from gateway.errors import StoreAway
+from gateway.store.channels import ChannelReport, Channels, ChannelStatus, Condition
+from gateway.store.client.client import Client
+from gateway.store.client.embedded import EmbeddedStore
+
+SETTINGS = AlertSettings("http://127.0.0.1:9/", low_balance=Decimal(5))
+HEALTHY = ChannelStatus(Condition.HEALTHY, 0)
+DOWN = ChannelStatus(Condition.COOLING, 1000, firm=True)
+SOFT = ChannelStatus(Condition.COOLING, 1000)
+PROBING = ChannelStatus(Condition.PROBING, 0, firm=True)
+DISABLED = ChannelStatus(Condition.DISABLED, 0, firm=True)
+
+
+def alerts_of(client: Client, settings: AlertSettings | None = SETTINGS) -> Alerts:
+    made = Alerts(client, Channels(client), settings)
+    made.up_after_s = 0.0
+    return made
+
+
+async def written(*processes: Alerts) -> None:
+    for alerts in processes:
+        while alerts.arrived.is_set():
+            await alerts.write()
+
+
+async def sent(client: Client) -> list[dict[str, Any]]:
+    """Return the events in the outbox, in their order."""
+    entries = [entry for entry, _ in await Outbox(client).pending(100)]
+    return [msgspec.json.decode(entry.body) for entry in sorted(entries, key=lambda entry: entry.id)]
+
+
+async def shares(client: Client) -> list[int]:
+    return [event["data"]["percent"] for event in await sent(client)]
+
+
+async def test_a_budget_is_an_event_at_50_80_and_100_percent(client: Client) -> None:
+    alerts, end = alerts_of(client), now_ms() + 60_000
+    for used in range(0, 130, 1):
+        alerts.budget("alice", "", "month", used, 100, ends_at_ms=end)
+        await written(alerts)
+    assert await shares(client) == [50, 80, 100]
+    first = (await sent(client))[0]
+    assert first["type"] == "budget.reached"
+    assert first["data"] == {
+        "message": "the budget `month` of account alice has reached 50 %: 0.00005 of 0.0001",
+        "account": "alice",
+        "token": None,
+        "window": "month",
+        "percent": 50,
+        "used": 50,
+        "limit": 100,
+        "unit": "micros",
+        "ends_at": first["data"]["ends_at"],
+    }
+
+
+async def test_a_jump_over_a_share_is_one_event(client: Client) -> None:
+    alerts = alerts_of(client)
+    alerts.budget("alice", "alice-1a2b3c4d", "requests", 99, 100)
+    alerts.budget("alice", "alice-1a2b3c4d", "requests", 10, 100, refused=True)
+    await written(alerts)
+    assert await shares(client) == [80, 100]
+    assert (await sent(client))[0]["data"]["message"] == (
+        "the budget `requests` of token alice-1a2b3c4d of account alice has reached 80 %: 99 of 100"
+    )
+
+
+async def test_each_owner_window_limit_and_period_counts_by_itself(client: Client) -> None:
+    alerts, end = alerts_of(client), now_ms() + 60_000
+    for _ in range(3):
+        alerts.budget("alice", "", "day", 60, 100, ends_at_ms=end)
+        alerts.budget("alice", "", "day", 60, 100, ends_at_ms=end + 1)
+        alerts.budget("alice", "", "day", 60, 110, ends_at_ms=end)
+        alerts.budget("alice", "", "total", 60, 100)
+        alerts.budget("alice", "alice-1", "day", 60, 100, ends_at_ms=end)
+        alerts.budget("bob", "", "day", 60, 100, ends_at_ms=end)
+    await written(alerts)
+    assert await shares(client) == [50] * 6
+
+
+async def test_several_processes_that_notice_the_same_are_one_event(client: Client) -> None:
+    processes = [alerts_of(client) for _ in range(4)]
+    for alerts in processes:
+        alerts.budget("alice", "", "day", 60, 100, ends_at_ms=now_ms() // 10**6 * 10**6 + 10**6)
+        alerts.balance("alice", 4_999_999)
+        alerts.channel_states({"a": DOWN})
+        alerts.credential_refused("a", 0, 2)
+    await asyncio.gather(*(written(alerts) for alerts in processes))
+    types = sorted(event["type"] for event in await sent(client))
+    assert types == ["balance.low", "budget.reached", "channel.down", "credential.refused"]
+
+
+async def test_the_claim_of_a_window_is_gone_after_its_end(client: Client) -> None:
+    alerts = alerts_of(client)
+    alerts.budget("alice", "", "day", 60, 100, ends_at_ms=now_ms() - 60_000)
+    alerts.credential_refused("a", 0, 1)
+    await written(alerts)
+    names = [key async for key in client.keys("gw:{alert-events}:*:*")]
+    assert len(names) == 2
+    for name in names:
+        assert 0 < await client.call("PTTL", name) <= LATE_MS
+
+
+async def test_a_low_balance_is_one_event_until_it_was_above_again(client: Client) -> None:
+    one, other = alerts_of(client), alerts_of(client)
+    one.balance("alice", 5_000_000)
+    assert not one.arrived.is_set()
+    for micros in (4_999_999, 3, 2, -1):
+        one.balance("alice", micros)
+        other.balance("alice", micros)
+    await written(one, other)
+    assert [event["type"] for event in await sent(client)] == ["balance.low"]
+    assert (await sent(client))[0]["data"]["available_micros"] == 4_999_999
+    one.balance("alice", 6_000_000)
+    one.balance("alice", 1)
+    await written(one)
+    assert len(await sent(client)) == 2
+
+
+async def test_a_recovery_is_noticed_by_a_process_that_never_saw_the_account_low(client: Client) -> None:
+    one, other = alerts_of(client), alerts_of(client)
+    one.balance("alice", 1)
+    await written(one)
+    await other.read_low()
+    other.balance("alice", 9_000_000)
+    await written(other)
+    other.balance("alice", 1)
+    await written(other)
+    assert len(await sent(client)) == 2
+
+
+async def test_all_low_accounts_are_learned_page_by_page(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAGE", 10)
+    one, other = alerts_of(client), alerts_of(client)
+    for number in range(25):
+        one.balance(f"account{number}", 1)
+        await written(one)
+    await other.read_low()
+    for number in range(25):
+        other.balance(f"account{number}", 9_000_000)
+    await written(other)
+    assert await client.call("ZCARD", "gw:{alert-events}:low") == 0
+
+
+async def test_a_channel_is_down_once_and_up_once(client: Client) -> None:
+    alerts = alerts_of(client)
+    for status in (HEALTHY, SOFT, HEALTHY, DOWN, DOWN, PROBING, DOWN, DISABLED, PROBING, HEALTHY, HEALTHY, SOFT, DOWN):
+        alerts.channel_states({"a": status, "b": HEALTHY})
+        await written(alerts)
+    assert [(event["type"], event["data"]["channel"]) for event in await sent(client)] == [
+        ("channel.down", "a"),
+        ("channel.up", "a"),
+        ("channel.down", "a"),
+    ]
+
+
+async def test_a_channel_that_fails_again_and_again_is_down_once(client: Client) -> None:
+    alerts = alerts_of(client)
+    alerts.up_after_s = 1000
+    for status in (HEALTHY, DOWN, HEALTHY, DOWN, HEALTHY):
+        alerts.channel_states({"a": status})
+    await written(alerts)
+    assert [event["type"] for event in await sent(client)] == ["channel.down"]
+
+
+async def test_a_process_that_starts_later_says_that_a_channel_is_up_again(client: Client) -> None:
+    one, other = alerts_of(client), alerts_of(client)
+    one.channel_states({"a": DOWN})
+    await written(one)
+    other.channel_states({"a": HEALTHY, "b": HEALTHY})
+    await written(other)
+    assert [event["type"] for event in await sent(client)] == ["channel.down", "channel.up"]
+
+
+async def test_a_channel_that_is_down_has_its_last_error(client: Client) -> None:
+    await Channels(client).sync("w", {"a": ChannelReport(failed=3, error="upstream_timeout")})
+    alerts = alerts_of(client)
+    alerts.channel_states({"a": DOWN})
+    await written(alerts)
+    (event,) = await sent(client)
+    assert event["data"]["error"] == "upstream_timeout"
+    assert event["data"]["message"] == "channel a is not called after upstream_timeout"
+
+
+async def test_a_credential_is_named_by_its_index_once_an_hour(client: Client) -> None:
+    alerts = alerts_of(client)
+    for _ in range(5):
+        alerts.credential_refused("a", 1, 3)
+        alerts.credential_refused("a", 2, 3)
+    await written(alerts)
+    assert [event["data"]["index"] for event in await sent(client)] == [1, 2]
+
+
+async def test_only_the_chosen_kinds_are_noted(client: Client) -> None:
+    calls: dict[AlertKind, Callable[[Alerts], None]] = {
+        "budget": lambda alerts: alerts.budget("alice", "", "day", 60, 100),
+        "low_balance": lambda alerts: alerts.balance("alice", 1),
+        "channel": lambda alerts: alerts.channel_states({"a": DOWN}),
+        "credential": lambda alerts: alerts.credential_refused("a", 0, 1),
+    }
+    for kind, call in calls.items():
+        for settings, noted in (
+            (AlertSettings("http://h/", events=(kind,), low_balance=Decimal(5)), True),
+            (AlertSettings("http://h/", events=("store",), low_balance=Decimal(5)), False),
+            (None, False),
+        ):
+            alerts = alerts_of(client, settings)
+            call(alerts)
+            assert alerts.arrived.is_set() is noted, (kind, settings)
+    alerts_of(client, AlertSettings("http://h/")).balance("alice", -1)
+
+
+async def test_100000_events_take_bounded_memory_and_the_rest_is_counted(client: Client) -> None:
+    alerts = alerts_of(client)
+    dropped = 0
+
+    def count() -> None:
+        nonlocal dropped
+        dropped += 1
+
+    alerts.dropped = count
+    tracemalloc.start()
+    for number in range(100_000):
+        alerts.balance(f"account{number}", 1)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert dropped == 100_000 - MAX_WAITING
+    assert size < 32 * 1024 * 1024
+    with capture_logs() as lines:
+        await alerts.write()
+    assert [(line["event"], line["count"]) for line in lines] == [("alerts_dropped", dropped)]
+    await written(alerts)
+    alerts.balance("account99999", 1)
+    assert alerts.arrived.is_set(), "what was dropped is noticed again"
+
+
+async def test_a_recovery_that_finds_no_room_is_noticed_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    alerts = alerts_of(client)
+    alerts.balance("alice", 1)
+    alerts.channel_states({"a": DOWN})
+    await written(alerts)
+    with monkeypatch.context() as full:
+        full.setattr(module, "MAX_WAITING", 0)
+        alerts.balance("alice", 9_000_000)
+        alerts.channel_states({"a": HEALTHY})
+    await written(alerts)
+    alerts.balance("alice", 9_000_000)
+    alerts.channel_states({"a": HEALTHY})
+    await written(alerts)
+    assert await client.call("ZCARD", "gw:{alert-events}:low") == 0
+    assert [event["type"] for event in await sent(client)] == ["balance.low", "channel.down", "channel.up"]
+
+
+async def test_nothing_is_lost_while_the_store_is_away(store_server: EmbeddedStore, client: Client) -> None:
+    away = Client.connect("unix:///nowhere/store.sock", timeout_s=0.1)
+    alerts = alerts_of(away)
+    alerts.balance("alice", 1)
+    alerts.budget("alice", "", "day", 60, 100)
+    alerts.channel_states({"a": DOWN})
+    for _ in range(3):
+        with pytest.raises(StoreAway):
+            await alerts.write()
+        assert alerts.arrived.is_set()
+    alerts._outbox, alerts._channels = Outbox(client), Channels(client)
+    await written(alerts)
+    assert [event["type"] for event in await sent(client)] == ["balance.low", "budget.reached", "channel.down"]
+    await away.close()
+
+
+async def test_a_full_outbox_drops_and_logs(client: Client) -> None:
+    alerts = alerts_of(client)
+    alerts._outbox = Outbox(client, most=2)
+    for number in range(5):
+        alerts.balance(f"account{number}", 1)
+    with capture_logs() as lines:
+        await written(alerts)
+    assert len(await sent(client)) == 2
+    assert [line["event"] for line in lines] == ["alerts_dropped"] * 3

@@ -1,0 +1,309 @@
+"""Every event reaches the receiver once in normal operation, and at least once, with the same id, whatever fails."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from base64 import b64decode
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.alerts import event
+from gateway.alerts import sender as module
+from gateway.alerts.event import Claim
+from gateway.alerts.outbox import Outbox
+from gateway.alerts.sender import MAX_OWN, Sender
+from gateway.alerts.signature import sign
+from gateway.alerts.webhook import Webhook
+from gateway.store.client.client import Client
+from gateway.store.client.embedded import EmbeddedStore
+from tests.alerts.receiver import NEVER, OK, SECRET, Receiver, answer, receiving
+from tests.patience import PATIENCE_S, wait_until
+from tests.store.conftest import own_store
+
+__all__ = ["own_store"]
+
+KEY = b64decode(SECRET.removeprefix("whsec_"))
+ERROR = answer(500)
+FAST_S = 0.05
+
+
+def credential(number: int = 0) -> Claim:
+    made = event.credential_refused("a", number, 99)
+    return Claim("reach", f"credential:a:{number}", made, 1, event.now_ms() + 3_600_000)
+
+
+@asynccontextmanager
+async def sending(
+    client: Client, url: str, *, total_s: float = PATIENCE_S, store_events: bool = True, **options: Any
+) -> AsyncIterator[Sender]:
+    sender = Sender(Outbox(client), **{"first_s": FAST_S, **options})
+    sender.use(Webhook(url, [KEY], total_s=total_s), store_events=store_events)
+    stop = asyncio.Event()
+    task = asyncio.create_task(sender.run(stop))
+    try:
+        yield sender
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, PATIENCE_S)
+
+
+async def empty(client: Client) -> None:
+    """Wait until nothing is left in the outbox."""
+    async with asyncio.timeout(PATIENCE_S):
+        while await client.call("HLEN", "gw:{alert-events}:events"):
+            await asyncio.sleep(0.01)
+
+
+async def test_an_event_is_sent_once_and_verified_by_the_receiver(client: Client) -> None:
+    counted: Counter[str] = Counter()
+    async with receiving() as receiver, sending(client, receiver.url, count=lambda result: counted.update([result])):
+        await Outbox(client).claim(credential())
+        await empty(client)
+    (got,) = receiver.got
+    timestamp = int(got.headers["webhook-timestamp"])
+    assert got.headers["webhook-signature"] == sign([KEY], got.id, timestamp, got.body)
+    assert got.event["type"] == "credential.refused"
+    assert counted == {"sent": 1}
+
+
+async def test_two_errors_and_then_success_have_one_id_and_new_signatures(client: Client) -> None:
+    counted: Counter[str] = Counter()
+    with capture_logs() as lines:
+        async with (
+            receiving(ERROR, ERROR, OK) as receiver,
+            sending(client, receiver.url, count=lambda result: counted.update([result])),
+        ):
+            await Outbox(client).claim(credential())
+            await empty(client)
+    assert len(receiver.got) == 3
+    assert len({received.id for received in receiver.got}) == 1
+    assert counted == {"failed": 2, "sent": 1}
+    for received in receiver.got:
+        timestamp = int(received.headers["webhook-timestamp"])
+        assert received.headers["webhook-signature"] == sign([KEY], received.id, timestamp, received.body)
+    assert [line["event"] for line in lines] == ["alert_failed", "alert_failed", "alert_sent"]
+    assert "-credential" not in str(lines), "the address holds credentials"
+
+
+async def test_a_receiver_that_is_down_gets_all_when_it_is_up(client: Client) -> None:
+    async with receiving() as receiver:
+        await receiver.stop()
+        async with sending(client, receiver.url):
+            for number in range(20):
+                await Outbox(client).claim(credential(number))
+            await asyncio.sleep(0.5)
+            await receiver.start()
+            await empty(client)
+    assert sorted(received.event["data"]["index"] for received in receiver.got) == list(range(20))
+
+
+async def test_a_receiver_that_never_answers_has_few_requests_and_loses_none(client: Client) -> None:
+    async with receiving(NEVER) as receiver:
+        async with sending(client, receiver.url, total_s=0.2):
+            for number in range(30):
+                await Outbox(client).claim(credential(number))
+            await wait_until(lambda: len(receiver.got) >= 16)
+            assert receiver.most_at_once <= module.AT_ONCE
+            receiver.answers = [OK]
+            await empty(client)
+        accepted = {received.event["data"]["index"] for received in receiver.got}
+    assert accepted == set(range(30))
+
+
+async def test_redirects_are_failures_that_are_tried_again(client: Client) -> None:
+    async with (
+        receiving(OK) as other,
+        receiving(answer(302, b"", f"Location: {other.url}"), OK) as receiver,
+        sending(client, receiver.url),
+    ):
+        await Outbox(client).claim(credential())
+        await empty(client)
+    assert (len(receiver.got), len(other.got)) == (2, 0)
+
+
+async def test_two_gateways_on_one_store_deliver_each_event_once(client: Client, store_url: str) -> None:
+    second = Client.connect(store_url, timeout_s=PATIENCE_S)
+    async with receiving() as receiver, sending(client, receiver.url), sending(second, receiver.url):
+        for number in range(200):
+            await asyncio.gather(Outbox(client).claim(credential(number)), Outbox(second).claim(credential(number)))
+        await empty(client)
+    await second.close()
+    assert Counter(received.event["data"]["index"] for received in receiver.got) == Counter(range(200))
+
+
+async def test_when_one_gateway_stops_the_other_goes_on_at_once(client: Client) -> None:
+    async with receiving() as receiver, sending(client, receiver.url):
+        await Outbox(client).claim(credential(1))
+        await empty(client)
+        async with sending(client, receiver.url):
+            pass
+    async with receiving() as receiver, sending(client, receiver.url):
+        began = time.monotonic()
+        await Outbox(client).claim(credential(2))
+        await empty(client)
+    assert time.monotonic() - began < module.LEASE_S
+
+
+async def test_an_up_waits_for_its_down(client: Client) -> None:
+    async with receiving(ERROR, ERROR, OK) as receiver, sending(client, receiver.url):
+        await Outbox(client).claim(Claim("begin", "channel:a", event.channel_down("a"), "a"))
+        await Outbox(client).claim(Claim("end", "channel:a", event.channel_up("a")))
+        await empty(client)
+    assert receiver.types == ["channel.down"] * 3 + ["channel.up"]
+
+
+async def test_after_a_day_an_event_is_given_up_and_logged(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GIVEN_UP_AFTER_S", 0.3)
+    counted: Counter[str] = Counter()
+    with capture_logs() as lines:
+        async with (
+            receiving(ERROR) as receiver,
+            sending(client, receiver.url, count=lambda result: counted.update([result])),
+        ):
+            await Outbox(client).claim(credential())
+            await empty(client)
+    assert counted["given_up"] == 1
+    (line,) = [line for line in lines if line["event"] == "alert_given_up"]
+    assert (line["reason"], line["host"]) == ("it answered 500", "127.0.0.1")
+    (kept,) = await Outbox(client).given_up()
+    assert kept.error == "it answered 500"
+
+
+async def test_the_pause_grows_up_to_an_hour_and_varies(client: Client) -> None:
+    sender = Sender(Outbox(client))
+    webhook = Webhook("http://127.0.0.1:9/", [KEY])
+    first = event.entry_of(event.test("here"))
+    pauses = []
+    for attempts in range(20):
+        entry = event.Entry(first.id, first.type, first.body, first.created_ms, attempts)
+        tried, pause = await sender._attempt(webhook, entry)
+        assert pause is not None
+        assert tried.attempts == attempts + 1
+        most = min(3600, 2 * 2**attempts)
+        assert most / 2 <= pause <= most
+        pauses.append(pause)
+    assert len(set(pauses)) == 20
+    await webhook.close()
+
+
+async def test_a_store_that_is_away_and_back_is_sent_from_memory(
+    own_store: Callable[[], EmbeddedStore],
+) -> None:
+    store = own_store()
+    client = Client.connect(store.url, timeout_s=0.5)
+    async with receiving() as receiver, sending(client, receiver.url, away_after_s=0.2):
+        await Outbox(client).claim(credential())
+        await empty(client)
+        store.stop()
+        await wait_until(lambda: receiver.types[-1:] == ["store.away"])
+        own_store()
+        await wait_until(lambda: receiver.types[-1:] == ["store.back"])
+    assert receiver.types == ["credential.refused", "store.away", "store.back"]
+    assert receiver.got[-1].event["data"]["gateway"]
+    await client.close()
+
+
+async def test_the_events_of_the_store_keep_their_order_and_are_repeated(
+    own_store: Callable[[], EmbeddedStore],
+) -> None:
+    store = own_store()
+    client = Client.connect(store.url, timeout_s=0.5)
+    async with receiving(ERROR, ERROR, OK) as receiver, sending(client, receiver.url, away_after_s=0.1) as sender:
+        await wait_until(lambda: sender._failing_since is None)
+        store.stop()
+        await wait_until(lambda: sender._away)
+        own_store()
+        await wait_until(lambda: receiver.types[-1:] == ["store.back"])
+    assert receiver.types == ["store.away"] * 3 + ["store.back"]
+    assert len({received.id for received in receiver.got}) == 2
+    await client.close()
+
+
+async def test_without_store_events_nothing_is_sent_about_the_store() -> None:
+    client = Client.connect("unix:///nowhere/store.sock", timeout_s=0.1)
+    async with receiving() as receiver, sending(client, receiver.url, away_after_s=0, store_events=False) as sender:
+        await wait_until(lambda: sender._away)
+    assert receiver.got == []
+    await client.close()
+
+
+async def test_the_memory_for_events_of_the_store_is_bounded() -> None:
+    counted: Counter[str] = Counter()
+    client = Client.connect("unix:///nowhere/store.sock", timeout_s=0.1)
+    sender = Sender(Outbox(client), count=lambda result: counted.update([result]))
+    sender.use(Webhook("http://127.0.0.1:9/", [KEY]), store_events=True)
+    for _ in range(100):
+        sender._keep(event.store_away("here"))
+    assert len(sender._own) == MAX_OWN
+    assert counted == {"dropped": 100 - MAX_OWN}
+    await client.close()
+
+
+async def test_what_was_sent_while_the_store_went_away_is_not_sent_again_by_the_same_process(
+    own_store: Callable[[], EmbeddedStore],
+) -> None:
+    store = own_store()
+    client = Client.connect(store.url, timeout_s=0.5)
+    receiver = StoppingReceiver(store.stop)
+    await receiver.start()
+    async with sending(client, receiver.url, away_after_s=60) as sender:
+        await Outbox(client).claim(credential())
+        await wait_until(lambda: bool(sender._unreported))
+        own_store()
+        await empty(client)
+    await receiver.stop()
+    assert receiver.types == ["credential.refused"]
+    await client.close()
+
+
+class StoppingReceiver(Receiver):
+    """Stops the store before it answers."""
+
+    def __init__(self, stop_store: Callable[[], None]) -> None:
+        super().__init__([OK])
+        self._stop_store = stop_store
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.to_thread(self._stop_store)
+        await super()._serve(reader, writer)
+
+
+async def test_a_webhook_that_is_exchanged_gets_what_is_left(client: Client) -> None:
+    async with receiving(ERROR) as before, receiving() as after, sending(client, before.url) as sender:
+        await Outbox(client).claim(credential())
+        await wait_until(lambda: len(before.got) > 1)
+        sender.use(Webhook(after.url, [KEY]), store_events=True)
+        await empty(client)
+    assert {received.id for received in before.got} == {after.got[0].id}
+
+
+async def test_without_a_webhook_nothing_is_taken(client: Client) -> None:
+    sender = Sender(Outbox(client))
+    await Outbox(client).claim(credential())
+    assert not await sender.step()
+    assert await client.call("EXISTS", "gw:{alert-events}:sender") == 0
+
+
+async def test_a_stop_does_not_wait_for_a_receiver_that_does_not_answer(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STOP_S", 0.1)
+    async with receiving(NEVER) as receiver:
+        began = time.monotonic()
+        async with sending(client, receiver.url, total_s=1000):
+            await Outbox(client).claim(credential())
+            await wait_until(lambda: bool(receiver.got))
+        assert time.monotonic() - began < PATIENCE_S
+    assert await client.call("HLEN", "gw:{alert-events}:events") == 1
+
+
+def test_a_round_of_attempts_takes_less_than_the_lease() -> None:
+    from gateway.alerts.webhook import TOTAL_S
+
+    assert module.LEASE_S > 2 * TOTAL_S
