@@ -60,9 +60,9 @@ MUTANTS = {
     "a settlement is not saved": ("if #account.changed > 0 then\n  save(account)", "if false then\n  save(account)"),
     "expiry by a hold is not saved": ("if #over > 0 then\n    save(account)", "if false then\n    save(account)"),
     "expiry by a sweep is not saved": ("if #over > 0 or #account.changed > 0 then", "if false then"),
-    "an end is not stored": ('change(account, request_id, string.format("1 %s %d%s", kind, charge, kept))', ""),
+    "an end is not stored": ("    change(account, request_id, stored)\n", ""),
     "a hold is not stored": (
-        'change(account, request_id, string.format("1 %d %d %d %s%s", amount, expiry, floor, fingerprint, marks))',
+        'change(account, request_id, string.format("1 %d %d %d %s", amount, expiry, floor, fingerprint))',
         "",
     ),
     "what is due is not brought forward": ("account.holds == 0 or expiry < account.due", "account.holds == 0"),
@@ -118,8 +118,8 @@ MUTANTS = {
     ),
     "a request counts in the latest window": ("ends = ends or each + 0 > now and each or nil", "ends = each"),
     "what was held in a window that is over is settled in the next": (
-        "if account.ends[field] == marks.ends[index] then",
-        "if true then",
+        "more ~= 0 and account.ends[field] == marks.ends[index] then",
+        "more ~= 0 then",
     ),
     "an extension counts in no budget": ("count(account, marks, more, 0)", ""),
     "an extension counts as another request": ("count(account, marks, more, 0)", "count(account, marks, more, 1)"),
