@@ -114,7 +114,7 @@ async def test_a_request_that_may_cost_more_than_a_budget_is_refused(
     given: Services, plugin: Quota, name: str, owner: str
 ) -> None:
     asked = asking(Budgets())
-    most = (await asked.body()).prompt_tokens_bound + 200
+    most = given.catalogue.prompt_tokens_bound(await asked.body()) + 200
     exact, less = Budgets(**{name: most}), Budgets(**{name: most - 1})
     for budgets, fits in ((less, False), (exact, True), (exact, False)):
         asked = asking(budgets) if owner == "account" else asking(Budgets(), budgets)

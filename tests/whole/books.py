@@ -59,7 +59,8 @@ plugins:
 class Books:
     """A store of its own in `folder/store`, the account `tester` with much credit, and the gateway's configuration.
 
-    `first`: the base URL of an upstream that is tried before `upstream`. `auth`: the entry of `auth` in the chain. `more`: settings.
+    `first`: the base URL of an upstream that is tried before `upstream`. `auth`: the entry of `auth` in the chain.
+    `more`: settings.
     """
 
     def __init__(

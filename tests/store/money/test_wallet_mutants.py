@@ -21,7 +21,7 @@ MUTANTS = {
     "any id may be held": ("math.abs(arrived - now) > skew", "false"),
     "a resolved request may be settled again": ('past and past.kind ~= "expire"', "false"),
     "an old request is charged": ("arrived < now - keep or arrived > now + skew", "false"),
-    "the charge of an expiry is not deducted": ("request_id, cost - past.charged", "request_id, cost"),
+    "the charge of an expiry is not deducted": ("past.charged - cost", "-cost"),
     "the end of a late settlement is not stored": (
         'change(account, request_id, "1 late " .. digits(cost))',
         "",
