@@ -34,6 +34,8 @@ from plugins.paced_refusals import PacedRefusals
 
 MAX_CREDENTIAL: Final = 512
 """Characters of the header's value."""
+MOST_CALLERS: Final = 4096
+"""Callers that are kept from one request to the next."""
 
 
 class Auth(Plugin):
@@ -54,6 +56,7 @@ class Auth(Plugin):
         self._catalogue = services.catalogue
         self._wrong = LeakyBuckets(self.wrong_tokens_per_minute, services.clock)
         self._refusals = PacedRefusals()
+        self._callers: dict[str, tuple[Authenticated, Caller]] = {}
 
     async def request_step(self, exchange: Exchange) -> Step | None:
         """Set `Caller`. Raises `Refused` if the token, its account or its group may not be used.
@@ -132,7 +135,15 @@ class Auth(Plugin):
                 "token_restricted",
                 "This token may not be used from this address. Use another, or another network.",
             )
-        exchange[Caller] = Caller(
+        exchange[Caller] = self._caller(authenticated)
+
+    def _caller(self, authenticated: Authenticated) -> Caller:
+        """Return the caller, the same as for the request before, unless the token or its account has been read again since."""
+        token, account = authenticated.token, authenticated.account
+        made = self._callers.get(token.id)
+        if made is not None and made[0] is authenticated:
+            return made[1]
+        caller = Caller(
             account=account.id,
             token_id=token.id,
             group=account.group,
@@ -143,6 +154,10 @@ class Auth(Plugin):
             budgets=self._catalogue.budgets(account.group, account.budgets),
             token_budgets=token.budgets,
         )
+        if len(self._callers) >= MOST_CALLERS:
+            self._callers.clear()
+        self._callers[token.id] = authenticated, caller
+        return caller
 
     async def explain(self, exchange: Exchange) -> str:
         """Do the same as `request_step`, without what is known: the token's last use is written at the end."""
