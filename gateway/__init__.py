@@ -4,6 +4,7 @@ Plugins import from here and from `gateway.testing` alone; the shipped ones do, 
 """
 
 from gateway.addresses import address_of, network_of
+from gateway.alerts.alerts import Alerts
 from gateway.budgets import Budget, BudgetUse, Calendar, budget_in
 from gateway.catalogue import Catalogue, matches
 from gateway.chat.usage import Usage
@@ -33,6 +34,7 @@ __all__ = [
     "AccountHealth",
     "AccountLimits",
     "AccountStatus",
+    "Alerts",
     "Attempt",
     "AttemptRecord",
     "Authenticated",

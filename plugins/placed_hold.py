@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway import Budget, Calendar, Hold, HoldReply, Price, Refused, Step, StoreAway, budget_in
+from gateway import Alerts, Budget, Calendar, Caller, Hold, HoldReply, Price, Refused, Step, StoreAway, budget_in
 from plugins.budgets import over
 
 
@@ -34,6 +34,21 @@ class PlacedHold(msgspec.Struct):
         if reply.outcome is Hold.BUDGET:
             return over(*budget_in(reply.marks, self.budgets), calendar)
         return refusal(reply.outcome, max_holds)
+
+    def note_use(self, alerts: Alerts, caller: Caller, mark: str, used: int | None = None) -> None:
+        """Note for alerts how much of a budget is used; None where it refused the request."""
+        if all(budget.field != mark.partition("E")[0] for budget in self.budgets):
+            return  # the store has the request with other budgets than those that it was sent with
+        budget, ends_ms = budget_in(mark, self.budgets)
+        alerts.budget(
+            caller.account,
+            caller.token_id if budget.owner == "token" else "",
+            budget.kind,
+            budget.limit if used is None else used,
+            budget.limit,
+            ends_at_ms=ends_ms,
+            refused=used is None,
+        )
 
 
 def refusal(outcome: Hold, max_holds: int) -> Refused | StoreAway:

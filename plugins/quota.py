@@ -138,6 +138,8 @@ class Quota(Plugin):
             self.log.warning("holds_expired", account=hold.account, requests=requests)
         if reply.outcome in (Hold.HELD, Hold.FUNDS):
             self.alerts.balance(hold.account, reply.balance + reply.credit_line)
+        if reply.outcome is Hold.BUDGET:
+            hold.note_use(self.alerts, exchange[Caller], reply.marks)
         if reply.outcome is not Hold.HELD:
             hold.refused = True
             raise hold.refusal(reply, self.calendar, self.max_holds)
@@ -207,6 +209,8 @@ class Quota(Plugin):
     async def _settled(self, exchange: Exchange, settled: Settled) -> bool:
         changed = settled.charged != exchange.charge_micros
         exchange.charge_micros = settled.charged
+        for mark, used in settled.used:
+            exchange[PlacedHold].note_use(self.alerts, exchange[Caller], mark, used)
         return changed
 
     def _log_capped(self, exchange: Exchange, hold: PlacedHold, uncapped: int) -> None:

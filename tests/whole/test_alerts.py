@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gateway import Budgets
 from gateway.alerts.outbox import Outbox
 from gateway.alerts.sender import Sender
 from gateway.alerts.signature import sign
@@ -131,6 +132,27 @@ async def test_a_balance_that_refuses_a_request_is_sent(store_url: str, client: 
     ):
         assert (await ask(gateway.port, chat(await gateway.token(credit=1)))).status == 402
         await wait_until(lambda: receiver.types == ["balance.low"])
+
+
+async def test_the_use_of_budgets_is_sent_at_each_level_once(store_url: str, client: Client, tmp_path: Path) -> None:
+    async with (
+        receiving() as receiver,
+        sending(client, receiver),
+        gateway_with(tmp_path, store_url, receiver, GOOD) as gateway,
+    ):
+        token = await gateway.token(credit=5_000_000)
+        await gateway.store.accounts.change("tester", budgets=Budgets(requests=5))
+        statuses = [(await ask(gateway.port, chat(token))).status for _ in range(7)]
+        assert statuses == [200] * 5 + [402] * 2
+        await wait_until(lambda: len(receiver.got) == 3)
+        made = await gateway.store.tokens.create("tester", budgets=Budgets(total=1))
+        await gateway.store.accounts.change("tester", budgets=Budgets())
+        assert (await ask(gateway.port, chat(made.token))).status == 402
+        await wait_until(lambda: len(receiver.got) == 4)
+    assert receiver.types == ["budget.reached"] * 4
+    told = [got.event["data"] for got in sorted(receiver.got, key=lambda got: got.event["data"]["percent"])]
+    assert [each["percent"] for each in told] == [50, 80, 100, 100]
+    assert {each["token"] for each in told} == {None, made.id}
 
 
 async def test_a_channel_that_fails_is_down_and_then_up(store_url: str, client: Client, tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Final
 
 from gateway import crash_points
 from gateway.errors import StoreAway
 from gateway.store.money.results import HOLDS, HoldReply
+
+_MARK: Final = re.compile(r"[A-Z][a-z0-9]*E[0-9]+")
 
 
 def checked(reply: list[Any], key: str) -> list[Any]:
@@ -27,3 +30,9 @@ def hold_reply(reply: list[Any], label: str = "hold.after") -> HoldReply:
 def pairs(flat: list[Any]) -> list[tuple[str, int]]:
     """Return requests and charges."""
     return [(request_id.decode(), charged) for request_id, charged in zip(flat[::2], flat[1::2], strict=True)]
+
+
+def used_in(marks: bytes, *sums: int) -> tuple[tuple[str, int], ...]:
+    """Return the mark of each budget that a settlement counts in, and its sum. Those whose window is over are left out."""
+    found = zip(_MARK.findall(marks.decode()), sums, strict=True)
+    return tuple((mark, used) for mark, used in found if used >= 0)

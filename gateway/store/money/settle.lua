@@ -64,4 +64,11 @@ end
 if #account.changed > 0 then
   save(account)
 end
-return { request_id, result, charged }, charged ~= cost
+local reply = { request_id, result, charged }
+if marks then -- the budgets that the request counts in, and their sums; -1 for one whose window is over
+  reply[4] = marks.text
+  for index, field in ipairs(marks.fields) do
+    reply[index + 4] = account.ends[field] == marks.ends[index] and account.sums[field] or -1
+  end
+end
+return reply, charged ~= cost

@@ -31,7 +31,7 @@ from gateway.store.money.journal import Journal
 from gateway.store.money.ledger_reader import read_ledger
 from gateway.store.money.reader import Reader
 from gateway.store.money.recent import RecentSettlements
-from gateway.store.money.replies import checked, hold_reply, pairs
+from gateway.store.money.replies import checked, hold_reply, pairs, used_in
 from gateway.store.money.results import SETTLES, Credit, Credited, Hold, HoldReply, Settle, Settled, Settlement
 from gateway.store.money.scripts import KEEP_S, SKEW_S, keys_of, script
 
@@ -174,10 +174,10 @@ class Wallet(Reader):
         return self._settled(settlement, await self._call("settle", self._settling, account, request_id, *terms))
 
     def _settled(self, settlement: Settlement, reply: list[Any]) -> Settled:
-        _, outcome, charged = reply
+        _, outcome, charged, *marked = reply
         crash_points.point("settle.after")
         self._recent.add(settlement)
-        return Settled(SETTLES[outcome], charged)
+        return Settled(SETTLES[outcome], charged, used_in(*marked) if marked else ())
 
     async def repeat(self) -> int:
         """Send the latest settlements again, to a store that may have lost them; return how many."""
