@@ -126,9 +126,11 @@ class Quota(Plugin):
         if amount > LARGEST_AMOUNT:
             raise refusal(Hold.FUNDS, self.max_holds)
         reply = await self.wallet.extend(hold.account, exchange.id, amount=amount, floor=floor, budgets=hold.budgets)
+        if reply.outcome not in (Hold.FUNDS, Hold.BUDGET):
+            hold.not_extended = 0
         if reply.outcome is not Hold.HELD:
             raise hold.refusal(reply, self.calendar, self.max_holds)
-        hold.amount, hold.extended, hold.not_extended = amount, True, 0
+        hold.amount, hold.extended = amount, True
 
     async def _held(self, exchange: Exchange, reply: HoldReply) -> None:
         hold = exchange[PlacedHold]
