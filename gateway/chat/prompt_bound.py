@@ -20,6 +20,7 @@ import msgspec
 from gateway.chat.bounds import WINDOW
 from gateway.chat.fields import COMMON
 from gateway.chat.prompt import ABSENT, Message, Part, encoded_string
+from gateway.errors import Refused
 
 MESSAGE_ALLOWANCE: Final = 16
 """Tokens that a chat template may add to one message."""
@@ -36,6 +37,10 @@ AUDIO_TOKENS: Final = 20_000
 FILE_TOKENS: Final = 128_000
 """The context window of GPT-4o, which refuses a longer prompt. Anthropic counts up to 3,000 for the text of a page of a PDF file,
 and its picture."""
+
+MAX_PARTS: Final = 2000
+"""Pictures, sounds, films and files in one body: more than any provider takes, of which OpenAI takes the most, 1,500 pictures. It
+bounds what the most expensive request can cost."""
 
 REWRITTEN_TIMES: Final = 7
 """A byte of JSON counts fewer tokens than this, whatever a template makes of it."""
@@ -102,7 +107,7 @@ class PromptBound(msgspec.Struct, frozen=True):
 def bound_prompt(
     raw: bytes | bytearray, top: dict[str, msgspec.Raw], messages: Sequence[Message]
 ) -> Generator[None, None, PromptBound]:
-    """Return the bound of a body, with a pause after each window of what is long."""
+    """Return the bound of a body, with a pause after each window of what is long. Raises `Refused` for too many parts."""
     text = len(raw) + len(messages) * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
     if not _SETTINGS.issuperset(top):
         for name in top.keys() - _SETTINGS:
@@ -144,7 +149,7 @@ class _Parts:
     def add(self, content: msgspec.Raw | bytes, *, nested: bool = False) -> Generator[None, None, None]:
         """Count the parts of a message's content, and those inside of them, of which all bytes count as text.
 
-        So do those of a list with something else among its parts: it is not known how an upstream reads it.
+        So do those of a list with something else among its parts: it is not known how an upstream reads it. Raises `Refused`.
         """
         first = bytes(memoryview(content)[:1])
         if first not in (b"[", b"{"):
@@ -164,6 +169,9 @@ class _Parts:
                 yield from self.add(part.content, nested=True)
             if number % _SOME_PARTS == 0:
                 yield
+        if sum(self.counts) > MAX_PARTS:
+            text = f"The body has more than {MAX_PARTS} pictures, sounds and files. Send fewer."
+            raise Refused(400, "invalid_request", text)
         if not plain:
             self.encoded += strings
 

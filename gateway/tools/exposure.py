@@ -13,8 +13,8 @@ import msgspec
 
 from gateway.catalogue import Catalogue, matches
 from gateway.chain.chain import Chain
-from gateway.chat.bounds import MAX_STRINGS
 from gateway.chat.prompt_bound import (
+    MAX_PARTS,
     MESSAGE_ALLOWANCE,
     REQUEST_ALLOWANCE,
     REWRITTEN_TIMES,
@@ -78,9 +78,9 @@ def exposure_of(config: Config, chain: Chain) -> Exposure | None:
 
 
 def max_prompt_tokens(size: int, parts: PartTokens) -> int:
-    """Return for how many input tokens a body of `size` bytes is held at most. Every encoded part has a string of its own."""
+    """Return for how many input tokens a body of `size` bytes is held at most."""
     text = REWRITTEN_TIMES * size + size // MIN_MESSAGE * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE + TOOLS_ALLOWANCE
-    return text + min(size // MIN_PART, MAX_STRINGS) * max(parts.image, parts.audio, parts.file)
+    return text + min(size // MIN_PART, MAX_PARTS) * max(parts.image, parts.audio, parts.file)
 
 
 def _largest_cost(catalogue: Catalogue, config: Config, model: str, price: Price) -> int:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gateway.chat.bounds import WINDOW
 from gateway.chat.prompt_bound import (
     FILE_TOKENS,
+    MAX_PARTS,
     MESSAGE_ALLOWANCE,
     REQUEST_ALLOWANCE,
     REWRITTEN_TIMES,
@@ -23,6 +24,7 @@ from gateway.chat.prompt_bound import (
     PromptBound,
 )
 from gateway.chat.request import BodyRules, check, check_in_steps
+from gateway.errors import Refused
 
 PICTURE = base64.b64encode(bytes(range(256)) * 3000).decode()
 """A megabyte that looks like a picture."""
@@ -193,8 +195,13 @@ def test_what_may_be_read_as_text_counts_its_bytes(place: str) -> None:
 
 
 def test_thousands_of_parts_are_counted_exactly() -> None:
-    found = bound(raw_of(**saying(*[{"type": "file", "file": {"file_id": "7"}}] * 9000)))
-    assert (found.files, found.tokens(PartTokens())) == (9000, found.text + 9000 * FILE_TOKENS)
+    parts = [{"type": "file", "file": {"file_id": "7"}}] * MAX_PARTS
+    found = bound(raw_of(**saying(*parts)))
+    assert (found.files, found.tokens(PartTokens())) == (MAX_PARTS, found.text + MAX_PARTS * FILE_TOKENS)
+    with pytest.raises(Refused, match="more than 2000 pictures, sounds and files"):
+        bound(raw_of(**saying(*parts, parts[0])))
+    with pytest.raises(Refused, match="more than 2000"):
+        bound(raw_of(**saying({"type": "image", "content": parts})))
 
 
 @settings(deadline=None)

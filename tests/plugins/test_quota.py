@@ -16,6 +16,7 @@ import pytest
 import structlog
 
 from gateway import Attempt, Caller, Exchange, Refused, Services, Usage
+from gateway.chat.prompt_bound import MAX_PARTS
 from gateway.config.channel import Channel, Timers
 from gateway.config.model import Model, Serving, Tier
 from gateway.config.schema import Config, Group, StoreSettings
@@ -150,7 +151,7 @@ class TestTheSizeOfTheHold:
 
     async def test_of_thousands_of_parts_is_refused_where_the_balance_does_not_cover_it(self, given: Services) -> None:
         plugin = await started(Quota(), given)
-        parts = [{"type": "file", "file": {"file_id": "7"}}] * 9000
+        parts = [{"type": "file", "file": {"file_id": "7"}}] * MAX_PARTS
         for model in ("m", "huge"):
             asked = asking(model=model, messages=[{"role": "user", "content": parts}])
             assert await refusal(given, plugin, asked) == (402, "insufficient_balance")
