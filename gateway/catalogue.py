@@ -8,13 +8,15 @@ from fnmatch import fnmatchcase
 from fractions import Fraction
 from typing import Final
 
+from gateway.chat.prompt_bound import PartTokens
+from gateway.chat.request import Body
 from gateway.config.model import Model
 from gateway.config.schema import Config, Group
 from gateway.facts import Caller, Candidate
 from gateway.prices import Price, price_of
 
 MAX_ATTEMPTS: Final = 3
-"""Upstream calls that one request may cause. Holds and leases are computed from it."""
+"""Upstream calls that one request may cause. Leases are computed from it."""
 
 GLOB_CHARACTERS = re.compile(r"([?\[])")
 
@@ -30,6 +32,10 @@ class Catalogue:
             (name, group): self._tiers(name, model, config.groups[group].channels)
             for name, model in config.models.items()
             for group in config.groups
+        }
+        self.part_tokens = {
+            name: PartTokens(model.image_tokens, model.audio_tokens, model.file_tokens)
+            for name, model in config.models.items()
         }
         ratios: dict[str | None, Fraction] = {None: Fraction(1)}
         ratios.update((name, Fraction(group.ratio)) for name, group in config.groups.items())
@@ -68,6 +74,10 @@ class Catalogue:
     def tiers(self, model: str, group: str) -> tuple[tuple[tuple[Candidate, int], ...], ...]:
         """Return the candidates for members of `group` with their weights, in tiers of equal priority, first tier first."""
         return self._candidates[model, group]
+
+    def prompt_tokens_bound(self, body: Body) -> int:
+        """Return an upper bound of the input tokens of a body for a model of the file, by the bounds of its encoded parts."""
+        return body.prompt_tokens_bound(self.part_tokens[body.model])
 
     def attempts(self, model: str) -> int:
         """Return how many upstream calls one request for `model` may cause at most."""

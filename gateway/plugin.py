@@ -59,6 +59,12 @@ class Plugin(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True
         Raise `Refused` as `on_request` would, and provide what it provides. Return None where the answer is not known.
         """
 
+    async def on_failover(self, exchange: Exchange) -> None:
+        """Prepare for a further attempt after one that failed, the last of `exchange.attempts`. Raise `Refused` to prevent it.
+
+        The caller then gets the error of the failed attempt. Not called before the first attempt.
+        """
+
     def on_response(self, exchange: Exchange) -> None:
         """Read the upstream's answer before anything is sent: the last chance to add to `response_headers`."""
 

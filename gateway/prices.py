@@ -77,10 +77,10 @@ class Price(msgspec.Struct, frozen=True):
         price = self.at(prompt_tokens)
         return price._rounded(prompt_tokens * price.input + completion_tokens * price.output)
 
-    def most(self, prompt_tokens: int, completion_tokens: int, attempts: int = 1) -> int:
-        """Return the most that a request can cost, in micros, if each attempt is billed `prompt_tokens` and one is answered."""
+    def most(self, prompt_tokens: int, completion_tokens: int, failed_tokens: int = 0) -> int:
+        """Return the most that a request can cost, in micros, if an attempt is answered and others were billed `failed_tokens`."""
         price = self.at(prompt_tokens) if self.tiers else self
-        amount = attempts * prompt_tokens * price.most_input + completion_tokens * price.most_output
+        amount = (prompt_tokens + failed_tokens) * price.most_input + completion_tokens * price.most_output
         return price._rounded(amount + price.request * PER_TOKENS)
 
     def record(self, usage: Usage) -> dict[str, object]:

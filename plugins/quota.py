@@ -1,7 +1,8 @@
 """Places a hold on the account's balance before the upstream is called, and charges the actual usage afterwards.
 
-The hold covers the most that the request can cost, unless `max_hold` lowers it, so concurrent requests cannot overdraw a
-balance. The charge never exceeds the most that the request can cost, even if an upstream reports more usage than that.
+The hold covers the most that one attempt can cost, unless `max_hold` lowers it, so concurrent requests cannot overdraw a balance.
+Before a further attempt it grows by what the failed ones may be billed; where the balance does not cover that, no further attempt
+is made. The charge never exceeds the most that the request can cost, even if an upstream reports more usage than that.
 """
 
 from __future__ import annotations
@@ -42,14 +43,18 @@ LONGEST_LEASE_S: Final = 86_400
 class PlacedHold(msgspec.Struct):
     """The hold of one exchange, and the step that places it.
 
-    `full`: the most that the request can cost, in micros. `refused`: the wallet refused it.
+    `amount`: what is held, in micros. `full`: the most that the attempts so far can cost. `refused`: the wallet refused it.
+    `extended`: it grew before a further attempt. `not_extended`: the hold that the balance did not cover.
     """
 
     account: str
     price: Price
+    amount: int
     full: int
     step: Step
     refused: bool = False
+    extended: bool = False
+    not_extended: int = 0
 
 
 class Quota(Plugin):
@@ -101,21 +106,42 @@ class Quota(Plugin):
         amount = self._amount(full)
         if amount > LARGEST_AMOUNT:
             raise _refusal(Hold.FUNDS, self.max_holds)
-        floor = price.cost(body.prompt_tokens_estimate, 0) if self.on_crash == "charge_floor" else 0
         account = exchange[Caller].account
         step = self.wallet.hold_step(
             account,
             exchange.id,
             amount=amount,
-            floor=min(floor, amount),
+            floor=min(self._floor(price, body.prompt_tokens_estimate), amount),
             lease_ms=self.lease_ms,
             fingerprint=f"{body.size}x{amount}",
             max_holds=self.max_holds,
             then=partial(self._held, exchange),
         )
         # Set before the step is sent: if the reply is lost, the hold may exist all the same, and `end_step` must release it.
-        exchange[PlacedHold] = PlacedHold(account, price, min(full, LARGEST_AMOUNT), step)
+        exchange[PlacedHold] = PlacedHold(account, price, amount, min(full, LARGEST_AMOUNT), step)
         return step
+
+    async def on_failover(self, exchange: Exchange) -> None:
+        """Hold what a further attempt can cost, and what the failed ones may be billed. One that costs nothing adds nothing."""
+        hold = exchange.get(PlacedHold)
+        billed = exchange.usage.prompt_tokens
+        if hold is None or not billed:
+            return
+        full = await self._most(exchange, hold.price, billed)
+        amount = self._amount(full)
+        if amount > hold.amount:
+            body = await exchange.body()
+            await self._extend(exchange, hold, amount, self._floor(hold.price, billed + body.prompt_tokens_estimate))
+        hold.full = min(full, LARGEST_AMOUNT)
+
+    async def _extend(self, exchange: Exchange, hold: PlacedHold, amount: int, floor: int) -> None:
+        outcome = Hold.FUNDS
+        if amount <= LARGEST_AMOUNT:
+            outcome = (await self.wallet.extend(hold.account, exchange.id, amount=amount, floor=floor)).outcome
+        if outcome is not Hold.HELD:
+            hold.not_extended = amount if outcome is Hold.FUNDS else 0
+            raise _refusal(outcome, self.max_holds)
+        hold.amount, hold.extended = amount, True
 
     async def _held(self, exchange: Exchange, reply: HoldReply) -> None:
         hold = exchange[PlacedHold]
@@ -139,17 +165,20 @@ class Quota(Plugin):
         available = account.balance_micros - account.held_micros + account.credit_line_micros
         body = await exchange.body()
         answered = Usage(body.prompt_tokens_estimate, 0, "estimated", answers=1)
+        spare = self.catalogue.attempts(body.model) - 1
+        most = await self._most(exchange, price, spare * body.prompt_tokens_estimate)
         exchange.price = {
             **price.record(answered),
             "hold_micros": amount,
-            "most_micros": full,
+            "most_micros": most,
             "available_micros": available,
         }
         if account.holds >= self.max_holds:
             raise _refusal(Hold.BUSY, self.max_holds)
         if available < amount:
             raise _refusal(Hold.FUNDS, self.max_holds)
-        return f"holds {amount} micros of {available} available, and charges {full} at most"
+        failed = f", {most - full} of it for failed attempts" if most > full else ""
+        return f"holds {amount} micros of {available} available, and charges {most} at most{failed}"
 
     async def end_step(self, exchange: Exchange) -> Step | None:
         """Settle the hold for the actual cost, or release it if there is none.
@@ -165,6 +194,10 @@ class Quota(Plugin):
         usage = exchange.usage
         cost = hold.price.of(usage)
         exchange.price = hold.price.record(usage)
+        if hold.extended:
+            exchange.price["hold_micros"] = hold.amount
+        if hold.not_extended:
+            exchange.price["hold_refused_micros"] = hold.not_extended
         if cost > hold.full:
             self._log_capped(exchange, hold, cost)
             cost = exchange.price["capped_micros"] = hold.full
@@ -189,16 +222,25 @@ class Quota(Plugin):
         )
 
     async def _priced(self, exchange: Exchange) -> tuple[Price, int] | None:
-        """Return the price and the most that the request can cost, in micros; None if no hold is needed."""
+        """Return the price and the most that one attempt can cost, in micros; None if no hold is needed."""
         if exchange.request.operation is not Operation.CHAT:
             return None
         body, caller = await exchange.body(), exchange[Caller]
         price = self.catalogue.price(body.model, caller.group)
         if price is None or not self.catalogue.allows(caller, body.model):
             return None  # `model-routing` refuses the request
-        ceiling = body.max_tokens or self.catalogue.models[body.model].max_output_tokens
-        full = price.most(body.prompt_tokens_bound, body.n * ceiling, self.catalogue.attempts(body.model))
+        full = await self._most(exchange, price)
         return (price, full) if full else None
+
+    async def _most(self, exchange: Exchange, price: Price, billed: int = 0) -> int:
+        """Return the most that a request can cost if its failed attempts are billed so many prompt tokens, in micros."""
+        body = await exchange.body()
+        ceiling = body.max_tokens or self.catalogue.models[body.model].max_output_tokens
+        return price.most(self.catalogue.prompt_tokens_bound(body), body.n * ceiling, billed)
+
+    def _floor(self, price: Price, prompt_tokens: int) -> int:
+        """Return what is charged if the gateway crashes, in micros."""
+        return price.cost(prompt_tokens, 0) if self.on_crash == "charge_floor" else 0
 
     def _amount(self, full: int) -> int:
         return full if self.max_hold is None else min(full, int(self.max_hold * MICROS))

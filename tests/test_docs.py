@@ -223,7 +223,7 @@ def test_every_hook_is_in_the_plugin_guide() -> None:
 
     text = (ROOT / "plugins/README.md").read_text()
     hooks = [name for name in vars(Plugin) if name in ("start", "stop") or name.startswith("on_")]
-    assert len(hooks) == 6
+    assert len(hooks) == 7
     assert [hook for hook in hooks if f"{hook}(" not in text] == []
 
 

@@ -10,6 +10,7 @@ import structlog
 
 from gateway.chain.end_hooks import run_end_hooks
 from gateway.chain.entry import Entry
+from gateway.chain.failover_hooks import may_fail_over
 from gateway.chain.order import check_order
 from gateway.chain.request_hooks import RequestHooks
 from gateway.chain.starting import START_LIMIT_S, STOP_LIMIT_S, start_all, stop_all
@@ -37,6 +38,7 @@ class Chain:
         self._request_entries = tuple(
             entry for entry in self.entries if entry.defines("on_request", "request_step", "on_end", "end_step")
         )
+        self._failover_entries = tuple(entry for entry in self.entries if entry.defines("on_failover"))
         self._misdirected_entries = tuple(entry for entry in self._request_entries if entry.plugin.sees_misdirected)
         self.on_response = tuple(
             _guarded(entry, entry.plugin.on_response) for entry in self.entries if entry.defines("on_response")
@@ -75,6 +77,10 @@ class Chain:
         misdirected = exchange.request.operation is Operation.MISDIRECTED
         entries = self._misdirected_entries if misdirected else self._request_entries
         return await RequestHooks(exchange, entries, entered, self._requests).run()
+
+    async def may_fail_over(self, exchange: Exchange) -> bool:
+        """Return whether the plugins let another upstream be called after one that failed."""
+        return await may_fail_over(exchange, self._failover_entries)
 
     async def end(self, exchange: Exchange, entered: list[Entry]) -> None:
         """Run the end hooks of all entries that were entered. An exception of one does not affect the others.

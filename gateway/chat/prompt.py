@@ -26,29 +26,35 @@ SETTINGS_BYTES: Final = 256
 """Bytes outside of the messages that do not count: the names of fields, and settings such as `model` and `temperature`."""
 
 _DATA_URL: Final = re.compile(rb'"data:(?:(?:image|audio|video)\\?/[\w.+-]+|application\\?/pdf)(?:;[\w.=+-]+)*;base64,')
-_NOTHING: Final = msgspec.Raw()
+ABSENT: Final = msgspec.Raw()
 
 
 class Message(msgspec.Struct):
-    """A message, as far as it is read."""
+    """A message, as far as it is read. `audio` names an earlier answer."""
 
     role: str
-    content: msgspec.Raw = _NOTHING
+    content: msgspec.Raw = ABSENT
+    tool_calls: msgspec.Raw = ABSENT
+    function_call: msgspec.Raw = ABSENT
+    audio: msgspec.Raw = ABSENT
 
 
-class _Part(msgspec.Struct):
+class Part(msgspec.Struct):
+    """A part of a message's content, as far as it is read."""
+
     type: str = ""
-    image_url: msgspec.Raw = _NOTHING
-    video_url: msgspec.Raw = _NOTHING
-    audio_url: msgspec.Raw = _NOTHING
-    input_audio: msgspec.Raw = _NOTHING
-    file: msgspec.Raw = _NOTHING
+    image_url: msgspec.Raw = ABSENT
+    video_url: msgspec.Raw = ABSENT
+    audio_url: msgspec.Raw = ABSENT
+    input_audio: msgspec.Raw = ABSENT
+    file: msgspec.Raw = ABSENT
+    content: msgspec.Raw = ABSENT
 
 
 class _Encoded(msgspec.Struct):
-    url: msgspec.Raw = _NOTHING
-    data: msgspec.Raw = _NOTHING
-    file_data: msgspec.Raw = _NOTHING
+    url: msgspec.Raw = ABSENT
+    data: msgspec.Raw = ABSENT
+    file_data: msgspec.Raw = ABSENT
 
 
 _PLACES: Final = {
@@ -60,7 +66,7 @@ _PLACES: Final = {
 }
 """Types of content parts: the member that holds the encoded bytes."""
 
-_parts = msgspec.json.Decoder(list[_Part])
+_parts = msgspec.json.Decoder(list[Part])
 _encoded = msgspec.json.Decoder(_Encoded)
 
 
@@ -75,6 +81,21 @@ def estimate_tokens(raw: bytes | bytearray, messages: msgspec.Raw, read: Sequenc
                 text -= len(part) - (_excess(part) if escaped else 0)
                 encoded += 1
     return encoded * ENCODED_TOKENS + -(-max(text, 0) // BYTES_PER_TOKEN)
+
+
+def encoded_string(part: Part) -> bytes:
+    """Return the string of a content part that an upstream has to decode, with its quotes; empty where it has none.
+
+    A picture's URL may also stand without an object around it.
+    """
+    member = _PLACES.get(part.type)
+    if member is None:
+        return b""
+    value: msgspec.Raw = getattr(part, part.type)
+    if _opens(value, b"{"):
+        value = getattr(_encoded.decode(value), member)
+    decoded = _opens(value, b'"') and (member == "data" or _DATA_URL.match(value))
+    return bytes(value) if decoded else b""
 
 
 def _has_escapes(text: bytes | bytearray) -> bool:
@@ -96,22 +117,10 @@ def _excess(text: bytes | bytearray) -> int:
 def _encoded_parts(content: msgspec.Raw) -> list[bytes]:
     """Return the long strings that an upstream has to decode, with their quotes."""
     try:
-        strings = map(_encoded_string, _parts.decode(content))
+        strings = map(encoded_string, _parts.decode(content))
         return [string for string in strings if len(string) > ENCODED_BYTES]
     except msgspec.DecodeError:
         return []
-
-
-def _encoded_string(part: _Part) -> bytes:
-    """Return the encoded bytes of a content part, if it has any. A picture's URL may also stand without an object around it."""
-    member = _PLACES.get(part.type)
-    if member is None:
-        return b""
-    value: msgspec.Raw = getattr(part, part.type)
-    if _opens(value, b"{"):
-        value = getattr(_encoded.decode(value), member)
-    decoded = _opens(value, b'"') and (member == "data" or _DATA_URL.match(value))
-    return bytes(value) if decoded else b""
 
 
 def _opens(value: msgspec.Raw, bracket: bytes) -> bool:

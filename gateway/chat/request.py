@@ -19,14 +19,10 @@ import msgspec
 from gateway.chat.bounds import check_bounds, check_encoding, too_deep
 from gateway.chat.fields import CEILINGS, check_names, check_option_names
 from gateway.chat.prompt import Message, estimate_tokens
+from gateway.chat.prompt_bound import DEFAULTS, PartTokens, PromptBound, bound_prompt
 from gateway.errors import Refused
 
 MAX_MODEL_NAME_LENGTH: Final = 256
-MESSAGE_ALLOWANCE: Final = 16
-"""Tokens that a chat template may add to one message."""
-REQUEST_ALLOWANCE: Final = 128
-"""Tokens that a chat template may add to a conversation, such as a date or a system prompt."""
-
 SMALL_BYTES: Final = 64 * 1024
 
 Value = TypeVar("Value")
@@ -61,17 +57,17 @@ class Body(msgspec.Struct, frozen=True):
     """The number of messages."""
     prompt_tokens_estimate: int
     """An estimate of the input tokens: four bytes of the body a token, an encoded part at most 1,105."""
+    prompt_bound: PromptBound
     stream_options: dict[str, msgspec.Raw]
     top: dict[str, msgspec.Raw]
     """The top-level fields, each value as the caller wrote it. Empty from the first byte of the answer on."""
 
-    @property
-    def prompt_tokens_bound(self) -> int:
-        """Return an upper bound of the input tokens: one for each byte of the body, plus those of the chat template.
+    def prompt_tokens_bound(self, parts: PartTokens = DEFAULTS) -> int:
+        """Return an upper bound of the input tokens: one for each byte of text, and what `parts` says for each encoded part.
 
-        It covers text only. What an upstream fetches (an image by its URL, a search) is not in the body.
+        What an upstream fetches besides (a search, say) is not in the body.
         """
-        return self.size + self.messages * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
+        return self.prompt_bound.tokens(parts)
 
     def drop_values(self) -> None:
         """Free the values, in place: whatever else refers to this body does not keep the received bytes either."""
@@ -167,6 +163,7 @@ def check_in_steps(raw: bytes | bytearray, rules: BodyRules) -> Generator[None, 
         size=len(raw),
         messages=len(messages),
         prompt_tokens_estimate=estimate_tokens(raw, top["messages"], messages),
+        prompt_bound=(yield from bound_prompt(raw, top, messages)),
         stream_options=options,
         top=top,
     )

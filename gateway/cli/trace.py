@@ -110,7 +110,14 @@ def _charge(record: Record) -> str:
     if not record.charge_micros:
         return f"charged nothing{_cost(record)}"
     source = " (estimated)" if record.usage_source == "estimated" else ""
-    return f"charged {record.charge_micros} micros{source}{_split(record)}{_cost(record)}"
+    return f"charged {record.charge_micros} micros{source}{_split(record)}{_hold(record)}{_cost(record)}"
+
+
+def _hold(record: Record) -> str:
+    """Return how the hold grew before further attempts, or that the balance did not cover one."""
+    held, refused = record.price.get("hold_micros"), record.price.get("hold_refused_micros")
+    grown = f", its hold grew to {held} micros with a further attempt" if held else ""
+    return f"{grown}, the balance did not cover a hold of {refused} micros for a further attempt" if refused else grown
 
 
 def _split(record: Record) -> str:

@@ -12,10 +12,12 @@ from typing import Annotated, Final
 
 import msgspec
 
+from gateway.chat.prompt_bound import AUDIO_TOKENS, FILE_TOKENS, IMAGE_TOKENS
 from gateway.config.section import Section, is_amount
 
 LARGEST_PRICE: Final = 1_000_000
 MAX_TIERS: Final = 16
+MostTokens = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
 
 
 class Tier(Section, frozen=True):
@@ -61,7 +63,10 @@ class Serving(Section, frozen=True):
 
 
 class Model(Section, frozen=True):
-    """A model that callers may request, with its prices."""
+    """A model that callers may request, with its prices.
+
+    `image_tokens`, `audio_tokens` and `file_tokens`: the most that one picture, one sound, one file or film can count, for holds.
+    """
 
     channels: list[str | Serving]
     input: Decimal | None = None
@@ -72,6 +77,9 @@ class Model(Section, frozen=True):
     cache_write: Decimal | None = None
     request: Decimal | None = None
     tiers: tuple[Tier, ...] = ()
+    image_tokens: MostTokens = IMAGE_TOKENS
+    audio_tokens: MostTokens = AUDIO_TOKENS
+    file_tokens: MostTokens = FILE_TOKENS
 
     def __post_init__(self) -> None:
         given = _check((self.input, self.output, self.cached_input, self.cache_write, self.request))

@@ -20,6 +20,7 @@ HOOKS: Final = (
     "on_request",
     "request_step",
     "explain",
+    "on_failover",
     "on_response",
     "on_chunk",
     "on_end",

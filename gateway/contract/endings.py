@@ -27,6 +27,8 @@ class Ending(msgspec.Struct, frozen=True):
     """How many chunks the plugin sees; None if the upstream never responds."""
     lost_from: int | None = None
     """From which `await` of `on_request` on, counted from 0, the store's replies are lost; None for no lost replies."""
+    fails_over: bool = False
+    """Whether an upstream fails first, which may have been billed."""
     method: str = "POST"
     path: str = "/v1/chat/completions"
 
@@ -38,6 +40,7 @@ INCOMPLETE: Final = (
     Ending("the caller left before the first chunk", Outcome.CALLER_GONE, 0),
     Ending("the caller left after a chunk", Outcome.CALLER_GONE, 1),
     Ending("the upstream failed", Outcome.UPSTREAM_FAILED),
+    Ending("one upstream failed and another answered", Outcome.COMPLETED, len(CHUNKS), fails_over=True),
     Ending("the upstream ended the stream early", Outcome.UPSTREAM_TRUNCATED, 1),
     Ending("the gateway stopped", Outcome.STOPPED),
 )

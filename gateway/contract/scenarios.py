@@ -92,7 +92,7 @@ class ScenarioRunner:
         reply = await self._request(exchange, result)
         result.during = await self._snapshot(exchange)
         if result.refused is None and reply is None and not result.problems:
-            problem = self.respond(exchange, ending)
+            problem = await self._fail_over(exchange, ending) or self.respond(exchange, ending)
             result.problems += [problem] if problem else []
         exchange.ended = time.monotonic()
         try:
@@ -178,6 +178,18 @@ class ScenarioRunner:
             await exchange.settle_pending()
         result.waits = hook.waits
         return reply
+
+    async def _fail_over(self, exchange: Exchange, ending: Ending) -> str:
+        """Let a first upstream fail, if that is part of this ending. Return what the hook raised, in words, or nothing."""
+        if not ending.fails_over:
+            return ""
+        exchange.attempts.append(Attempt("broken", "words", error="upstream_error", usage=Usage(10, 0, "estimated")))
+        try:
+            async with asyncio.timeout(HOOK_TIMEOUT_S):
+                await self.plugin.on_failover(exchange)
+        except PLUGIN_ERRORS as error:
+            return "" if isinstance(error, Refused) else _in_words("on_failover", error, ending)
+        return ""
 
     def respond(self, exchange: Exchange, ending: Ending) -> str:
         """Do what the upstream and the caller do in this ending. Return what a hook raised, in words, or nothing."""

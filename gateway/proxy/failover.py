@@ -1,7 +1,7 @@
 """The attempts of one exchange: the route's candidates in order, no channel twice, none after the first byte.
 
-At most `MAX_ATTEMPTS` candidates are called, each only where the route's circuit breaker admits it. Where none gave an answer,
-the caller gets the error of the last one.
+At most `MAX_ATTEMPTS` candidates are called, each only where the route's circuit breaker admits it, and after a failure only where
+the plugins let another one be called. Where none gave an answer, the caller gets the error of the last one.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class Failover:
         untried = list(route.candidates)
         last: UpstreamFailure | None = None
         while untried and len(exchange.attempts) < MAX_ATTEMPTS:
+            if last is not None and not await chain.may_fail_over(exchange):
+                break
             if caller.gone:
                 raise CallerGone
             if exchange.stopped is not None:

@@ -1,7 +1,7 @@
 """The exposure of a configuration: how far a balance can fall, computed before the first request.
 
-A request is charged at most the full price of its body and of its output limit, and holds that amount while it runs. So no
-balance falls below minus its credit line, unless `max_hold` lets requests hold less than they can cost.
+A request is charged at most the full price of its body, of its output limit and of its failed attempts, and holds that of the
+attempts so far while it runs. So no balance falls below minus its credit line, unless `max_hold` lets requests hold less.
 """
 
 from __future__ import annotations
@@ -13,11 +13,21 @@ import msgspec
 
 from gateway.catalogue import Catalogue, matches
 from gateway.chain.chain import Chain
-from gateway.chat.request import MESSAGE_ALLOWANCE, REQUEST_ALLOWANCE, BodyRules
+from gateway.chat.bounds import MAX_STRINGS
+from gateway.chat.prompt_bound import (
+    MESSAGE_ALLOWANCE,
+    REQUEST_ALLOWANCE,
+    REWRITTEN_TIMES,
+    TOOLS_ALLOWANCE,
+    PartTokens,
+)
+from gateway.chat.request import BodyRules
+from gateway.chat.usage import BYTES_PER_TOKEN
 from gateway.config.schema import Config
 from gateway.prices import MICROS, Price
 
 MIN_MESSAGE: Final = len('{"role":""},')
+MIN_PART: Final = len('{"file":0},')
 
 
 @runtime_checkable
@@ -67,15 +77,17 @@ def exposure_of(config: Config, chain: Chain) -> Exposure | None:
     return Exposure(cost, model, group, holding.max_holds * (cost - hold), holding.max_holds * cost)
 
 
-def max_prompt_tokens(size: int) -> int:
-    """Return for how many input tokens a body of `size` bytes is held at most."""
-    return size + size // MIN_MESSAGE * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
+def max_prompt_tokens(size: int, parts: PartTokens) -> int:
+    """Return for how many input tokens a body of `size` bytes is held at most. Every encoded part has a string of its own."""
+    text = REWRITTEN_TIMES * size + size // MIN_MESSAGE * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE + TOOLS_ALLOWANCE
+    return text + min(size // MIN_PART, MAX_STRINGS) * max(parts.image, parts.audio, parts.file)
 
 
 def _largest_cost(catalogue: Catalogue, config: Config, model: str, price: Price) -> int:
     rules, size = BodyRules(), config.port.max_body
     ceiling = max(rules.max_output_tokens, config.models[model].max_output_tokens)
-    return price.most(max_prompt_tokens(size), rules.max_n * ceiling, catalogue.attempts(model))
+    failed = (catalogue.attempts(model) - 1) * -(-size // BYTES_PER_TOKEN)
+    return price.most(max_prompt_tokens(size, catalogue.part_tokens[model]), rules.max_n * ceiling, failed)
 
 
 def _units(micros: int) -> str:

@@ -26,7 +26,7 @@ def body(**fields: Any) -> bytes:
 
 def estimate(raw: bytes) -> int:
     parsed = check(raw, BodyRules())
-    assert parsed.prompt_tokens_estimate <= parsed.prompt_tokens_bound
+    assert parsed.prompt_tokens_estimate <= parsed.prompt_tokens_bound()
     return parsed.prompt_tokens_estimate
 
 

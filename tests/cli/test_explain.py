@@ -108,9 +108,9 @@ async def test_each_plugin_and_channel_of_a_request_that_would_be_served_is_show
     assert lines[2:] == [
         "passes    rate-limit: takes 1 of 60 requests left of 60 a minute, 21 of 1000 tokens left of 1000 a minute, "
         "a slot, of 2 at once",
-        "passes    quota: holds 764 micros of 1000 available, and charges 764 at most",
+        "passes    quota: holds 268 micros of 1000 available, and charges 290 at most, 22 of it for failed attempts",
         "passes    model-routing: m is open to the account, its group and this token; not open to the group: channel far",
-        "price     input 1000000, output 2000000, ratio 1, hold_micros 764, most_micros 764, available_micros 1000",
+        "price     input 1000000, output 2000000, ratio 1, hold_micros 268, most_micros 290, available_micros 1000",
         "first     channel one, as m",
         "spare     channel two, as m2",
         "cost      input 500000, output 1000000, ratio 1, request 10000",
@@ -129,7 +129,7 @@ async def test_scripts_get_one_object(command: Command) -> None:
     }
     assert explanation["price"] == {
         **{"input": 1_000_000, "output": 2_000_000, "ratio": "1"},
-        **{"hold_micros": 764, "most_micros": 764, "available_micros": 1000},
+        **{"hold_micros": 268, "most_micros": 290, "available_micros": 1000},
     }
 
 
@@ -175,11 +175,11 @@ async def test_what_is_left_of_the_limits_is_shown(command: Command) -> None:
 
 
 async def test_a_balance_that_is_too_low_or_held_is_shown(command: Command) -> None:
-    assert await command.refusal("--max-tokens", "300") == ("quota", 402, "insufficient_balance")
-    held = await command.store.wallet.hold("acme", new_request_id(), amount=500, **TERMS)
-    assert held.held == 500
+    assert await command.refusal("--max-tokens", "400") == ("quota", 402, "insufficient_balance")
+    held = await command.store.wallet.hold("acme", new_request_id(), amount=800, **TERMS)
+    assert held.held == 800
     explanation = await command.explain(code=1)
-    assert explanation["price"]["available_micros"] == 500
+    assert explanation["price"]["available_micros"] == 200
     assert explanation["refusal"]["code"] == "insufficient_balance"
 
 

@@ -30,6 +30,16 @@ BEFORE_THE_FIRST_BYTE: dict[str, Any] = {"first_byte_ms": None, "events": 0}
 STORIES: list[tuple[dict[str, Any], str]] = [
     ({}, "sent to channel openai, first byte after 312 ms, completed after 43 events and 2300 ms, charged 123 micros"),
     (
+        {"price": {"hold_micros": 900}},
+        "sent to channel openai, first byte after 312 ms, completed after 43 events and 2300 ms, charged 123 micros, "
+        "its hold grew to 900 micros with a further attempt",
+    ),
+    (
+        {"price": {"hold_refused_micros": 900}},
+        "sent to channel openai, first byte after 312 ms, completed after 43 events and 2300 ms, charged 123 micros, "
+        "the balance did not cover a hold of 900 micros for a further attempt",
+    ),
+    (
         {"outcome": Outcome.CALLER_GONE, "events": 41, "usage_source": "estimated"},
         "sent to channel openai, first byte after 312 ms, cut by the caller after 41 events, charged 123 micros (estimated)",
     ),

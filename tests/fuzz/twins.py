@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from multidict import CIMultiDict
 
+from gateway.chat.prompt_bound import PromptBound
 from gateway.chat.request import Body
 from gateway.config.channel import Channel
 from gateway.exchange import Exchange, Operation, Request
@@ -164,7 +165,7 @@ class Twin:
         drain: bool = False,
     ) -> None:
         read_body: Callable[[], Awaitable[Body]] = _no_body
-        body = Body("m", True, None, choices, asked_usage, 100, 1, 10, {}, {})
+        body = Body("m", True, None, choices, asked_usage, 100, 1, 10, PromptBound(100), {}, {})
         channel = Channel(
             base_url="http://upstream/v1",
             api_key=credential,

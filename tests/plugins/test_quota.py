@@ -39,6 +39,16 @@ SETTINGS = Config(
         "m": Model(["one"], Decimal(1), Decimal(2), max_output_tokens=100),
         "twice": Model(["one", "two"], Decimal(1), Decimal(2), max_output_tokens=100),
         "cheap": Model(["one"], Decimal("0.000001"), Decimal("0.000001")),
+        "sees": Model(
+            ["one"],
+            Decimal(1),
+            Decimal(2),
+            max_output_tokens=100,
+            image_tokens=70,
+            audio_tokens=500,
+            file_tokens=3000,
+        ),
+        "huge": Model(["one"], Decimal(1_000_000), Decimal(1_000_000), file_tokens=10_000_000),
         "gift": Model([Serving("one")], free=True),
         "parts": Model(
             ["one"],
@@ -112,16 +122,38 @@ class TestTheSizeOfTheHold:
         plugin = await started(Quota(), given)
         asked = asking(group, **body)
         await run_request(plugin, asked, given)
-        assert (await account(given)).held_micros == (await asked.body()).prompt_tokens_bound + output
+        assert (await account(given)).held_micros == (await asked.body()).prompt_tokens_bound() + output
         await run_end(plugin, asked, given)
 
-    async def test_counts_the_input_of_every_attempt_and_the_groups_ratio(self, given: Services) -> None:
+    async def test_counts_one_attempt_and_the_groups_ratio(self, given: Services) -> None:
         plugin = await started(Quota(), given)
         asked = asking("vip", model="twice")
         await run_request(plugin, asked, given)
-        full = 2 * (await asked.body()).prompt_tokens_bound + 200
+        full = (await asked.body()).prompt_tokens_bound() + 200
         assert (await account(given)).held_micros == -(-full // 10)
         await run_end(plugin, asked, given)
+
+    async def test_counts_encoded_parts_as_the_model_states(self, given: Services) -> None:
+        plugin = await started(Quota(), given)
+        parts = [
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}},
+            {"type": "input_audio", "input_audio": {"data": "A" * 100_000, "format": "wav"}},
+            {"type": "file", "file": {"file_id": "7"}},
+        ]
+        for model, most in (("m", 4800 + 20_000 + 128_000), ("sees", 70 + 500 + 3000)):
+            asked = asking(model=model, messages=[{"role": "user", "content": parts}])
+            await run_request(plugin, asked, given)
+            text = (await asked.body()).prompt_bound.text
+            assert text < 1000
+            assert (await account(given)).held_micros == text + most + 200
+            await run_end(plugin, asked, given)
+
+    async def test_of_thousands_of_parts_is_refused_where_the_balance_does_not_cover_it(self, given: Services) -> None:
+        plugin = await started(Quota(), given)
+        parts = [{"type": "file", "file": {"file_id": "7"}}] * 9000
+        for model in ("m", "huge"):
+            asked = asking(model=model, messages=[{"role": "user", "content": parts}])
+            assert await refusal(given, plugin, asked) == (402, "insufficient_balance")
 
     @pytest.mark.parametrize(
         "given_ceiling", [{}, {"max_tokens": 7}, {"max_completion_tokens": 5000}, {"max_tokens": None}]
@@ -134,17 +166,17 @@ class TestTheSizeOfTheHold:
         name, limit = candidate.channel.ceiling_name, candidate.max_output_tokens
         sent = json.loads(b"".join(body.upstream(candidate.model, name, limit, ask_usage=True)))
         held = (await account(given)).held_micros
-        assert held == body.prompt_tokens_bound + 2 * sent["n"] * sent["max_tokens"]
+        assert held == body.prompt_tokens_bound() + 2 * sent["n"] * sent["max_tokens"]
         await run_end(plugin, asked, given)
 
     async def test_has_the_highest_price_of_a_token_and_the_price_of_the_request(self, given: Services) -> None:
         plugin = await started(Quota(), given)
         short, long = asking(model="parts"), asking(model="parts", user="x" * 1000)
-        bound = (await short.body()).prompt_tokens_bound
+        bound = (await short.body()).prompt_tokens_bound()
         await run_request(plugin, short, given)
         assert (await account(given)).held_micros == bound * 12 + 100 * 20 + 500
         await run_end(plugin, short, given)
-        bound = (await long.body()).prompt_tokens_bound
+        bound = (await long.body()).prompt_tokens_bound()
         await run_request(plugin, long, given)
         assert (await account(given)).held_micros == bound * 30 + 100 * 40 + 500
         await run_end(plugin, long, given)
@@ -181,6 +213,94 @@ class TestTheSizeOfTheHold:
         await run_request(plugin, listing, given)
         await run_end(plugin, listing, given)
         assert (await account(given)).holds == 0
+
+
+class TestFailover:
+    async def failed(self, plugin: Quota, given: Services, asked: Exchange, *usages: Usage) -> None:
+        """Let attempts fail, one after the other, and ask each time whether another may follow."""
+        for usage in usages:
+            asked.attempts.append(Attempt("one", "m", usage=usage))
+            await plugin.on_failover(asked)
+
+    async def test_adds_what_a_failed_attempt_may_be_billed(self, given: Services) -> None:
+        plugin = await started(Quota(), given)
+        asked = asking(model="twice")
+        await run_request(plugin, asked, given)
+        one = (await account(given)).held_micros
+        for billed in (15, 30):
+            await self.failed(plugin, given, asked, Usage(15, 0, "estimated"))
+            assert (await account(given)).held_micros == one + billed
+        assert await ended(plugin, given, asked, Usage(1 << 39, 1 << 39, "upstream")) == one + 30
+        assert (asked.price["hold_micros"], asked.price["capped_micros"]) == (one + 30, one + 30)
+
+    async def test_adds_nothing_for_an_attempt_that_costs_nothing(self, given: Services) -> None:
+        plugin = await started(Quota(), given)
+        asked = asking(model="twice")
+        await run_request(plugin, asked, given)
+        one = (await account(given)).held_micros
+        await self.failed(plugin, given, asked, Usage(), Usage())
+        assert (await account(given)).held_micros == one
+        assert await ended(plugin, given, asked, Usage(11, 6, "upstream")) == 23
+        assert "hold_micros" not in asked.price
+
+    async def test_adds_nothing_twice_where_it_is_asked_again(self, given: Services) -> None:
+        plugin = await started(Quota(), given)
+        asked = asking(model="twice")
+        await run_request(plugin, asked, given)
+        one = (await account(given)).held_micros
+        await self.failed(plugin, given, asked, Usage(15, 0, "estimated"), Usage())
+        await plugin.on_failover(asked)
+        assert (await account(given)).held_micros == one + 15
+        await run_end(plugin, asked, given)
+
+    async def test_is_refused_where_the_balance_does_not_cover_it(self, given: Services) -> None:
+        plugin = await started(Quota(), given)
+        asked = asking(model="twice")
+        await run_request(plugin, asked, given)
+        one = (await account(given)).held_micros
+        await given.store.wallet.adjust("acme", "down", one + 14 - TOP_UP, "test")
+        with pytest.raises(Refused) as refused:
+            await self.failed(plugin, given, asked, Usage(15, 0, "estimated"))
+        assert refused.value.code == "insufficient_balance"
+        await run_end(plugin, asked, given)
+        left = await account(given)
+        assert (left.held_micros, left.balance_micros, asked.charge_micros) == (0, one + 14 - 15, 15)
+        assert asked.price["hold_refused_micros"] == one + 15
+        assert await given.store.wallet.verify("acme") == []
+
+    async def test_is_refused_where_the_hold_is_gone(self, given: Services, client: Client) -> None:
+        plugin = await started(Quota(), given)
+        asked = asking(model="twice")
+        await run_request(plugin, asked, given)
+        await given.store.wallet.settle("acme", asked.id, 0)
+        with pytest.raises(StoreAway, match="DONE"):
+            await self.failed(plugin, given, asked, Usage(15, 0, "estimated"))
+
+    async def test_a_capped_hold_does_not_grow_but_the_charge_may(self, given: Services) -> None:
+        plugin = await started(Quota(max_hold=Decimal("0.00005")), given)
+        asked = asking(model="twice")
+        await run_request(plugin, asked, given)
+        bound = (await asked.body()).prompt_tokens_bound()
+        await self.failed(plugin, given, asked, Usage(15, 0, "estimated"))
+        assert (await account(given)).held_micros == 50
+        assert await ended(plugin, given, asked, Usage(1 << 39, 1 << 39, "upstream")) == bound + 200 + 15
+
+    async def test_of_what_is_free_needs_nothing(self, given: Services) -> None:
+        plugin = await started(Quota(), given)
+        asked = asking(model="gift")
+        await run_request(plugin, asked, given)
+        await self.failed(plugin, given, asked, Usage(15, 0, "estimated"))
+        assert await ended(plugin, given, asked) == 0
+
+    async def test_each_failed_attempt_raises_what_a_crash_charges(self, given: Services, client: Client) -> None:
+        plugin = await started(Quota(on_crash="charge_floor"), given)
+        asked = asking(model="twice")
+        await run_request(plugin, asked, given)
+        estimate = (await asked.body()).prompt_tokens_estimate
+        await self.failed(plugin, given, asked, Usage(estimate, 0, "estimated"))
+        record = await client.call("HGET", "gw:{acme}:wallet", asked.id)
+        assert int(record.split()[3]) == 2 * estimate
+        await run_end(plugin, asked, given)
 
 
 class TestTheCharge:
@@ -258,7 +378,7 @@ class TestTheCharge:
         plugin = await started(Quota(), given)
         asked = asking()
         await run_request(plugin, asked, given)
-        bound = (await asked.body()).prompt_tokens_bound
+        bound = (await asked.body()).prompt_tokens_bound()
         with structlog.testing.capture_logs() as logs:
             await ended(plugin, given, asked, Usage(bound, 100, "upstream"))
         assert logs == []

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway import loading
+from gateway.chat.prompt_bound import PartTokens
 from gateway.chat.request import BodyRules, check
 from gateway.config.schema import load
 from gateway.tools.exposure import Exposure, exposure_of, max_prompt_tokens
@@ -24,8 +25,9 @@ groups:
   modest: {{ratio: 9, models: [cheap]}}
 plugins: [{{use: auth}}, {quota}{{use: model-routing}}]
 """
-PROMPT = 1200 + 100 * 16 + 128
-DEAREST = 2 * (2 * PROMPT * 10 + 16 * 1_000_000 * 20)
+PROMPT = 7 * 1200 + 100 * 16 + 128 + 640 + 109 * 128_000
+"""Of every byte, of the messages, of the request and of the files that fit."""
+DEAREST = 2 * ((PROMPT + 300) * 10 + 16 * 1_000_000 * 20)
 
 
 def bound(folder: Path, quota: str) -> Exposure | None:
@@ -45,15 +47,27 @@ def test_the_cost_beyond_a_hold_counts_once_for_each_hold(tmp_path: Path) -> Non
     assert found is not None
     assert found.overdraft == 7 * (DEAREST - 1_500_000)
     assert str(found).startswith(
-        "every balance stays >= -credit line - 4470.32; one failover of the store may take it 4480.82 further"
+        "every balance stays >= -credit line - 6424.33; one failover of the store may take it 6434.83 further"
     )
 
 
 @pytest.mark.parametrize("count", [1, 10, 1000])
-def test_no_body_counts_more_input_than_its_size_allows(count: int) -> None:
-    messages = ",".join(['{"role":""}'] * count)
+@pytest.mark.parametrize(
+    ("message", "times"),
+    [
+        ('{"role":""}', 1),
+        ('{"role":"","audio":0}', 1),
+        ('{"role":"","content":"<"}', 1),
+        ('{"role":"x","content":[PARTS]}', 9),
+        ('{"role":"x","content":[{"type":"image","content":[PARTS]}]}', 4),
+    ],
+)
+@pytest.mark.parametrize("part", ['{"file":0}', '{"type":"file"}', '{"type":0}', '{"file":0,"image_url":0}', "{}", "0"])
+def test_no_body_counts_more_input_than_its_size_allows(count: int, message: str, times: int, part: str) -> None:
+    messages = ",".join([message.replace("PARTS", ",".join([part] * times))] * count)
     body = check(f'{{"model":"m","stream":true,"messages":[{messages}]}}'.encode(), BodyRules())
-    assert body.prompt_tokens_bound <= max_prompt_tokens(body.size)
+    for parts in (PartTokens(), PartTokens(1, 1, 10**7), PartTokens(10**7, 1, 1)):
+        assert body.prompt_tokens_bound(parts) <= max_prompt_tokens(body.size, parts)
 
 
 @pytest.mark.parametrize("quota", ["", "{use: quota, enabled: false}, "])

@@ -40,8 +40,9 @@ redis: {redis}
 data: {folder}/data
 channels:
   fake: {{base_url: "{upstream}", timers: {{connect: 0.25, first_byte: 0.5, idle: 3, total: 3}}}}
+{first}
 models:
-  words: {{input: 1, output: 2, max_output_tokens: 100, channels: [fake]}}
+  words: {{input: 1, output: 2, max_output_tokens: 100, channels: [{tried_first}{{use: fake, priority: 1}}]}}
 groups: {{default: {{}}}}
 plugins:
   - use: usage-logger
@@ -55,9 +56,12 @@ plugins:
 
 
 class Books:
-    """A store of its own in `folder/store`, the account `tester` with much credit, and the gateway's configuration."""
+    """A store of its own in `folder/store`, the account `tester` with much credit, and the gateway's configuration.
 
-    def __init__(self, folder: Path, upstream: str, on_crash: str = "release") -> None:
+    `first`: the base URL of an upstream that is tried before `upstream`.
+    """
+
+    def __init__(self, folder: Path, upstream: str, on_crash: str = "release", first: str = "") -> None:
         self.folder = folder
         self.port = free_port()
         self.embedded = EmbeddedStore.start(folder / "store")
@@ -66,6 +70,9 @@ class Books:
         self.log_file = folder / "worker.log"
         self._patient = folder / "patient.yaml"
         self._text = {"port": self.port, "folder": folder, "upstream": upstream, "on_crash": on_crash}
+        timers = "{connect: 0.25, first_byte: 0.5, idle: 3, total: 3}"
+        self._text["first"] = f'  first: {{base_url: "{first}", timers: {timers}}}' if first else ""
+        self._text["tried_first"] = "first, " if first else ""
         self.use_store_at(self.url)
         self.token = ""
 

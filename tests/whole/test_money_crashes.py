@@ -26,6 +26,7 @@ from tests.patience import PATIENCE_S
 from tests.whole.books import LEASE_S, Books
 from tests.whole.load import EXACT, Callers, check_books
 from tests.whole.raw import Answer, ask, chat
+from tests.whole.scripted import Fin, Scripted
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the store of a test ends with its thread")
 
@@ -42,22 +43,25 @@ HELD = (
     "record.before",
 )
 SOME_HELD = ("upstream.sent", "settle.before")
+EXTENDED = ("extend.before", "extend.after")
 CHARGED = ("settle.after", "record.after", "answer.finished")
 """The charge and the end of the record are written together."""
 
 FLOOR = -(-len('[{"role": "user", "content": "hi"}]') // 4)
 """The floor in micros: the estimate of the input, a token for every four bytes of the messages."""
 
-UNDER_LOAD = tuple(label for label in LABELS if not label.startswith(("archive.", "layout.")))
+UNDER_LOAD = tuple(label for label in LABELS if not label.startswith(("archive.", "layout.", "extend.")))
 STORE_DOWN = ("journal.kept", "journal.delivered", "settlements.repeated")
 SEEDS = int(os.environ.get("MONEY_SEEDS", "0"))
 SEED = int(os.environ.get("MONEY_SEED", random.randrange(1 << 32)))
 
 
 @asynccontextmanager
-async def opened(folder: Path, on_crash: str = "release", pace_s: float = 0.002) -> AsyncIterator[Books]:
+async def opened(
+    folder: Path, on_crash: str = "release", pace_s: float = 0.002, first: str = ""
+) -> AsyncIterator[Books]:
     async with FakeUpstream(pace_s=pace_s) as upstream:
-        books = Books(folder, upstream.base_url, on_crash)
+        books = Books(folder, upstream.base_url, on_crash, first)
         try:
             await books.open()
             yield books
@@ -91,6 +95,7 @@ async def settled_books(books: Books, lease_s: float = 0) -> tuple[list[int], Ou
 def test_every_crash_point_is_covered() -> None:
     covered = {label.partition(":")[0] for label in UNHELD + HELD + CHARGED}
     assert covered | {"journal.kept", "journal.delivered", "settlements.repeated"} == set(UNDER_LOAD)
+    assert {label for label in LABELS if label.startswith("extend.")} == set(EXTENDED)
 
 
 @pytest.mark.parametrize("label", UNHELD)
@@ -111,6 +116,18 @@ async def test_a_crash_during_the_hold_is_settled_by_the_lease(tmp_path: Path, l
         assert answer is None or not answer.whole
         floor = FLOOR if on_crash == "charge_floor" else 0
         assert await settled_books(books, LEASE_S) == ([floor], Outcome.GATEWAY_CRASHED)
+
+
+@pytest.mark.parametrize(("label", "floors"), [("extend.before", 1), ("extend.after", 2)])
+@pytest.mark.parametrize("on_crash", ["release", "charge_floor"])
+async def test_a_crash_between_two_attempts_is_settled_by_the_lease(
+    tmp_path: Path, label: str, floors: int, on_crash: str
+) -> None:
+    async with Scripted([Fin]) as first, opened(tmp_path, on_crash, first=first.base_url) as books:
+        assert await crashed(books, label) is None
+        floor = floors * FLOOR if on_crash == "charge_floor" else 0
+        assert await settled_books(books, LEASE_S) == ([floor], Outcome.GATEWAY_CRASHED)
+        assert len(first.requests) == 1
 
 
 @pytest.mark.parametrize("label", CHARGED)
