@@ -121,13 +121,14 @@ class Quota(Plugin):
         hold.full = min(full, LARGEST_AMOUNT)
 
     async def _extend(self, exchange: Exchange, hold: PlacedHold, amount: int, floor: int) -> None:
-        hold.not_extended = amount
         if amount > LARGEST_AMOUNT:
+            hold.not_extended = amount
             raise refusal(Hold.FUNDS, self.max_holds)
         reply = await self.wallet.extend(hold.account, exchange.id, amount=amount, floor=floor, budgets=hold.budgets)
         if reply.outcome is not Hold.HELD:
+            hold.not_extended = amount if reply.outcome in (Hold.FUNDS, Hold.BUDGET) else 0
             raise hold.refusal(reply, self.calendar, self.max_holds)
-        hold.amount, hold.extended, hold.not_extended = amount, True, 0
+        hold.amount, hold.extended = amount, True
 
     async def _held(self, exchange: Exchange, reply: HoldReply) -> None:
         hold = exchange[PlacedHold]

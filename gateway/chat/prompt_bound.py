@@ -104,11 +104,11 @@ def bound_prompt(
 ) -> Generator[None, None, PromptBound]:
     """Return the bound of a body, with a pause after each window of what is long."""
     text = len(raw) + len(messages) * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
-    for name, value in top.items():
-        if name not in _SETTINGS:
-            text += yield from _rewritten(value)
-    if "tools" in top or "functions" in top:
-        text += TOOLS_ALLOWANCE
+    if not _SETTINGS.issuperset(top):
+        for name in top.keys() - _SETTINGS:
+            text += yield from _rewritten(top[name])
+        if "tools" in top or "functions" in top:
+            text += TOOLS_ALLOWANCE
     escaped = raw.find(b"\\") >= 0
     parts: _Parts | None = None
     for message in messages:
@@ -120,10 +120,11 @@ def bound_prompt(
         if content is not ABSENT and memoryview(content)[0] != _QUOTE:
             parts = parts or _Parts()
             yield from parts.add(content)
-        for call in (message.tool_calls, message.function_call):
-            if call is not ABSENT:
-                text += yield from _rewritten(call)
-        if _is_given(message.audio):
+        if message.tool_calls is not ABSENT:
+            text += yield from _rewritten(message.tool_calls)
+        if message.function_call is not ABSENT:
+            text += yield from _rewritten(message.function_call)
+        if message.audio is not ABSENT and _is_given(message.audio):
             parts = parts or _Parts()
             parts.counts[_SOUND] += 1
     if parts is None:
