@@ -14,7 +14,7 @@ class PlacedHold(msgspec.Struct):
     """The hold of one exchange, and the step that places it.
 
     `amount`: what is held, in micros. `full`: the most that the attempts so far can cost. `refused`: the wallet refused it.
-    `extended`: it grew before a further attempt. `not_extended`: the hold that a further attempt needed and did not get.
+    `extended`: it grew before a further attempt. `not_extended`: the hold that balance and budgets did not cover.
     `budgets`: those of the caller. `marks`: those that the hold counts in.
     """
 

@@ -132,10 +132,6 @@ MUTANTS = {
         "account.sums[field] + more > limit",
         "account.sums[field] + more >= limit",
     ),
-    "an extension is refused by the window of other requests": (
-        "limit and account.ends[field] == marks.ends[index] and",
-        "limit and",
-    ),
     "a settlement changes no budget": (
         "count(account, marks, charge - (hold",
         "count(account, {fields = {}}, charge - (hold",

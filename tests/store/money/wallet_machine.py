@@ -55,7 +55,7 @@ BUDGETS = st.sampled_from(
     (
         {},
         {"D": 90},
-        {"D": 60, "R": 2},
+        {"D": 62, "R": 2},
         {"T": 150, "R" + TOKEN: 2},
         {"D": 120, "D" + TOKEN: 60, "T" + TOKEN: 90},
         {"R": 1, "D" + TOKEN: 1},
