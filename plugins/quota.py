@@ -126,8 +126,6 @@ class Quota(Plugin):
             hold.not_extended = amount
             raise refusal(Hold.FUNDS, self.max_holds)
         reply = await self.wallet.extend(hold.account, exchange.id, amount=amount, floor=floor, budgets=hold.budgets)
-        if reply.outcome not in (Hold.FUNDS, Hold.BUDGET):
-            hold.not_extended = 0
         if reply.outcome is not Hold.HELD:
             hold.not_extended = amount if reply.outcome in (Hold.FUNDS, Hold.BUDGET) else 0
             raise hold.refusal(reply, self.calendar, self.max_holds)
