@@ -9,6 +9,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -56,8 +57,13 @@ MODULES = {name_of(path): path for path in CODE}
 CORE = [name for name in MODULES if name.startswith("gateway.")]
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Yield the modules of ours that a file imports, also those that only the type checker reads."""
+@cache
+def imports(path: Path) -> tuple[str, ...]:
+    """Return the modules of ours that a file imports, also those that only the type checker reads."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.partition(".")[0] in ("gateway", "plugins"))
@@ -84,6 +90,7 @@ def layer_of(package: str) -> int:
     return next(index for index, names in enumerate(LAYERS) if package in names)
 
 
+@cache
 def between_packages() -> Counter[tuple[str, str]]:
     """Count the imports between packages: `(importing, imported)`."""
     pairs = ((package_of(name), package_of(imported)) for name in CORE for imported in imports(MODULES[name]))
