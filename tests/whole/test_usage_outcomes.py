@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from gateway import Outcome
+from gateway import Budgets, Outcome
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.accounts import AccountStatus
 from gateway.store.client.embedded import EmbeddedStore
@@ -129,6 +129,12 @@ async def disabled(scenario: Scenario) -> str:
     return token
 
 
+async def with_a_small_budget(scenario: Scenario) -> str:
+    token = await scenario.gateway.token()
+    await scenario.gateway.store.accounts.change("tester", budgets=Budgets(day=1))
+    return token
+
+
 async def suspended(scenario: Scenario) -> str:
     token = await scenario.gateway.token()
     await scenario.gateway.store.accounts.set_status("tester", AccountStatus.SUSPENDED)
@@ -205,6 +211,7 @@ CASES: dict[str, Case] = {
     "another model": Case(request=changed(for_other_models), code="token_restricted", by="model-routing"),
     "no such model": Case(request=with_token({"model": "nope"}), code="model_not_found", by="model-routing"),
     "too poor": Case(request=with_token(credit=1), code="insufficient_balance", by="quota"),
+    "beyond a budget": Case(request=changed(with_a_small_budget), code="budget_exceeded", by="quota"),
     "too fast": Case(
         request=changed(once_before),
         code="rate_limited",

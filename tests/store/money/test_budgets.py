@@ -146,6 +146,13 @@ class TestEnds:
         assert [(await wallet.deliver(settlement)).outcome for _ in range(2)] == [Settle.ORPHAN, Settle.DONE]
         assert await self.counts(client, wallet) == [12, 12, 1]
 
+    async def test_an_orphan_brings_no_window_back(self, client: Client, wallet: Wallet, held: tuple[str, str]) -> None:
+        await client.call("DEL", KEY + "wallet", KEY + "leases")
+        today = f"{ends_ms(47)} 5"  # the marks are of windows that end before
+        await client.call("HSET", KEY + "wallet", "numbers", "100 0 0 0", "D", today)
+        assert (await wallet.deliver(Settlement(ACCOUNT, held[0], 12, marks=held[1]))).outcome is Settle.ORPHAN
+        assert await client.call("HGET", KEY + "wallet", "D") == today.encode()
+
     async def test_an_orphan_without_marks_counts_in_no_budget(
         self, client: Client, wallet: Wallet, held: tuple[str, str]
     ) -> None:

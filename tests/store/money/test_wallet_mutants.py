@@ -146,10 +146,6 @@ MUTANTS = {
     "a late settlement counts what expiry has charged again": ("marks, cost - past.charged,", "marks, cost,"),
     "a late request does not count": ("cost - past.charged, answered and 1 or 0)", "cost - past.charged, 0)"),
     "an orphan begins no window": ("if account.ends[field] < marks.ends[index] then", "if false then"),
-    "an orphan brings back a window that is over": (
-        "if account.ends[field] < marks.ends[index] then",
-        "if account.ends[field] ~= marks.ends[index] then",
-    ),
     "a settlement counts by the marks of its gateway alone": ("if own and not (given", "if false and not (given"),
     "a line of the ledger has no marks": ("return answered and marks.text or", 'return "" or'),
     "the line of a released request has the mark of a request": (
