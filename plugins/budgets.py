@@ -15,14 +15,21 @@ NAMES: Final = {
 }
 
 
-def over(budget: Budget, ends_ms: int | None, calendar: Calendar) -> Refused:
-    """Return the error for a request that a budget does not cover. `ends_ms`: when its window ends; None for never."""
+def over(budget: Budget, ends_ms: int | None, calendar: Calendar, amount: int) -> Refused:
+    """Return the error for a request that a budget does not cover.
+
+    `ends_ms`: when its window ends; None for never. `amount`: the most that the request can cost, in micros.
+    """
     name = f"The {budget.owner}'s {NAMES[budget.kind]}"
+    resets = f"It {_reset(ends_ms, calendar)}."
     if budget.kind == "requests":
-        text = f"{name} is used up. It {_reset(ends_ms, calendar)}. Ask for a larger one."
+        text = f"{name} is used up, with the requests in progress. {resets} Ask for a larger one."
     else:
+        spent = (
+            "even while nothing is spent" if amount > budget.limit else "beside what is spent and requests in progress"
+        )
         text = (
-            f"{name} does not cover the most that this request can cost. It {_reset(ends_ms, calendar)}. "
+            f"{name} does not cover the most that this request can cost, {spent}. {resets} "
             "Ask for a larger one, or lower max_tokens."
         )
     return Refused(402, "budget_exceeded", text, should_retry=False)

@@ -32,23 +32,16 @@ class PlacedHold(msgspec.Struct):
     def refusal(self, reply: HoldReply, calendar: Calendar, max_holds: int) -> Refused | StoreAway:
         """Return the error for this hold, or its extension, which the wallet refused."""
         if reply.outcome is Hold.BUDGET:
-            return over(*budget_in(reply.marks, self.budgets), calendar)
+            return over(*budget_in(reply.marks, self.budgets), calendar, self.amount)
         return refusal(reply.outcome, max_holds)
 
-    def note_use(self, alerts: Alerts, caller: Caller, mark: str, used: int | None = None) -> None:
-        """Note for alerts how much of a budget is used; None where it refused the request."""
+    def note_use(self, alerts: Alerts, caller: Caller, mark: str, used: int) -> None:
+        """Note for alerts how much of a budget is used."""
         if all(budget.field != mark.partition("E")[0] for budget in self.budgets):
             return  # the store has the request with other budgets than those that it was sent with
         budget, ends_ms = budget_in(mark, self.budgets)
-        alerts.budget(
-            caller.account,
-            caller.token_id if budget.owner == "token" else "",
-            budget.kind,
-            budget.limit if used is None else used,
-            budget.limit,
-            ends_at_ms=ends_ms,
-            refused=used is None,
-        )
+        token = caller.token_id if budget.owner == "token" else ""
+        alerts.budget(caller.account, token, budget.kind, used, budget.limit, ends_at_ms=ends_ms)
 
 
 def refusal(outcome: Hold, max_holds: int) -> Refused | StoreAway:

@@ -139,8 +139,6 @@ class Quota(Plugin):
             self.log.warning("holds_expired", account=hold.account, requests=requests)
         if reply.outcome in (Hold.HELD, Hold.FUNDS):
             self.alerts.balance(hold.account, reply.balance + reply.credit_line)
-        if reply.outcome is Hold.BUDGET:
-            hold.note_use(self.alerts, exchange[Caller], reply.marks)
         if reply.outcome is not Hold.HELD:
             hold.refused = True
             raise hold.refusal(reply, self.calendar, self.max_holds)
@@ -177,7 +175,7 @@ class Quota(Plugin):
         texts = [f"holds {amount} micros of {available} available, and charges {most} at most{failed}"]
         for use in await self.wallet.budgets(account.id, budgets):
             if not use.covers(amount):
-                raise over(use.budget, use.ends_ms, self.calendar)
+                raise over(use.budget, use.ends_ms, self.calendar, amount)
             texts.append(described(use, self.calendar))
         return "; ".join(texts)
 

@@ -76,16 +76,15 @@ class Alerts:
         limit: int,
         *,
         ends_at_ms: int | None = None,
-        refused: bool = False,
     ) -> None:
-        """Note how much of a budget is used after a hold or a settlement, as the store returned it.
+        """Note how much of a budget is used after a settlement, as the store returned it.
 
         `token_id`: empty for the account's own budget. `window`: the budget's name, unique for its owner, such as `month`.
-        `ends_at_ms`: when the window ends, None for never. `refused`: a request was refused because of it, which counts as 100 %.
+        `ends_at_ms`: when the window ends, None for never.
         """
-        if not (refused or 2 * used >= limit) or "budget" not in self._kinds:
+        if 2 * used < limit or "budget" not in self._kinds:
             return
-        share = 100 if refused or used >= limit else used * 100 // limit
+        share = used * 100 // limit
         level = next(level for level in event.LEVELS if share >= level)
         subject = ("budget", account, token_id, window, limit, ends_at_ms)
         if self._first(subject, level):

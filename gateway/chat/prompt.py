@@ -43,6 +43,7 @@ class Part(msgspec.Struct):
     """A part of a message's content, as far as it is read."""
 
     type: str = ""
+    text: msgspec.Raw = ABSENT
     image_url: msgspec.Raw = ABSENT
     video_url: msgspec.Raw = ABSENT
     audio_url: msgspec.Raw = ABSENT

@@ -49,7 +49,7 @@ _PLAIN_ROLES: Final = frozenset({"system", "developer", "user", "assistant"})
 """Of messages whose content stands in the prompt as it is. Templates write the results of tools as JSON."""
 _SETTINGS: Final = COMMON - {"tools", "tool_choice", "functions", "function_call", "response_format"}
 """Fields with nothing that a template writes as JSON. The messages are looked at one by one."""
-_TEXT_TYPES: Final = frozenset({"", "text", "input_text", "output_text", "refusal", "thinking"})
+_TEXT_TYPES: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
 
 _IMAGE, _SOUND, _FILE = range(3)
 _KINDS: Final = {
@@ -59,6 +59,7 @@ _KINDS: Final = {
     "video_url": _FILE,
     "file": _FILE,
 }
+_KNOWN_TYPES: Final = _TEXT_TYPES | _KINDS.keys()
 _MEDIA: Final = {b'"data:a': _SOUND, b'"data:v': _FILE, b'"data:ap': _FILE}
 """What a data URL has that is no picture, by its first letters."""
 
@@ -120,11 +121,11 @@ def bound_prompt(
         content = message.content
         if message.role not in _PLAIN_ROLES:
             text += yield from _rewritten(content)
-        elif escaped:
+        elif escaped and content is not ABSENT and memoryview(content)[0] == _QUOTE:
             text -= yield from _escapes(content)
         if content is not ABSENT and memoryview(content)[0] != _QUOTE:
             parts = parts or _Parts()
-            yield from parts.add(content)
+            text += yield from parts.add(content)
         if message.tool_calls is not ABSENT:
             text += yield from _rewritten(message.tool_calls)
         if message.function_call is not ABSENT:
@@ -134,9 +135,7 @@ def bound_prompt(
             parts.counts[_SOUND] += 1
     if parts is None:
         return PromptBound(text)
-    for string in parts.encoded:  # with all that its escapes have taken off above, at most
-        text += string.count(b"\\") + 2 * string.count(rb"\u") - len(string)
-    return PromptBound(text, *parts.counts)
+    return PromptBound(text - sum(map(len, parts.encoded)), *parts.counts)
 
 
 class _Parts:
@@ -146,23 +145,24 @@ class _Parts:
         self.counts = [0, 0, 0]
         self.encoded: list[bytes] = []
 
-    def add(self, content: msgspec.Raw | bytes, *, nested: bool = False) -> Generator[None, None, None]:
+    def add(self, content: msgspec.Raw, *, nested: bool = False) -> Tokens:
         """Count the parts of a message's content, and those inside of them, of which all bytes count as text.
 
-        So do those of a list with something else among its parts: it is not known how an upstream reads it. Raises `Refused`.
+        So do those of a list with something else among its parts: it is not known how an upstream reads it. Return how many tokens
+        the text of the parts counts beyond its bytes, less than 0 for escapes. Raises `Refused`.
         """
-        first = bytes(memoryview(content)[:1])
-        if first not in (b"[", b"{"):
-            return
-        strings: list[bytes] = []
-        plain = nested
-        for number, item in enumerate(_parts.decode(content if first == b"[" else b"[%b]" % bytes(content)), 1):
+        first = memoryview(content)[0]
+        if first not in b"[{":
+            return 0
+        odd, found, strings = first == _BRACE, list[tuple[Part, msgspec.Raw]](), list[bytes]()
+        for number, item in enumerate(_parts.decode(b"[%b]" % bytes(content) if odd else content), 1):
             try:
                 part = _part.decode(item)
             except msgspec.DecodeError:
                 self.counts[_IMAGE] += memoryview(item)[0] == _BRACE
-                plain = True
+                odd = True
                 continue
+            found.append((part, item))
             if string := self._count(part):
                 strings.append(string)
             if part.content is not ABSENT:
@@ -172,15 +172,22 @@ class _Parts:
         if sum(self.counts) > MAX_PARTS:
             text = f"The body has more than {MAX_PARTS} pictures, sounds and files. Send fewer."
             raise Refused(400, "invalid_request", text)
-        if not plain:
-            self.encoded += strings
+        if nested:
+            return 0
+        if odd:
+            return (yield from _rewritten(content))
+        self.encoded += strings
+        more = 0
+        for part, item in found:
+            more += yield from _beyond_bytes(part, item)
+        return more
 
     def _count(self, part: Part) -> bytes:
         """Count a part. Return the string in it that only a decoder can read, if there is one."""
         named = [member for member in _KINDS if part.type == member or _is_given(getattr(part, member))]
         for member in named:
             self.counts[_KINDS[member]] += 1
-        if not named and part.type not in _TEXT_TYPES:
+        if not named and part.type and part.type not in _TEXT_TYPES:
             self.counts[_IMAGE] += 1
         string = encoded_string(part)
         if string:
@@ -188,6 +195,14 @@ class _Parts:
             if kind != _IMAGE and kind != _KINDS[part.type]:
                 self.counts[kind] += 1
         return string
+
+
+def _beyond_bytes(part: Part, item: msgspec.Raw) -> Tokens:
+    """Return how many tokens the text of a part counts beyond its bytes. One that is not known may be written as JSON."""
+    is_string = part.text is not ABSENT and memoryview(part.text)[0] == _QUOTE
+    if part.type not in _KNOWN_TYPES or part.content is not ABSENT or not (is_string or part.text is ABSENT):
+        return (yield from _rewritten(item))
+    return -(yield from _escapes(part.text)) if is_string else 0
 
 
 def _is_given(value: msgspec.Raw) -> bool:

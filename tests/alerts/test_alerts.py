@@ -76,7 +76,7 @@ async def test_a_budget_is_an_event_at_50_80_and_100_percent(client: Client) -> 
 async def test_a_jump_over_a_share_is_one_event(client: Client) -> None:
     alerts = alerts_of(client)
     alerts.budget("alice", "alice-1a2b3c4d", "requests", 99, 100)
-    alerts.budget("alice", "alice-1a2b3c4d", "requests", 10, 100, refused=True)
+    alerts.budget("alice", "alice-1a2b3c4d", "requests", 101, 100)
     await written(alerts)
     assert await shares(client) == [80, 100]
     assert (await sent(client))[0]["data"]["message"] == (

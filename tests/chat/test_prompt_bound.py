@@ -236,3 +236,26 @@ def test_the_fields_of_the_parts_are_read_as_they_are_written() -> None:
     raw = raw_of(messages=[{"role": "user"}, {"role": "assistant", "content": None}])
     assert bound(raw) == PromptBound(len(raw) + 2 * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE)
     assert msgspec.structs.asdict(PartTokens()) == {"image": 4800, "audio": 20_000, "file": 128_000}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [{"type": "tool_result_json", "input": {"a": '\n"' * 500}}],
+        [{"type": "tool_result_json", "input": {"a": "\x01" * 500}}],
+        [{"type": "text", "text": {"a": '\n"' * 500}}],
+        [{"type": "text", "text": "a", "content": [{"b": '\n"' * 500}]}],
+        [{"type": "text", "text": '\n"' * 500}, ['\n"' * 500]],
+        {"a": '\n"' * 500},
+        [['\n"' * 500]],
+        [{"type": "x", "d": [1] * 500}],
+    ],
+)
+def test_what_an_upstream_may_write_as_json_counts_as_json(content: Any) -> None:
+    raw = raw_of(messages=[{"role": "user", "content": content}])
+    for written in (
+        json.dumps(content),
+        json.dumps(content, ensure_ascii=False),
+        json.dumps(content, separators=(",", ":")),
+    ):
+        assert bound(raw).text >= len(written.encode())

@@ -68,31 +68,36 @@ async def end(given: Services, plugin: Quota, asked: Exchange, *usages: Usage) -
             "account",
             "month",
             MIDNIGHT_MS,
-            "The account's budget of the month does not cover the most that this request can cost. "
-            "It resets at 2026-12-01T00:00:00+01:00. Ask for a larger one, or lower max_tokens.",
+            "The account's budget of the month does not cover the most that this request can cost, beside what is spent and "
+            "requests in progress. It resets at 2026-12-01T00:00:00+01:00. Ask for a larger one, or lower max_tokens.",
         ),
         (
             "token",
             "total",
             None,
-            "The token's total budget does not cover the most that this request can cost. "
-            "It does not reset. Ask for a larger one, or lower max_tokens.",
+            "The token's total budget does not cover the most that this request can cost, beside what is spent and requests "
+            "in progress. It does not reset. Ask for a larger one, or lower max_tokens.",
         ),
         (
             "token",
             "requests",
             MIDNIGHT_MS,
-            "The token's budget of requests a day is used up. It resets at 2026-12-01T00:00:00+01:00. "
-            "Ask for a larger one.",
+            "The token's budget of requests a day is used up, with the requests in progress. It resets at "
+            "2026-12-01T00:00:00+01:00. Ask for a larger one.",
         ),
     ],
 )
 def test_the_error_names_the_budget_and_when_it_resets(
     owner: str, kind: str, ends_ms: int | None, message: str
 ) -> None:
-    error = over(Budget(owner, kind, 1, "", ""), ends_ms, Calendar(BERLIN, FixedClock()))  # type: ignore[arg-type]
+    error = over(Budget(owner, kind, 1, "", ""), ends_ms, Calendar(BERLIN, FixedClock()), 1)  # type: ignore[arg-type]
     assert (error.status, error.code, error.message) == (402, "budget_exceeded", message)
     assert (error.type, headers_of(error)) == ("insufficient_quota", {"x-should-retry": "false"})
+
+
+def test_waiting_is_not_advised_where_the_request_can_cost_more_than_the_budget() -> None:
+    error = over(Budget("token", "day", 5, "", ""), 0, Calendar(BERLIN, FixedClock()), 6)
+    assert "can cost, even while nothing is spent." in error.message
 
 
 def test_an_explanation_says_what_is_used() -> None:

@@ -33,6 +33,6 @@ def pairs(flat: list[Any]) -> list[tuple[str, int]]:
 
 
 def used_in(marks: bytes, *sums: int) -> tuple[tuple[str, int], ...]:
-    """Return the mark of each budget that a settlement counts in, and its sum. Those whose window is over are left out."""
+    """Return the mark of each budget that a settlement counts in, and what is charged. Those whose window is over are left out."""
     found = zip(_MARK.findall(marks.decode()), sums, strict=True)
     return tuple((mark, used) for mark, used in found if used >= 0)

@@ -81,7 +81,7 @@ class Settled(msgspec.Struct, frozen=True):
     outcome: Settle
     charged: int
     used: tuple[tuple[str, int], ...] = ()
-    """The marks of the budgets that the request counts in, and what is charged and held in each window that is not over."""
+    """The marks of the budgets that the request counts in, and what is charged in each at least, if its window is not over."""
 
 
 class Credited(msgspec.Struct, frozen=True):

@@ -65,10 +65,11 @@ if #account.changed > 0 then
   save(account)
 end
 local reply = { request_id, result, charged }
-if marks then -- the budgets that the request counts in, and their sums; -1 for one whose window is over
+if marks then -- the budgets that the request counts in, and what is charged in each at least; -1 where the window is over
   reply[4] = marks.text
   for index, field in ipairs(marks.fields) do
-    reply[index + 4] = account.ends[field] == marks.ends[index] and account.sums[field] or -1
+    local held = field:find("R", 1, true) and account.holds or account.held -- in other windows, too
+    reply[index + 4] = account.ends[field] == marks.ends[index] and math.max(0, account.sums[field] - held) or -1
   end
 end
 return reply, charged ~= cost
