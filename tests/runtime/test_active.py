@@ -149,9 +149,9 @@ async def test_where_one_worker_confirms_and_another_refuses_all_keep_the_last_g
     good = file.read_text()
     async with serving(file) as served:
         file.write_text(with_plugin(good, "few:P").replace("'few:P'", "'few:P', with: {most: 2}"))
-        lines = await log.wait("reload_refused", 2)
-        assert "started too often" in lines[0]["reason"]
-        assert lines[1]["reason"].startswith("worker ")
+        reasons = [line["reason"] for line in await log.wait("reload_refused", 2)]
+        assert all("started too often" in reason for reason in reasons)
+        assert [reason.startswith("worker ") for reason in reasons].count(True) == 1, "of the one that is told of it"
         assert (tmp_path / "starts").read_text() == "xxx", "the trial and one worker started it"
         for pid in workers(served):  # successors begin with the last good file
             kill(pid)
