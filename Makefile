@@ -16,18 +16,18 @@ test: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 3
-	if $(BIN)/gateway --version | grep -q 'by the compiled path'; then GATEWAY_PURE=1 $(BIN)/python -m pytest -n 3 $(STREAMS); fi
+	$(BIN)/python -m pytest -n 4
+	if $(BIN)/gateway --version | grep -q 'by the compiled path'; then GATEWAY_PURE=1 $(BIN)/python -m pytest -n 4 $(STREAMS); fi
 	if command -v valgrind callgrind_control > /dev/null; then $(BIN)/python -m tests.bench.instructions; \
 	  else echo "The instructions of a request and of an event are not counted: valgrind is not installed."; fi
 
 # All tests without the compiled path of events.
 test-pure: $(VENV)/.dev
-	GATEWAY_PURE=1 $(BIN)/python -m pytest -n 3
+	GATEWAY_PURE=1 $(BIN)/python -m pytest -n 4
 
 # Which lines all tests run; takes half as long again.
 coverage: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 3 --cov --cov-report=term
+	$(BIN)/python -m pytest -n 4 --cov --cov-report=term
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
