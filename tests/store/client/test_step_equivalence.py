@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, Final
 
 from gateway import AccountLimits
+from gateway.budgets import NEVER, Budget
 from gateway.store.accounts import Accounts, AccountStatus
 from gateway.store.client.client import Client, Script
 from gateway.store.client.step import STOPPED, Step, error_in, run_steps
@@ -31,6 +32,10 @@ AT_ONCE = 25
 """Keys that expire do so by the real clock, after a minute at the earliest: these must be through by then."""
 START_MS = 1_800_000_000_000
 CLOCK = "gw:clock"
+BUDGETS: Final = (
+    Budget("account", "total", 150, "T", str(NEVER)),
+    Budget("token", "day", 90, "Dits", " ".join(str(START_MS + each) for each in (-9000, 4000, 12_000, 600_000))),
+)
 
 
 @cache
@@ -91,6 +96,7 @@ class Account:
                 fingerprint=f"{numbers[4] % 2}",
                 max_holds=3,
                 then=passed,
+                budgets=BUDGETS[: numbers[5] % 3],
             )
         else:
             yield self.wallet.settle_step(self.name, request_id, numbers[1] % 90, then=unchanged)
@@ -180,7 +186,7 @@ class History:
         if not self.ids or (operation == "request" and chance.random() < 0.8):
             self.ids.append(request_id_at(now - chance.choice((0, 10, 400_000))))
         request_id = chance.choice(self.ids[-3:])
-        numbers = [chance.randrange(1000) for _ in range(5)]
+        numbers = [chance.randrange(1000) for _ in range(6)]
         kept = [index for index in range(4) if chance.random() < 0.8] or [0]
         sent = []
         for account, send in zip(self.pair, (one_by_one, run_steps), strict=True):
