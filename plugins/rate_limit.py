@@ -47,6 +47,11 @@ LONG_MS: Final = 59_000
 """The gateway adds a longer wait to the message by itself."""
 MAX_PENDING: Final = 10_000
 """How many releases are kept to be retried. Slots beyond that are freed when their lease ends."""
+MOST_CALLERS: Final = 4096
+"""Callers whose limits are kept from one request to the next."""
+
+Rules = tuple[AccountLimits, TokenLimits | None]
+"""The limits of the account, and those of the token if it has any."""
 
 
 class Release(msgspec.Struct, frozen=True):
@@ -86,6 +91,7 @@ class RateLimit(Plugin):
         self._holding: dict[str, tuple[str, str | None, Step]] = {}
         self._pending: deque[Release] = deque()
         self._refusals = PacedRefusals()
+        self._made: dict[str, tuple[Caller, Rules]] = {}
         self._retrying = asyncio.get_running_loop().create_task(self._retry_forever())
 
     async def stop(self) -> None:
@@ -162,16 +168,26 @@ class RateLimit(Plugin):
     async def _released(self, request_id: str, _: object) -> None:
         self._holding.pop(request_id, None)
 
-    def _rules(self, caller: Caller, operation: Operation) -> tuple[AccountLimits, TokenLimits | None]:
+    def _rules(self, caller: Caller, operation: Operation) -> Rules:
         """Return the limits of the account, and those of the token, None where it has none for such a request."""
-        own, of_token = caller.limits, caller.token_limits
-        requests = own.requests_per_minute or self.requests_per_minute
         if operation is not Operation.CHAT:
-            rules, of_token = AccountLimits(requests), AccountLimits(of_token.requests_per_minute)
-        else:
-            tokens, concurrent = own.tokens_per_minute or self.tokens_per_minute, own.concurrent or self.concurrent
-            rules = AccountLimits(requests, tokens, concurrent)
-        return rules, None if of_token == NO_LIMITS else TokenLimits(caller.token_id, of_token)
+            requests = caller.limits.requests_per_minute or self.requests_per_minute
+            of_token = AccountLimits(caller.token_limits.requests_per_minute)
+            return AccountLimits(requests), _of_token(caller, of_token)
+        made = self._made.get(caller.token_id)
+        if made is not None and made[0] is caller:
+            return made[1]
+        own = caller.limits
+        limits = AccountLimits(
+            own.requests_per_minute or self.requests_per_minute,
+            own.tokens_per_minute or self.tokens_per_minute,
+            own.concurrent or self.concurrent,
+        )
+        rules = limits, _of_token(caller, caller.token_limits)
+        if len(self._made) >= MOST_CALLERS:
+            self._made.clear()
+        self._made[caller.token_id] = caller, rules
+        return rules
 
     def _give_back(self, release: Release) -> Step:
         return self._limits.give_back_step(
@@ -209,6 +225,10 @@ class RateLimit(Plugin):
 
     def _log_failure(self, release: Release, error: BaseException) -> None:
         self._log.error("limit_not_given_back", request_id=release.request_id, reason=str(error))
+
+
+def _of_token(caller: Caller, limits: AccountLimits) -> TokenLimits | None:
+    return None if limits == NO_LIMITS else TokenLimits(caller.token_id, limits)
 
 
 async def _tokens(exchange: Exchange, rules: AccountLimits, token: TokenLimits | None) -> int:
