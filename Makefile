@@ -7,6 +7,9 @@ LOCK := deploy/requirements.lock
 # Tests of streams, which run a second time without the compiled path of events.
 STREAMS := tests/chat tests/proxy $(addprefix tests/whole/test_,stream.py stream_end.py tiny_pieces.py upstream_tls.py)
 
+# Where this is set, every process compiles all modules again, which takes longer than all the rest of its start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: serve test test-pure coverage format clean
 
 serve: $(VENV)/.serve
@@ -34,16 +37,16 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 # Everything that runs comes from the lock file, exact and checked by hash; the project itself is installed in place. With a C
-# compiler, its compiled modules are built, too.
+# compiler, its compiled modules are built, too. Of what only tests need, a module is compiled when it is imported first.
 $(VENV)/.serve: $(LOCK) pyproject.toml hatch_build.py gateway/chat/_plain.pxd $(wildcard gateway/*/_*.pyx gateway/*/*/_*.pyx)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --require-hashes -r $(LOCK)
+	$(BIN)/pip install --quiet --no-deps --require-hashes -r $(LOCK)
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	$(BIN)/gateway --version
 	touch $@
 
 $(VENV)/.dev: deploy/requirements-dev.lock $(VENV)/.serve
-	$(BIN)/pip install --quiet --require-hashes -r deploy/requirements-dev.lock
+	$(BIN)/pip install --quiet --no-deps --no-compile --require-hashes -r deploy/requirements-dev.lock
 	touch $@
 
 clean:

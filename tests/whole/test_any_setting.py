@@ -158,6 +158,8 @@ def test_any_value_is_refused_with_one_line_or_loads(tmp_path: Path) -> None:
     file.write_text(with_value(data, ("workers",), "1"))
     load(file, {})
     for place, value in itertools.product(places(), VALUES):
+        if place[0] in RELOADABLE:
+            continue  # below, in a gateway that runs
         file.write_text(with_value(data, place, value))
         try:
             load(file, {})
@@ -191,6 +193,7 @@ async def test_any_value_of_a_reloadable_setting_is_refused_or_serves(
                     if not await reloader.run_once():
                         (line,) = [line for line in lines if line["event"] == "reload_refused"]
                         assert line["reason"].isprintable(), (place, value)
+                        assert len(line["reason"]) < 1500, (place, value)
                         assert str(file) in line["reason"], (place, value, line)
                         refused += 1
                         continue

