@@ -31,9 +31,10 @@ class GivenBudget(NamedTuple):
 
 def _budget(text: str) -> GivenBudget:
     window, _, value = (part.strip() for part in text.partition("="))
-    if window not in WINDOWS:
+    if window not in WINDOWS or not value:
+        lacks = "amount" if window in WINDOWS else "window"
         raise typer.BadParameter(
-            f"`{text}` names no window: write day=0.50, week=2, month=5, total=100 or requests=1000"
+            f"`{text}` names no {lacks}: write day=0.50, week=2, month=5, total=100 or requests=1000"
         )
     if value == NONE:
         return GivenBudget(window, None)
