@@ -25,6 +25,7 @@ from gateway.store.limits import Limited, Taken, TokenLimits
 from gateway.store.money.results import Hold, HoldReply, Settled
 from gateway.store.tokens import TokenRefused, invalid_token
 from gateway.usage.record import AttemptRecord, Record
+from gateway.usage.reference import hashed_reference, reference_in
 
 Limits = AccountLimits
 """The earlier name of `AccountLimits`."""
@@ -75,9 +76,11 @@ __all__ = [
     "address_of",
     "arrival_ms",
     "budget_in",
+    "hashed_reference",
     "invalid_token",
     "matches",
     "model_not_found",
     "network_of",
+    "reference_in",
     "utc",
 ]
