@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from gateway.exchange import Outcome
 from gateway.request_id import month as month_of
 from gateway.usage.damage import UnusableFile
 from gateway.usage.database import months
-from gateway.usage.reading import collecting, lacks, opened, record_of, select_rows
+from gateway.usage.reading import collecting, lacks, merged, opened, record_of, select_rows
 from gateway.usage.record import Record
 from gateway.usage.tables import columns, summed
 
@@ -102,18 +102,18 @@ def own_sums(
 
     `unusable` is as for `page`.
     """
-    totals: dict[tuple[str, ...], dict[str, int]] = {}
-    for month in months(folder) if account else ():
-        days = [day for day in (f"{month}-{number:02}" for number in range(1, 32)) if first <= day <= last]
-        if not days:
-            continue
-        with collecting(unusable), opened(folder, month) as file:
-            for row in _sums(file, account, by, days) if file else ():
-                total = totals.setdefault(tuple(row[: len(by)]), dict.fromkeys(OWN_SUMS, 0))
-                for name, value in zip(OWN_SUMS, row[len(by) :], strict=True):
-                    total[name] += value or 0
+    inside = {month: [day for day in _days(month) if first <= day <= last] for month in months(folder) if account}
+
+    def rows() -> Iterator[Sequence[Any]]:
+        for month, days in inside.items():
+            if days:
+                with collecting(unusable), opened(folder, month) as file:
+                    if file:
+                        yield from _sums(file, account, by, days)
+
+    found = merged(rows(), by, OWN_SUMS)
     unusable += lacks(folder, first[:7], last[:7])
-    return [dict(zip(by, group, strict=True)) | totals[group] for group in sorted(totals) if totals[group]["requests"]]
+    return found
 
 
 def _may_have(file: sqlite3.Connection, wanted: Wanted) -> bool:
@@ -144,3 +144,7 @@ def _sums(file: sqlite3.Connection, account: str, by: Sequence[str], days: Seque
     marks = ", ".join("?" * len(days))
     statement = f"SELECT {names} FROM days WHERE day IN ({marks}) AND account = ?{group}"  # noqa: S608 - names of ours only
     return file.execute(statement, (*days, account)).fetchall()
+
+
+def _days(month: str) -> list[str]:
+    return [f"{month}-{number:02}" for number in range(1, 32)]

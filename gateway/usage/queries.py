@@ -19,7 +19,7 @@ from gateway.request_id import first_id
 from gateway.request_id import month as month_of
 from gateway.usage.damage import UnusableFile, files_aside, lack
 from gateway.usage.database import months
-from gateway.usage.reading import collecting, lacks, month_at, opened, record_of, select_rows
+from gateway.usage.reading import collecting, lacks, merged, month_at, opened, record_of, select_rows
 from gateway.usage.record import Record
 from gateway.usage.tables import SUMS, summed
 
@@ -59,6 +59,7 @@ def select(
     folder: Path,
     *,
     account: str | None = None,
+    model: str | None = None,
     outcome: Outcome | None = None,
     since_ms: int | None = None,
     until_ms: int | None = None,
@@ -72,7 +73,7 @@ def select(
     since = "" if since_ms is None else first_id(since_ms)
     until = _AFTER_ALL_IDS if until_ms is None else first_id(until_ms)
     conditions, values = ["id >= ?", "id < ?"], [since, until]
-    for column, value in (("account", account), ("outcome", outcome)):
+    for column, value in (("account", account), ("model", model), ("outcome", outcome)):
         if value is not None:
             conditions.append(f"{column} = ?")
             values.append(value)
@@ -125,18 +126,18 @@ def summary(
     """
     first, last = since or "", until or _AFTER_ALL_DAYS
     terms = f" GROUP BY {', '.join(by)}" if by else ""
-    totals: dict[tuple[str, ...], dict[str, int]] = {}
-    for month in months(folder):
-        if first[_MONTH_OF_DAY] <= month <= last[_MONTH_OF_DAY]:
-            with collecting(unusable), opened(folder, month) as file:
-                for row in _sums(file, by, terms, (first, last)) if file else ():
-                    group, sums = tuple(row[: len(by)]), row[len(by) :]
-                    total = totals.setdefault(group, dict.fromkeys(SUMS, 0))
-                    for name, value in zip(SUMS, sums, strict=True):
-                        total[name] += value or 0
+
+    def rows() -> Iterator[Sequence[Any]]:
+        for month in months(folder):
+            if first[_MONTH_OF_DAY] <= month <= last[_MONTH_OF_DAY]:
+                with collecting(unusable), opened(folder, month) as file:
+                    if file:
+                        yield from _sums(file, by, terms, (first, last))
+
+    found = merged(rows(), by, SUMS)
     if unusable is not None:
         unusable += lacks(folder, first[_MONTH_OF_DAY], last[_MONTH_OF_DAY])
-    return [dict(zip(by, group, strict=True)) | totals[group] for group in sorted(totals) if totals[group]["requests"]]
+    return found
 
 
 class Tail:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,16 @@ def record_of(row: Sequence[Any]) -> Record:
         if name in values:
             values[name] = msgspec.json.decode(values[name])
     return msgspec.convert(values, Record)
+
+
+def merged(rows: Iterable[Sequence[Any]], by: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:
+    """Add up rows with groups and sums; return them sorted by the groups, without those of no request."""
+    totals: dict[tuple[str, ...], dict[str, int]] = {}
+    for row in rows:
+        total = totals.setdefault(tuple(row[: len(by)]), dict.fromkeys(names, 0))
+        for name, value in zip(names, row[len(by) :], strict=True):
+            total[name] += value or 0
+    return [dict(zip(by, group, strict=True)) | totals[group] for group in sorted(totals) if totals[group]["requests"]]
 
 
 def lacks(folder: Path, first: str, last: str) -> list[UnusableFile]:
