@@ -22,7 +22,7 @@ from gateway.usage.reading import collecting, lacks, merged, opened, record_of, 
 from gateway.usage.record import Record
 from gateway.usage.tables import columns, summed
 
-MAX_SCANNED: Final = 10_000
+MAX_SCANNED: Final = 5_000
 """Rows of a page that are compared with its filters."""
 _FIRST_MONTH: Final = ""
 _LAST_MONTH: Final = "9"

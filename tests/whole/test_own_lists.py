@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,7 @@ from tests.whole.conftest import configuration
 from tests.whole.raw import Answer, ask, chat, get
 
 NOW: Final = datetime.now(UTC)
+README: Final = Path(__file__).parent.parent.parent / "README.md"
 TODAY: Final = f"{NOW:%Y-%m-%d}"
 OPERATORS: Final = {"channel", "attempts", "upstream_usage", "cost_micros", "margin_micros", "cost_price", "reference"}
 
@@ -248,3 +250,22 @@ plugins:
         account = await gateway.store.accounts.get("tester")
         assert account is not None
         assert account.balance_micros == 0
+
+
+async def test_the_examples_of_the_readme_are_answered(gateway: Running) -> None:
+    token, text = await gateway.token(), README.read_text()
+    paths = re.findall(r'"\$BASE(/\S+)"', text)
+    assert len(paths) == 4
+    for path in paths:
+        await listed(gateway, token, f"/v1{path}")
+
+
+async def test_a_list_says_what_it_may_lack(gateway: Running) -> None:
+    token, own = await gateway.token("alice"), record("alice", ago(days=1))
+    await write(gateway, own)
+    aside = gateway.store.usage.folder / "usage-2001-02.sqlite.damaged-x"
+    aside.write_bytes(b"")
+    found = await listed(gateway, token, "/v1/requests")
+    assert [line["id"] for line in found["data"]] == [own.id]
+    assert found["notes"] == ["Requests of 2001-02 cannot be read at the moment and may be missing."]
+    assert (await listed(gateway, token, "/v1/usage"))["notes"] == []
