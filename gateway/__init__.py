@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gateway.store.money.results import Hold, HoldReply, Settled
     from gateway.store.tokens import TokenRefused, invalid_token
     from gateway.usage.record import AttemptRecord, Record
+    from gateway.usage.reference import hashed_reference, reference_in
 
 __all__ = [
     "MICROS",
@@ -77,10 +78,12 @@ __all__ = [
     "address_of",
     "arrival_ms",
     "budget_in",
+    "hashed_reference",
     "invalid_token",
     "matches",
     "model_not_found",
     "network_of",
+    "reference_in",
     "utc",
 ]
 
@@ -107,6 +110,7 @@ _PLACES = {
     "gateway.store.money.results": "Hold HoldReply Settled",
     "gateway.store.tokens": "TokenRefused invalid_token",
     "gateway.usage.record": "AttemptRecord Record",
+    "gateway.usage.reference": "hashed_reference reference_in",
 }
 """The modules of the public names."""
 

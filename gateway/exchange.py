@@ -24,6 +24,8 @@ class Operation(StrEnum):
     CHAT = "chat.completions"
     MODELS = "models"
     ACCOUNT = "account"
+    LEDGER = "ledger"
+    USAGE = "usage"
     REQUESTS = "requests"
     MISDIRECTED = "misdirected"
 
@@ -75,7 +77,10 @@ class Attempt(msgspec.Struct):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """The head of a request. `path` is raw and has no query. `headers` is case-insensitive. `peer` is the caller's address."""
+    """The head of a request. `headers` is case-insensitive. `peer` is the caller's address.
+
+    `path` is raw and has no query. `query` is raw, too: only lists read it, and no upstream gets it.
+    """
 
     method: str
     path: str
@@ -83,6 +88,7 @@ class Request(msgspec.Struct, frozen=True):
     peer: str
     operation: Operation
     argument: str = ""
+    query: str = ""
 
 
 _BODYLESS: Final = (204, 205, 304)

@@ -27,6 +27,8 @@ from gateway import (
     Step,
     StoreAway,
     arrival_ms,
+    hashed_reference,
+    reference_in,
     utc,
 )
 from plugins.counted_refusals import CountedRefusals
@@ -46,6 +48,8 @@ class Arrival(msgspec.Struct):
 
     record: Record
     written: asyncio.Future[object] | None = None
+    reference: str = ""
+    """What the caller names the request; only its hash is recorded, with the account as its key."""
 
 
 class UsageLogger(Plugin):
@@ -80,7 +84,8 @@ class UsageLogger(Plugin):
     async def on_request(self, exchange: Exchange) -> None:
         """Open the record. The chain goes on meanwhile, but the upstream is not called before the store has the record.
 
-        After too many refusals from an address, its records are opened only once the chain has admitted the request.
+        After too many refusals from an address, its records are opened only once the chain has admitted the request. Raises
+        `Refused` for a reference that cannot be kept.
         """
         arrival = exchange[Arrival] = Arrival(_opened(exchange))
         if self._counted.defers(exchange.request.peer):
@@ -88,6 +93,7 @@ class UsageLogger(Plugin):
         else:
             arrival.written = self.usage.submit_arrival(arrival.record)
             exchange.before_upstream(arrival.written)
+        arrival.reference = reference_in(exchange.request.headers)
 
     async def explain(self, exchange: Exchange) -> str:
         """Return what would be recorded. This plugin refuses no request."""
@@ -104,7 +110,11 @@ class UsageLogger(Plugin):
                 self._counted.count(exchange)
                 return None
             model = exchange.model if exchange.model in self.models else ""
-            return await self.usage.end_step(_closed(arrival.record, exchange, model))
+            record = _closed(arrival.record, exchange, model)
+            if arrival.reference and record.account:
+                reference = hashed_reference(record.account, arrival.reference)
+                record = msgspec.structs.replace(record, reference=reference)
+            return await self.usage.end_step(record)
         except Exception:  # a plugin left a wrong value on the exchange
             self.log.exception("record_incomplete", request_id=exchange.id)
             await self._close_with_certain(arrival.record, exchange)

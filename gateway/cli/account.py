@@ -33,6 +33,7 @@ from gateway.cli.common import (
     refuse,
     run_with_store,
 )
+from gateway.cli.ledger import ledger
 from gateway.facts import Budgets
 from gateway.services import Store
 from gateway.store.accounts import Account, AccountError, AccountStatus, unknown
@@ -279,6 +280,7 @@ def close(
     _set_status(config, account_id, AccountStatus.CLOSED, as_json)
 
 
+account.command()(ledger)
 account.command()(archive)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import csv
 import re
+import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
@@ -22,12 +23,15 @@ from rich.table import Table
 from gateway.config.schema import Config, find, load
 from gateway.errors import StoreAway
 from gateway.prices import MICROS
+from gateway.request_id import LAST_MS
 from gateway.runtime.data_folder import data_folder
 from gateway.services import Store
 from gateway.store import layout
 
 Result = TypeVar("Result")
 
+GAP: Final = "  "
+"""What is between two columns of a table."""
 CONSOLE_WIDTH: Final = 10_000
 """Characters of a line. No table comes near it."""
 LARGEST_AMOUNT: Final = 2**53 // MICROS
@@ -125,18 +129,43 @@ def micros(text: str) -> int:
 
 
 def point_in_time(text: str) -> int:
-    """Convert a day, or an age such as `12h`, to milliseconds since 1970. Raises `typer.BadParameter`."""
-    match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
-    if match:
-        return max(0, round((time.time() - int(match[1]) * UNITS_S[match[2]]) * 1000))
-    return round(datetime.combine(date.fromisoformat(day(text)), datetime.min.time(), UTC).timestamp() * 1000)
+    """Convert a time, or when a day or a month begins, to milliseconds since 1970. Raises `typer.BadParameter`."""
+    return _period(text)[0]
+
+
+def end_of_time(text: str) -> int:
+    """Convert a time, or when a day or a month ends, to milliseconds since 1970. Raises `typer.BadParameter`."""
+    return _period(text)[1]
 
 
 def day(text: str) -> str:
     """Return a day in the form 2026-11-21. Raises `typer.BadParameter`."""
     with suppress(ValueError):
         return date.fromisoformat(text).isoformat()
-    raise typer.BadParameter(f"`{text}` is not a time; write 30m, 12h, 7d, or a day as in 2026-11-21 (UTC)")
+    raise typer.BadParameter(f"`{text}` is not a time; write a day as in 2026-11-21 (UTC)")
+
+
+def _period(text: str) -> tuple[int, int]:
+    """Return when an age such as `12h`, a day, a month or a minute begins and ends; an age is one moment."""
+    if match := re.fullmatch(r"([0-9]{1,9})([smhd])", text):
+        moment = max(0, round((time.time() - int(match[1]) * UNITS_S[match[2]]) * 1000))
+        return moment, moment
+    with suppress(ValueError, OverflowError):
+        if re.fullmatch(r"[0-9]{4}-[0-9]{2}", text):
+            first = datetime.fromisoformat(f"{text}-01")
+            return _ms(first), _ms((first + timedelta(days=31)).replace(day=1))
+        if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text):
+            return _ms(datetime.fromisoformat(text)), _ms(datetime.fromisoformat(text) + timedelta(days=1))
+        if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}", text):
+            return _ms(datetime.fromisoformat(text)), _ms(datetime.fromisoformat(text))
+    raise typer.BadParameter(
+        f"`{text}` is not a time; write 30m, 12h, 7d, a day as in 2026-11-21, a month as in 2026-11, "
+        "or a minute as in 2026-11-21T10:30 (UTC)"
+    )
+
+
+def _ms(moment: datetime) -> int:
+    return min(max(0, round(moment.replace(tzinfo=UTC).timestamp() * 1000)), LAST_MS)
 
 
 def amount(value: int) -> str:
@@ -151,17 +180,29 @@ def print_json(value: object) -> None:
     print(msgspec.json.encode(value).decode())
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """Print a table, or the sentence `empty` if there are no rows."""
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str, total: bool = False) -> None:
+    """Print a table, or the sentence `empty` if there are no rows. `total`: the last row is a sum of the others."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column)
-    for row in rows:
-        table.add_row(*(str(cell) for cell in row))
+    texts = [[str(cell) for cell in row] for row in rows]
+    for number, row in enumerate(texts):
+        table.add_row(*row, style="bold" if total and number == len(texts) - 1 else None)
     if table.row_count:
         _print_unpadded(table)
     else:
         console().print(empty)
+
+
+def width_of(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> int:
+    """Return how many characters wide a table is."""
+    widths = [max(len(str(cell)) for cell in cells) for cells in zip(columns, *rows, strict=True)]
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def terminal_width() -> int:
+    """Return how many characters a line of the terminal has; what is no terminal is taken for one of 80."""
+    return shutil.get_terminal_size((80, 24)).columns
 
 
 def print_csv(rows: Iterable[Mapping[str, object]]) -> None:
@@ -190,6 +231,11 @@ def _print_unpadded(table: Table) -> None:
     with output.capture() as captured:
         output.print(table)
     print("\n".join(line.rstrip() for line in captured.get().split("\n")), end="")
+
+
+def printable(text: str) -> str:
+    """Return a text without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def console() -> Console:

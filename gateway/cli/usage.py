@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 import typer
 
 from gateway.cli.common import (
+    GAP,
     ConfigOption,
     JsonOption,
-    amount,
     configuration,
-    day,
+    end_of_time,
     point_in_time,
     print_csv,
     print_fields,
     print_json,
-    print_table,
+    printable,
     refuse,
     store_of,
 )
+from gateway.cli.usage_tables import cells_of, print_requests, print_sums
 from gateway.config.schema import Config
 from gateway.exchange import Outcome
 from gateway.usage import queries
 from gateway.usage.damage import UnusableFile
 from gateway.usage.record import Record
-from gateway.usage.tables import GROUPS, SUMS
+from gateway.usage.sums import NAMES, Selected, grouped
 
 usage = typer.Typer(
     no_args_is_help=True, help="Read the usage log: whether a request arrived, how it ended, what it cost."
@@ -44,22 +45,36 @@ def register(app: typer.Typer) -> None:
     app.add_typer(usage, name="usage")
 
 
+_SHORT: Final = {"token": "token_id", "error": "error_code"}
+_LONG: Final = {name: short for short, name in _SHORT.items()}
+_GIVEN: Final = ",".join(_LONG.get(name, name) for name in NAMES)
+
+
 def _groups(text: str) -> list[str]:
-    names = ["token_id" if name == "token" else name for name in text.split(",")]
-    if unknown := [name for name in names if name not in GROUPS]:
-        raise typer.BadParameter(f"`{unknown[0]}` is not one of account, token, model, channel, day")
+    names = [_SHORT.get(name, name) for name in text.split(",")]
+    if unknown := [name for name in names if name not in NAMES]:
+        raise typer.BadParameter(f"`{unknown[0]}` is not one of {_GIVEN.replace(',', ', ')}")
     return list(dict.fromkeys(names))
 
 
 AccountOption = Annotated[str | None, typer.Option(metavar="ID", help="Only this account's requests.")]
+ModelOption = Annotated[str | None, typer.Option(metavar="NAME", help="Only requests for this model.")]
 OutcomeOption = Annotated[Outcome | None, typer.Option(help="Only requests with this outcome.")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV; amounts in millionths of a currency unit.")]
-SinceOption = Annotated[
+FromOption = Annotated[
     int | None,
     typer.Option(
+        "--from",
+        "--since",
         parser=point_in_time,
         metavar="TIME",
-        help="Only requests since this time: 30m, 12h, 7d, or a day as in 2026-11-21 (UTC).",
+        help="Only requests since this time: 30m, 12h, 7d, a day as in 2026-11-21, a month as in 2026-11 (UTC).",
+    ),
+]
+ToOption = Annotated[
+    int | None,
+    typer.Option(
+        "--to", parser=end_of_time, metavar="TIME", help="Only requests until then; a day or a month is included."
     ),
 ]
 
@@ -67,21 +82,37 @@ SinceOption = Annotated[
 @usage.command("list")
 def list_(
     account: AccountOption = None,
-    since: SinceOption = None,
+    model: ModelOption = None,
     outcome: OutcomeOption = None,
+    since: FromOption = None,
+    until: ToOption = None,
     limit: Annotated[int, typer.Option(min=1, help="How many requests to list at most.")] = 50,
     config: ConfigOption = None,
     as_json: JsonOption = False,
+    as_csv: CsvOption = False,
 ) -> None:
     """List requests, newest first.
 
-    Example: `gateway usage list --account alice --since 1h --outcome caller_gone`
+    Example: `gateway usage list --account alice --from 1h --outcome caller_gone`
     """
     unusable: list[UnusableFile] = []
-    records = queries.select(
-        _folder(config), account=account, outcome=outcome, since_ms=since, newest_first=True, unusable=unusable
+    records = islice(
+        queries.select(
+            _folder(config),
+            account=account,
+            model=model,
+            outcome=outcome,
+            since_ms=since,
+            until_ms=until,
+            newest_first=True,
+            unusable=unusable,
+        ),
+        limit,
     )
-    _print(islice(records, limit), as_json, empty="There are no such requests. Does `--since` reach far enough back?")
+    if as_csv or as_json:
+        _print_all(records, as_csv)
+    else:
+        print_requests(records, empty="There are no such requests. Does `--from` reach far enough back?")
     _fail(unusable)
 
 
@@ -118,16 +149,12 @@ def tail(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 @usage.command()
 def summary(
-    by: Annotated[
-        str, typer.Option(metavar="NAMES", help="Group by these: some of account,token,model,channel,day.")
-    ] = "day",
-    first: Annotated[
-        str | None, typer.Option("--from", parser=day, metavar="DAY", help="The first day, such as 2026-11-01 (UTC).")
-    ] = None,
-    last: Annotated[
-        str | None,
-        typer.Option("--to", parser=day, metavar="DAY", help="The last day, included, such as 2026-11-30 (UTC)."),
-    ] = None,
+    by: Annotated[str, typer.Option(metavar="NAMES", help=f"Group by these: some of {_GIVEN}.")] = "day",
+    account: AccountOption = None,
+    model: ModelOption = None,
+    outcome: OutcomeOption = None,
+    since: FromOption = None,
+    until: ToOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
@@ -135,52 +162,60 @@ def summary(
     """Show totals of requests, tokens, charges, costs and margins.
 
     Costs are those of `cost` in the file. `unknown_costs` counts the requests without one: they are missing in `cost` and `margin`.
+    In a table, `written` are tokens that were written to a cache. Columns that a table has no room for are in CSV and JSON.
 
-    Example: `gateway usage summary --by account,model,day --from 2026-11-01 --to 2026-11-30`
+    Examples: `gateway usage summary --by account,model,day --from 2026-11`,
+    `gateway usage summary --by hour,error --from 12h --account alice`
     """
     groups = _groups(by)
     unusable: list[UnusableFile] = []
-    totals = queries.summary(_folder(config), groups, since=first, until=last, unusable=unusable)
+    totals = grouped(_folder(config), groups, Selected(account, model, outcome, since, until), unusable)
     if as_csv:
         print_csv(totals)
     elif as_json:
         for total in totals:
             print_json(total)
     else:
-        columns = [*groups, *(name.removesuffix("_micros") for name in SUMS)]
-        print_table(columns, map(_total_cells, totals), empty="No requests ended in that time.")
+        print_sums(groups, totals, empty="No requests ended in that time.")
     _fail(unusable)
 
 
 @usage.command()
 def export(
     account: AccountOption = None,
+    model: ModelOption = None,
     outcome: OutcomeOption = None,
-    since: SinceOption = None,
+    since: FromOption = None,
+    until: ToOption = None,
     config: ConfigOption = None,
     as_csv: CsvOption = False,
 ) -> None:
     """Print records as JSON, one on each line, oldest first; or as CSV.
 
-    Example: `gateway usage export --since 30d > usage.jsonl`
+    Example: `gateway usage export --from 30d > usage.jsonl`
     """
     unusable: list[UnusableFile] = []
-    records = queries.select(_folder(config), account=account, outcome=outcome, since_ms=since, unusable=unusable)
-    if as_csv:
-        print_csv(map(msgspec.to_builtins, records))
-    else:
-        for record in records:
-            print_json(record)
+    _print_all(
+        queries.select(
+            _folder(config),
+            account=account,
+            model=model,
+            outcome=outcome,
+            since_ms=since,
+            until_ms=until,
+            unusable=unusable,
+        ),
+        as_csv,
+    )
     _fail(unusable)
 
 
-def _total_cells(total: Mapping[str, Any]) -> list[object]:
-    """Return the cells of a row of sums. Where no cost is known there is neither a cost nor a margin."""
-    unknown = ("cost_micros", "margin_micros") if total["unknown_costs"] == total["requests"] else ()
-    return [
-        "-" if value == "" or name in unknown else amount(value) if name.endswith("_micros") else value
-        for name, value in total.items()
-    ]
+def _print_all(records: Iterable[Record], as_csv: bool) -> None:
+    if as_csv:
+        print_csv(map(msgspec.to_builtins, records))
+        return
+    for record in records:
+        print_json(record)
 
 
 def _fail(unusable: list[UnusableFile]) -> None:
@@ -198,7 +233,7 @@ async def _follow(settings: Config, as_json: bool) -> None:
         if as_json:
             print_json(record)
         else:
-            print("  ".join(_cells(record)))
+            print(GAP.join(cells_of(record)))
         sys.stdout.flush()
 
 
@@ -220,36 +255,8 @@ def _folder(config: Path | None) -> Path:
     return configuration(config).data_path / "usage"
 
 
-COLUMNS: Final = ("arrived", "id", "account", "model", "channel", "outcome", "status", "tokens", "charge", "ms")
-
-
-def _cells(record: Record) -> list[str]:
-    tokens = f"{record.prompt_tokens}+{record.completion_tokens}" if record.usage_source != "none" else ""
-    cells = (
-        record.arrived_at,
-        record.id,
-        record.account,
-        record.model,
-        record.channel,
-        record.outcome or "under way",
-        record.status or "",
-        tokens,
-        amount(record.charge_micros),
-        record.duration_ms,
-    )
-    return [str(cell) or "-" for cell in cells]
-
-
-def _print(records: Iterable[Record], as_json: bool, *, empty: str) -> None:
-    if as_json:
-        for record in records:
-            print_json(record)
-        return
-    print_table(COLUMNS, map(_cells, records), empty=empty)
-
-
 def _plain(value: object) -> str:
     if value is None or value == "":
         return "-"
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    return printable(text)

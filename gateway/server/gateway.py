@@ -1,7 +1,7 @@
 """The public port of one worker: a request head becomes an exchange and runs.
 
-The raw path is matched exactly. The query and `Host` are ignored, and the query is never forwarded. The body is read when a
-plugin first needs it, so a request that is refused on its head is refused without reading the body.
+The raw path is matched exactly. `Host` is ignored, and so is the query, except by lists; it is never forwarded. The body is
+read when a plugin first needs it, so a request that is refused on its head is refused without reading the body.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from gateway.server.body_budget import BodyBudget
 from gateway.server.connections import Connections
 from gateway.server.large_bodies import SMALL, LargeBodies
 from gateway.server.listener import Listener
+from gateway.server.lookups import Lookups
 from gateway.server.protocol import ServerProtocol
 from gateway.server.received import ReceivedRequest
 from gateway.server.routes import HEALTH, LocalRoutes, misdirected, operation_of
@@ -49,7 +50,8 @@ class Gateway:
         self.chain = chain
         self.services = services
         self.runner = runner
-        self.routes = LocalRoutes(services)
+        self._lookups = Lookups()
+        self.routes = LocalRoutes(services, self._lookups)
         self.draining = False
         self.budget = BodyBudget(port.body_budget)
         self.connections = Connections(port)
@@ -71,7 +73,7 @@ class Gateway:
         """Serve new exchanges with `chain`. Return the chain before, whose exchanges may still be in progress."""
         old, self.chain = self.chain, chain
         self.services = services
-        self.routes = LocalRoutes(services)
+        self.routes = LocalRoutes(services, self._lookups)
         self.runner.metrics.use(services.catalogue)
         return old
 
@@ -139,8 +141,8 @@ class Gateway:
         on_body_dropped: Callable[[], None] = lambda: None,
     ) -> Exchange:
         peer = cast("ServerProtocol", request.protocol).slot.peer
-        path = request.raw_path.partition("?")[0]
-        head = Request(request.method, path, request.headers, peer, operation, argument)
+        path, _, query = request.raw_path.partition("?")
+        head = Request(request.method, path, request.headers, peer, operation, argument, query)
         exchange = Exchange(head, read_body, on_body_dropped=on_body_dropped, generation=self.chain.generation)
         exchange.response_headers["x-request-id"] = exchange.id
         return exchange

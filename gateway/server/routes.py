@@ -1,4 +1,4 @@
-"""The path table, and the operations that need no upstream: models, account, one request's record."""
+"""The path table, and the models that a caller may use. What callers learn of themselves is in files of its own."""
 
 from __future__ import annotations
 
@@ -9,34 +9,54 @@ from gateway.errors import Refused, model_not_found
 from gateway.exchange import Exchange, Operation, Reply
 from gateway.facts import Caller
 from gateway.server.account import account_of
+from gateway.server.ledger import ledger_of
+from gateway.server.lookups import Lookups
+from gateway.server.requests import request_of, requests_of
+from gateway.server.usage import usage_of
 from gateway.services import Services
 
 BASE_ENDS_IN_V1 = "The base address already ends in /v1: remove the repeated /v1 from the path."
 BASE_LACKS_V1 = "The base address must end in /v1: point the client at .../v1."
 ABSOLUTE = "The request line must have the path alone, as in GET /v1/models: this is not a proxy."
-KNOWN_PATHS = "Known here: POST /v1/chat/completions, GET /v1/models, GET /v1/account, GET /v1/requests/{id}."
+KNOWN_PATHS = (
+    "Known here: POST /v1/chat/completions, GET /v1/models, GET /v1/account, GET /v1/account/ledger, GET /v1/usage, "
+    "GET /v1/requests, GET /v1/requests/{id}."
+)
 
 
 class LocalRoutes:
     """Answers the operations that need no upstream, once the chain has admitted the request."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, lookups: Lookups) -> None:
+        self._services = services
+        self._lookups = lookups
         self._catalogue = services.catalogue
         self._store = services.store
         self._calendar = Calendar(services.catalogue.time_zone, services.clock)
 
     async def __call__(self, exchange: Exchange) -> Reply:
         """Return the reply to an admitted request. Raises `Refused`."""
-        match exchange.request.operation:
+        request = exchange.request
+        match request.operation:
             case Operation.MODELS:
                 return self._models(exchange)
             case Operation.ACCOUNT:
                 caller = _caller(exchange)
                 return _json(await account_of(caller, self._store, self._calendar, exchange.response_headers))
+            case Operation.LEDGER:
+                return Reply(body=await ledger_of(_caller(exchange).account, request.query, self._store, self._lookups))
+            case Operation.USAGE:
+                return Reply(
+                    body=await usage_of(_caller(exchange).account, request.query, self._services, self._lookups)
+                )
+            case Operation.REQUESTS if request.argument:
+                return _json(await request_of(_caller(exchange).account, request.argument, self._store))
             case Operation.REQUESTS:
-                return await self._record(exchange)
+                return Reply(
+                    body=await requests_of(_caller(exchange).account, request.query, self._store, self._lookups)
+                )
             case _:
-                raise misdirected(exchange.request.method, exchange.request.path)
+                raise misdirected(request.method, request.path)
 
     def _models(self, exchange: Exchange) -> Reply:
         caller = exchange.get(Caller)
@@ -48,31 +68,12 @@ class LocalRoutes:
             raise model_not_found()
         return _json(_model(wanted))
 
-    async def _record(self, exchange: Exchange) -> Reply:
-        caller = _caller(exchange)
-        record = await self._store.usage.find(exchange.request.argument, account=caller.account)
-        if record is None:
-            raise Refused(
-                404,
-                "request_not_found",
-                "No request with this id has ended in this account. Check it against x-request-id, or ask again later.",
-            )
-        fields = msgspec.to_builtins(record)
-        return _json({key: value for key, value in fields.items() if key not in OPERATOR_FIELDS})
-
-
-OPERATOR_FIELDS = (
-    *("channel", "attempts", "upstream_request_id", "upstream_usage"),
-    *("cost_micros", "margin_micros", "cost_price", "upstream_cost_micros"),
-)
-"""Fields of a record that callers do not see, because they name upstreams or say what these cost."""
-
 
 def misdirected(method: str, path: str) -> Refused:
     """Return the error for a path or method that is not in the table."""
     if path.startswith("/v1/v1"):
         return Refused(404, "unknown_path", BASE_ENDS_IN_V1)
-    if path in ("/chat/completions", "/models"):
+    if f"/v1{path}" in METHODS:
         return Refused(404, "unknown_path", BASE_LACKS_V1)
     if "://" in path.partition("/v1")[0]:
         return Refused(404, "unknown_path", ABSOLUTE)
@@ -97,9 +98,12 @@ OPERATIONS = {
     "/v1/chat/completions": Operation.CHAT,
     "/v1/models": Operation.MODELS,
     "/v1/account": Operation.ACCOUNT,
+    "/v1/account/ledger": Operation.LEDGER,
+    "/v1/usage": Operation.USAGE,
+    "/v1/requests": Operation.REQUESTS,
 }
 HEALTH = ("/healthz", "/readyz")
-METHODS = {"/v1/chat/completions": "POST", "/v1/models": "GET", "/v1/account": "GET"}
+METHODS = {path: "POST" if operation is Operation.CHAT else "GET" for path, operation in OPERATIONS.items()}
 
 
 def _caller(exchange: Exchange) -> Caller:

@@ -47,6 +47,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     are None where the cost of an attempt is not known. `cost_price` is the price of the last attempt. `upstream_usage` is the usage
     object that its upstream sent, `upstream_cost_micros` the cost that it stated, if any.
 
+    `reference` is the hash of the reference that the caller gave the request, see `gateway.usage.reference`.
+
     A record with the operation `counted` stands for `events` refused requests, which came within `duration_ms` of `arrived_at`.
     Its other fields are those of the first of them.
     """
@@ -83,6 +85,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     cost_price: dict[str, object] = {}
     upstream_cost_micros: NumberOrNone = None
     upstream_usage: str = ""
+    reference: str = ""
 
 
 encode: Final = msgspec.json.Encoder().encode

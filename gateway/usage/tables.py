@@ -70,6 +70,7 @@ CREATE TABLE IF NOT EXISTS requests (
 );
 CREATE INDEX IF NOT EXISTS requests_of_account ON requests (account, id);
 CREATE INDEX IF NOT EXISTS requests_open ON requests (id) WHERE outcome IS NULL;
+CREATE INDEX IF NOT EXISTS requests_of_reference ON requests (reference, id) WHERE reference != '';
 CREATE TABLE IF NOT EXISTS days (
     {", ".join(f"{name} TEXT" for name in GROUPS)},
     {", ".join(f"{name} INTEGER" for name in SUMS)},
@@ -117,11 +118,11 @@ def selected(file: sqlite3.Connection, names: Sequence[str] = COLUMNS) -> str:
     return ", ".join(f'"{name}"' if name in present else f'NULL AS "{name}"' for name in names)
 
 
-def summed(file: sqlite3.Connection) -> str:
-    """Return the sums as a statement names them. In a file of an earlier version no cost is known."""
+def summed(file: sqlite3.Connection, names: Sequence[str] = SUMS) -> str:
+    """Return sums as a statement names them. In a file of an earlier version no cost is known."""
     present = columns(file, "days")
     lacking = {"unknown_costs": "sum(requests)"}
-    return ", ".join(f"sum({name})" if name in present else lacking.get(name, "0") for name in SUMS)
+    return ", ".join(f"sum({name})" if name in present else lacking.get(name, "0") for name in names)
 
 
 def _add_missing(file: sqlite3.Connection) -> None:

@@ -22,6 +22,7 @@ from gateway.usage.damage import UnusableFile
 from gateway.usage.database import UsageDatabase
 from gateway.usage.log import UsageLog
 from gateway.usage.record import Record, decode
+from gateway.usage.tables import SUMS
 from tests.patience import PATIENCE_S
 from tests.records import COSTED, arrival, end, id_at
 
@@ -38,6 +39,7 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str) -> Usa
     file = tmp_path / "gateway.yaml"
     file.write_text(f"redis: {store_url}\ndata: {tmp_path}\nstore: {{timeout: {PATIENCE_S}}}\n")
     monkeypatch.setenv("GATEWAY_CONFIG", str(file))
+    monkeypatch.setenv("COLUMNS", "200")
     return UsageDatabase(tmp_path / "usage")
 
 
@@ -60,8 +62,37 @@ def test_list_shows_the_newest_first_with_whole_ids(rows: UsageDatabase) -> None
     rows.write([old, new])
     header, first, second = run("usage", "list").splitlines()
     assert header.split()[:3] == ["arrived", "id", "account"]
-    assert first.split()[1:3] == [new.id, "other"]
-    assert second.split()[1:3] == [old.id, "demo"]
+    assert first.split()[2:4] == [new.id, "other"]
+    assert second.split()[2:4] == [old.id, "demo"]
+
+
+def test_list_has_two_lines_for_each_request_where_one_would_be_too_long(
+    rows: UsageDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    failed = {"outcome": Outcome.UPSTREAM_FAILED, "error_code": "upstream_timeout", "status": 504}
+    refused = {"outcome": Outcome.REFUSED, "error_code": "token_invalid", "status": 401, "usage_source": "none"}
+    nameless = {"account": "", "model": "", "channel": "", "charge_micros": 0}
+    old, new = end(days_ago(2), **failed), end(days_ago(1), **refused, **nameless)
+    rows.write([old, new])
+    lines = run("usage", "list").splitlines()
+    assert [line.split() for line in lines] == [
+        ["arrived", "id", "account", "channel"],
+        [*new.arrived_at[:19].split("T"), new.id, "-", "-"],
+        ["refused", "token_invalid", "401", "0.00", "2300", "ms"],
+        [*old.arrived_at[:19].split("T"), old.id, "demo", "openai"],
+        [
+            "gpt-4o-mini",
+            "upstream_failed",
+            "upstream_timeout",
+            "504",
+            "11+41",
+            "0.000123",
+            "2300",
+            "ms",
+        ],
+    ]
+    assert max(map(len, lines)) <= 80
 
 
 def test_an_empty_list_is_a_sentence(rows: UsageDatabase) -> None:
@@ -95,7 +126,8 @@ def test_list_filters_by_account_time_and_outcome_and_limits_the_number(rows: Us
 
 def test_an_invalid_time_is_wrong_usage_with_an_example(rows: UsageDatabase) -> None:
     for text in ("5x", "yesterday", "2026-13-01", "-1h", ""):
-        assert "30m, 12h, 7d" in " ".join(run("usage", "list", "--since", text, code=2).split())
+        printed = run("usage", "list", "--since", text, code=2).replace("\u2502", "")
+        assert "30m, 12h, 7d" in " ".join(printed.split())
 
 
 def test_show_prints_every_field(rows: UsageDatabase) -> None:
@@ -150,27 +182,62 @@ def test_summary_groups_by_the_given_names(rows: UsageDatabase) -> None:
         "unknown_costs": 1,
     }
     header, *lines = run("usage", "summary", "--by", "day,token").splitlines()
-    assert header.split() == [
-        "day",
-        "token_id",
-        "requests",
-        "completed",
-        "prompt_tokens",
-        "cached_tokens",
-        "cache_write_tokens",
-        "completion_tokens",
-        "charge",
-        "cost",
-        "margin",
-        "unknown_costs",
-    ]
+    groups = ["day", "token_id", "requests", "completed", "prompt", "cached", "written", "output"]
+    assert header.split() == [*groups, "charge", "cost", "margin", "unknown"]
     sums = ["3", "3", "33", "4", "2", "123", "0.000246", "0.0001", "0.000023", "2"]
-    assert [line.split() for line in lines] == [[day, "demo-k3f9x2ab", *sums]]
+    assert [line.split() for line in lines] == [[day, "demo-k3f9x2ab", *sums], ["total", *sums]]
+
+
+def test_summary_leaves_out_the_least_important_columns_of_a_table_that_is_too_wide(
+    rows: UsageDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    rows.write([end(days_ago(1), **COSTED)])
+    result = CliRunner().invoke(app, ["usage", "summary", "--by", "day,account,model"])
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert result.stdout.splitlines()[0].split() == [
+        *("day", "account", "model", "requests", "output", "charge", "cost", "unknown"),
+    ]
+    left_out = "cache_write_tokens, cached_tokens, completed, margin_micros, prompt_tokens"
+    assert result.stderr == f"note: too wide for {left_out}; --csv and --json have all columns\n"
+
+
+def test_requests_are_selected_and_summed_by_times_and_by_what_no_day_tells(rows: UsageDatabase) -> None:
+    at = 1_798_761_600_000  # 2027-01-01
+    early, late = end(arrival(id_at(at))), end(arrival(id_at(at + 5_400_000)), outcome=Outcome.REFUSED, error_code="x")
+    other = end(arrival(id_at(at + 5_400_000)), model="llama", group="trial")
+    december = end(arrival(id_at(at - 1)))
+    rows.write([early, late, other, december])
+
+    def counted(*arguments: str) -> list[tuple[object, ...]]:
+        lines = run("usage", "summary", "--json", *arguments).splitlines()
+        totals = [msgspec.json.decode(line) for line in lines]
+        return [(*list(total.values())[: -len(SUMS)], total["requests"]) for total in totals]
+
+    assert counted("--by", "month") == [("2026-12", 1), ("2027-01", 3)]
+    assert counted("--by", "month,hour", "--model", "gpt-4o-mini") == [
+        ("2026-12", "2026-12-31T23", 1),
+        ("2027-01", "2027-01-01T00", 1),
+        ("2027-01", "2027-01-01T01", 1),
+    ]
+    assert counted("--by", "group,error", "--from", "2027-01") == [
+        ("default", "", 1),
+        ("default", "x", 1),
+        ("trial", "", 1),
+    ]
+    assert counted("--by", "outcome", "--to", "2026-12") == [("completed", 1)]
+    assert counted("--by", "model", "--from", "2027-01-01T01:00") == [("gpt-4o-mini", 1), ("llama", 1)]
+    assert counted("--by", "day", "--outcome", "refused", "--account", "demo") == [("2027-01-01", 1)]
+    assert records(run("usage", "list", "--json", "--from", "2027-01-01", "--to", "2027-01-01T00:30")) == [early]
+    assert records(run("usage", "export", "--to", "2026-12")) == [december]
+    (row,) = csv.DictReader(StringIO(run("usage", "list", "--csv", "--model", "llama")))
+    assert row["id"] == other.id
 
 
 def test_a_cost_that_is_not_known_is_not_0(rows: UsageDatabase) -> None:
     rows.write([end(arrival())])
-    assert run("usage", "summary").splitlines()[1].split()[-3:] == ["-", "-", "1"]
+    for line in run("usage", "summary").splitlines()[1:]:
+        assert line.split()[-3:] == ["-", "-", "1"]
 
 
 def test_summary_and_export_print_csv(rows: UsageDatabase) -> None:

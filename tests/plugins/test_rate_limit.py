@@ -168,8 +168,8 @@ async def test_a_request_larger_than_a_minutes_tokens_should_not_be_retried(give
 
 
 async def test_other_requests_only_count_as_requests(given: Services, client: Client) -> None:
-    plugin = await started(RateLimit(requests_per_minute=3, tokens_per_minute=1, concurrent=1), given)
-    for path in ("/v1/models", "/v1/account", "/v1/requests/r"):
+    plugin = await started(RateLimit(requests_per_minute=6, tokens_per_minute=1, concurrent=1), given)
+    for path in ("/v1/models", "/v1/account", "/v1/requests/r", "/v1/requests", "/v1/usage", "/v1/account/ledger"):
         asked = asking(path=path)
         await run_request(plugin, asked, given)
         assert not [name for name in asked.response_headers if name.endswith("tokens")]

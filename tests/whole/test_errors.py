@@ -368,6 +368,8 @@ async def test_an_unknown_path_is_refused(gateway: Running, path: str) -> None:
         ("GET", "/v1/chat/completions", "POST"),
         ("DELETE", "/v1/models", "GET"),
         ("PUT", "/v1/requests/1", "GET"),
+        ("POST", "/v1/requests", "GET"),
+        ("DELETE", "/v1/account/ledger", "GET"),
     ],
 )
 async def test_another_method_on_a_known_path_is_refused(

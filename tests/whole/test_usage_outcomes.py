@@ -200,6 +200,10 @@ CASES: dict[str, Case] = {
     "served without usage": Case(request=good, outcome=SERVED, mode="no-usage", attempts=1, used="estimated"),
     "a list of models": Case(request=getting("/v1/models"), outcome=SERVED),
     "an account": Case(request=getting("/v1/account"), outcome=SERVED),
+    "a list": Case(request=getting("/v1/requests"), outcome=SERVED),
+    "a reference that cannot be kept": Case(
+        request=fixed(chat(None, headers={"X-Client-Request-Id": "x" * 513})), code="invalid_request", by="usage-logger"
+    ),
     "no token": Case(request=fixed(chat(None)), code="token_missing", by="auth"),
     "a made-up token": Case(request=fixed(chat(INVALID_TOKEN)), code="token_invalid", by="auth"),
     "a deleted token": Case(request=changed(deleted), code="token_invalid", by="auth"),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gateway.budgets import Budget, BudgetUse
 from gateway.store.client.client import Client
 from gateway.store.money.budgets import read_budgets
+from gateway.store.money.ledger_page import LedgerPage, ledger_page
 from gateway.store.money.scripts import keys_of
 
 
@@ -20,6 +21,10 @@ class Reader:
     async def budgets(self, account: str, budgets: Sequence[Budget]) -> list[BudgetUse]:
         """Return what each of these budgets of one request counts now. Holds whose lease has expired count until they are swept."""
         return await read_budgets(self._client, account, budgets)
+
+    async def ledger(self, account: str, limit: int, after: str = "") -> LedgerPage:
+        """Return up to `limit` lines of the account's ledger, newest first; those older than the line `after`."""
+        return await ledger_page(self._client, account, limit, after)
 
     async def ends(self, account: str, request_ids: Sequence[str]) -> dict[str, int]:
         """Return the charges of those of these requests that are resolved."""

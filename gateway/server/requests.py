@@ -1,0 +1,81 @@
+"""What a caller learns of its own requests: the record of one, and the list of them, newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from gateway.errors import Refused
+from gateway.server.lookups import Lookups
+from gateway.server.notes import notes_of
+from gateway.server.query import AFTER_REQUEST, DEFAULT, LIMIT, MODEL, OUTCOME, REFERENCE, parameters
+from gateway.services import Store
+from gateway.usage.damage import UnusableFile
+from gateway.usage.pages import Wanted, page
+from gateway.usage.record import Record
+from gateway.usage.reference import hashed_reference
+
+OPERATOR_FIELDS: Final = (
+    *("channel", "attempts", "upstream_request_id", "upstream_usage"),
+    *("cost_micros", "margin_micros", "cost_price", "upstream_cost_micros"),
+    "reference",
+)
+"""Fields of a record that callers do not see: those that name upstreams or say what these cost, and the hash of a reference."""
+PARAMETERS: Final = {
+    "limit": LIMIT,
+    "after": AFTER_REQUEST,
+    "model": MODEL,
+    "outcome": OUTCOME,
+    "reference": REFERENCE,
+}
+
+
+async def request_of(account: str, id: str, store: Store) -> dict[str, Any]:  # noqa: A002 - the field's name
+    """Return the record of one request of an account. Raises `Refused` and `StoreAway`."""
+    record = await store.usage.find(id, account=account)
+    if record is None:
+        raise Refused(
+            404,
+            "request_not_found",
+            "No request with this id has ended in this account. Check it against x-request-id, or ask again later.",
+        )
+    return _shown(record)
+
+
+async def requests_of(account: str, query: str, store: Store, lookups: Lookups) -> bytes:
+    """Return a page of the requests of an account, as JSON. Raises `Refused`."""
+    given = parameters(query, PARAMETERS)
+    limit = given.pop("limit", DEFAULT)
+    if "reference" in given:
+        given["reference"] = hashed_reference(account, given["reference"])
+    wanted = Wanted(account, **given)
+    return await lookups.in_thread(account, partial(_list, store.usage.folder, wanted, limit))
+
+
+def _list(folder: Path, wanted: Wanted, limit: int) -> bytes:
+    unusable: list[UnusableFile] = []
+    found = page(folder, wanted, limit, unusable)
+    return listed(list(map(_shown, found.records)), found.next, notes_of(unusable))
+
+
+def listed(lines: Sequence[object], next_: str, notes: Sequence[str], **more: object) -> bytes:
+    """Return a page of a list, as JSON."""
+    return msgspec.json.encode(
+        {
+            "object": "list",
+            "data": lines,
+            "has_more": bool(next_),
+            "next": next_ or None,
+            **more,
+            "notes": notes,
+        }
+    )
+
+
+def _shown(record: Record) -> dict[str, Any]:
+    fields = msgspec.to_builtins(record)
+    return {key: value for key, value in fields.items() if key not in OPERATOR_FIELDS}
