@@ -76,7 +76,9 @@ class Relay:
         self.state = RelayState.COLLECTING
         self.failure: Exception | None = None
         """What `begin` raised, or why its headers cannot be sent."""
-        self.events = EventStream(drop_usage=channel.ask_usage and not body.asked_usage, choices=body.n)
+        drop_empty = channel.empty_choices == "drop"
+        drop_usage = not body.asked_usage and (channel.ask_usage or drop_empty)
+        self.events = EventStream(drop_usage=drop_usage, drop_empty=drop_empty, choices=body.n)
         self._secrets = Redaction(channel.scrubbed, self.events)
         self.ended: asyncio.Future[EndReason] = self._loop.create_future()
         caller.on_gone = self._on_caller_gone
