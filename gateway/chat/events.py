@@ -1,8 +1,7 @@
 """A parser for the events of a response: it relays them and reads usage, errors and the end. Sans-I/O.
 
 - The data may be cut at any byte. Complete events are relayed, byte for byte; one longer than the limit in pieces, unparsed.
-- Events may be dropped: the usage-only chunk, which the caller did not ask for, and others without a choice. A stream whose
-  first events are dropped has not started.
+- Chunks without a choice may be dropped, with usage or without. A stream does not start with one.
 - An error ends what is relayed. It is relayed itself if client libraries raise on its shape; otherwise the gateway sends
   an error event of its own in its place.
 - Most events are never parsed: a search for the quoted names of the few fields that matter decides. Quotes in JSON
@@ -41,7 +40,7 @@ _NONE: Final[frozenset[bytes]] = frozenset()
 class EventStream:
     """The event stream of a response of `choices` choices.
 
-    `drop_usage`: chunks with usage and no choice are not relayed. `drop_empty`: nor are those with neither.
+    Not relayed are chunks without a choice: with `drop_usage` those with usage, with `drop_empty` the others.
     """
 
     __slots__ = (

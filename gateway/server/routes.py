@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from gateway.budgets import Calendar
-from gateway.errors import Refused, model_not_found
+from gateway.errors import Refused
 from gateway.exchange import Exchange, Operation, Reply
 from gateway.facts import Caller
 from gateway.server.account import account_of
+from gateway.server.models import ModelList
 from gateway.services import Services
 
 BASE_ENDS_IN_V1 = "The base address already ends in /v1: remove the repeated /v1 from the path."
@@ -21,7 +22,7 @@ class LocalRoutes:
     """Answers the operations that need no upstream, once the chain has admitted the request."""
 
     def __init__(self, services: Services) -> None:
-        self._catalogue = services.catalogue
+        self._models = ModelList(services.catalogue)
         self._store = services.store
         self._calendar = Calendar(services.catalogue.time_zone, services.clock)
 
@@ -29,24 +30,16 @@ class LocalRoutes:
         """Return the reply to an admitted request. Raises `Refused`."""
         match exchange.request.operation:
             case Operation.MODELS:
-                return self._models(exchange)
+                wanted, caller = exchange.request.argument, exchange.get(Caller)
+                return Reply(body=self._models.one(wanted, caller) if wanted else self._models.all(caller))
             case Operation.ACCOUNT:
-                caller = _caller(exchange)
-                return _json(await account_of(caller, self._store, self._calendar, exchange.response_headers))
+                return _json(
+                    await account_of(_caller(exchange), self._store, self._calendar, exchange.response_headers)
+                )
             case Operation.REQUESTS:
                 return await self._record(exchange)
             case _:
                 raise misdirected(exchange.request.method, exchange.request.path)
-
-    def _models(self, exchange: Exchange) -> Reply:
-        caller = exchange.get(Caller)
-        names = list(self._catalogue.models) if caller is None else self._catalogue.visible(caller)
-        wanted = exchange.request.argument
-        if not wanted:
-            return _json({"object": "list", "data": [_model(name) for name in names]})
-        if wanted not in names:
-            raise model_not_found()
-        return _json(_model(wanted))
 
     async def _record(self, exchange: Exchange) -> Reply:
         caller = _caller(exchange)
@@ -111,10 +104,6 @@ def _caller(exchange: Exchange) -> Caller:
             "This gateway runs without accounts: its chain has no plugin that provides Caller.",
         )
     return caller
-
-
-def _model(name: str) -> dict[str, object]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "sluicegate"}
 
 
 def _json(value: object) -> Reply:
