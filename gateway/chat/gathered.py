@@ -1,6 +1,7 @@
 """A streamed completion, put together to the one JSON answer that the upstream would have given without streaming. Sans-I/O.
 
 - Texts go on where they ended. What tells which thing is meant (`role`, `type`, `id`) is taken once, and a repeated `name`, too.
+  Of gpt-oss' `channel` the last one counts.
 - Entries of lists go on by their `index`. Those without one are added, but parts of a text and fragments of a tool call go on.
 - Of other fields the last value counts. Padding of the stream (`obfuscation`) is left out.
 """
@@ -120,6 +121,8 @@ def _merge_text(into: Fields, name: str, value: str) -> None:
     before = into.get(name)
     if name in ONCE:
         into[name] = before or value
+    elif name == "channel":
+        into[name] = value
     elif isinstance(before, _Pieces):
         if name != "name" or "".join(before) != value:
             before.append(value)

@@ -68,7 +68,7 @@ WRONG = {
     "channels:\n  a:\n    base_url: http://h\n    key: x": "4: channels.a.key: unknown setting; known here: "
     "api_key, api_keys, ask_usage, base_url, ca_file, ceiling_field, concurrent, drain_limit, empty_choices, max_response_bytes, "
     "on_caller_gone, "
-    "proxy, requests_per_minute, timers",
+    "proxy, requests_per_minute, timers, upstream_stream",
     "channels:\n  a:\n    base_url: http://h\n    timers: {idel: 4}": "4: channels.a.timers.idel: unknown setting; "
     "known here: connect, first_byte, idle, total, write_stall",
     "models:\n  gpt-4.1: {price: 1}": "2: models.gpt-4.1.price: unknown setting; "
