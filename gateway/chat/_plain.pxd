@@ -25,6 +25,8 @@ cdef inline bint is_plain(const char* at, const char* end, Py_ssize_t* longest) 
         name = 0
         if at[0] == c'c':
             if left >= 10 and memcmp(at, b'choices":[', 10) == 0:
+                if left < 11 or at[10] != c'{':
+                    return False
                 choices += 1
         elif at[0] == c'f':
             if left >= 14 and memcmp(at, b'finish_reason"', 14) == 0:

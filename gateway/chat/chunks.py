@@ -13,7 +13,8 @@ from gateway.chat.sse import parse_event, whole_events
 
 FIELDS: Final = re.compile(rb'"(?:finish_reason|usage|error)"(?!:null)')
 CHOICES: Final = b'"choices":['
-"""An event that has this and no match of `FIELDS` is text alone. Others are parsed."""
+FIRST_CHOICE: Final = CHOICES + b"{"
+"""An event that has this and no match of `FIELDS` is text alone. Others are parsed: they may have no choice."""
 
 FIRST_ID: Final = re.compile(rb'data: ?\{"id":"([!#-\[\]-~]{1,128})"')
 """A completion's id where most upstreams have it, at the beginning of an event."""
@@ -54,12 +55,13 @@ class Chunk(msgspec.Struct, frozen=True):
     """The facts of one event.
 
     `finished`: the indexes of the choices with a finish reason, as they are in JSON. An empty reason does not count: some
-    upstreams send it with every chunk. `only_usage`: it has a usage object and no choice. `error`: it is an error;
-    `raises`: one in a shape that client libraries recognise. `id`: the completion's, in JSON.
+    upstreams send it with every chunk. `empty`: it is an object without a choice. `only_usage`: it is empty, and has usage.
+    `error`: it is an error; `raises`: one in a shape that client libraries recognise. `id`: the completion's, in JSON.
     """
 
     finished: frozenset[bytes] = frozenset()
     counts: Counts | None = None
+    empty: bool = False
     only_usage: bool = False
     error: bool = False
     raises: bool = False
@@ -72,20 +74,24 @@ TEXT: Final = Chunk()
 
 def read(name: bytes, data: bytes) -> Chunk:
     """Return the facts of an event from its name and its data."""
-    if name != b"error" and data.find(CHOICES) >= 0 and FIELDS.search(data) is None:
+    if name != b"error" and data.find(FIRST_CHOICE) >= 0 and FIELDS.search(data) is None:
         return TEXT
-    chunk = _decode(_chunk, data) or _Chunk()
+    decoded = _decode(_chunk, data)
+    chunk = decoded or _NO_CHUNK
     choices = _decode(_choices, chunk.choices)
     if name == b"error" or chunk.error != _NULL or choices is None:
         value = error_objects.decode(data)
         if name == b"error" or error_objects.is_error(value):
             return Chunk(counts=_counts(chunk, choices), error=True, raises=error_objects.raises_in_clients(value))
+    counts = _counts(chunk, choices)
+    empty = decoded is not None and chunk.delta == _NULL and (choices == [] or chunk.choices == _NULL)
     return Chunk(
         finished=frozenset(
             bytes(each.index) for each in choices or () if bytes(each.finish_reason) not in _NO_FINISH_REASON
         ),
-        counts=_counts(chunk, choices),
-        only_usage=chunk.usage != _NULL and chunk.delta == _NULL and (choices == [] or chunk.choices == _NULL),
+        counts=counts,
+        empty=empty,
+        only_usage=empty and (chunk.usage != _NULL or counts is not None),
         id=bytes(chunk.id),
     )
 

@@ -1,7 +1,7 @@
 """A parser for the events of a response: it relays them and reads usage, errors and the end. Sans-I/O.
 
 - The data may be cut at any byte. Complete events are relayed, byte for byte; one longer than the limit in pieces, unparsed.
-- One event may be dropped: the usage-only chunk, if the gateway asked for it and the caller did not.
+- Chunks without a choice may be dropped, with usage or without. A stream does not start with one.
 - An error ends what is relayed. It is relayed itself if client libraries raise on its shape; otherwise the gateway sends
   an error event of its own in its place.
 - Most events are never parsed: a search for the quoted names of the few fields that matter decides. Quotes in JSON
@@ -38,11 +38,15 @@ _NONE: Final[frozenset[bytes]] = frozenset()
 
 
 class EventStream:
-    """The event stream of a response of `choices` choices. `drop_usage`: the caller did not ask for the usage-only chunk."""
+    """The event stream of a response of `choices` choices.
+
+    Not relayed are chunks without a choice: with `drop_usage` those with usage, with `drop_empty` the others.
+    """
 
     __slots__ = (
         "_appeared",
         "_choices",
+        "_drop_empty",
         "_drop_usage",
         "_ended_at_boundary",
         "_finished_choices",
@@ -65,15 +69,17 @@ class EventStream:
         "usage",
     )
 
-    def __init__(self, *, drop_usage: bool, choices: int = 1, max_event_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self, *, drop_usage: bool, drop_empty: bool = False, choices: int = 1, max_event_bytes: int = 1 << 20
+    ) -> None:
         self.started = False
-        """A first event with data was complete."""
+        """A first event with data that is relayed, or an error, was complete."""
         self.events = 0
         """The events with data that were relayed, including `[DONE]`."""
         self.error: bytes | None = None
         """The data of the first error event."""
         self.first_error = False
-        """It was the first event with data."""
+        """It was the event that the stream started with."""
         self.error_relayed = False
         """Client libraries raise on it."""
         self.completion_id = ""
@@ -90,6 +96,7 @@ class EventStream:
         self._finished_choices = _NONE
         self._output_at_usage = -1
         self._drop_usage = drop_usage
+        self._drop_empty = drop_empty
         self._max_event_bytes = max_event_bytes
         self._pending = bytearray()
         self.template = Template()
@@ -100,7 +107,7 @@ class EventStream:
         self.backlog = False
         """Data was left for the next call of `feed`, which may be without new data."""
         self.output = OutputCounter()
-        """All relayed events except errors, `[DONE]` and the usage-only chunk."""
+        """All relayed events except errors, `[DONE]` and chunks without a choice."""
 
     @property
     def at_boundary(self) -> bool:
@@ -241,20 +248,21 @@ class EventStream:
         name, data = parse_event(event)
         if not data and name != b"error":
             return event if self.error is None else b""
-        is_first, self.started = not self.started, True
         is_done = data == b"[DONE]"
         chunk = chunks.TEXT if is_done else chunks.read(name, data)
         if self._choices > 1:
             self._appeared |= chunks.indexes(data)
-        relayed = self.error is None and not (chunk.only_usage and self._drop_usage)
+        dropped = chunk.empty and (self._drop_usage if chunk.only_usage else self._drop_empty)
+        relayed = self.error is None and not dropped
         if chunk.error and self.error is None:
-            self.error, self.first_error, self._unusual = data, is_first, True
+            self.error, self.first_error, self._unusual = data, not self.started, True
             relayed = self.error_relayed = chunk.raises
+        self.started = self.started or relayed or chunk.error
         self._note_finish(event, chunk, is_done)
         self.completion_id = self.completion_id or chunks.id_text(chunk.id)
         if relayed:
             self.events += 1
-            if not (chunk.error or chunk.only_usage or is_done):
+            if not (chunk.error or chunk.empty or is_done):
                 self._count_output(event, chunk)
         if chunk.counts is not None:
             self.usage.add(chunk.counts, final=self.all_finished)

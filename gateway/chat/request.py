@@ -74,9 +74,12 @@ class Body(msgspec.Struct, frozen=True):
         self.top.clear()
         self.stream_options.clear()
 
-    def upstream(self, model: str, ceiling_field: str, ceiling: int | None, *, ask_usage: bool) -> list[BodyPart]:
+    def upstream(
+        self, model: str, ceiling_field: str, ceiling: int | None, *, ask_usage: bool, stream: bool | None = None
+    ) -> list[BodyPart]:
         """Return the body to send, in parts: `model` is the upstream's name, `ask_usage` requests the usage chunk.
 
+        `stream` tells the upstream to stream or not; None: as the caller asked.
         The limit of each choice is the caller's, else `ceiling`, and has the one name that the upstream reads. A large value
         is a view of the received body, so that its bytes are in memory once.
         """
@@ -86,11 +89,12 @@ class Body(msgspec.Struct, frozen=True):
         ceiling = self.max_tokens or ceiling
         if ceiling is not None:
             top[ceiling_field] = ceiling
-        if "stream" in top:
-            top["stream"] = self.stream
+        stream = self.stream if stream is None else stream
+        if stream or "stream" in top:
+            top["stream"] = stream
         if "n" in top:
             top["n"] = self.n
-        ask = self.stream and ask_usage
+        ask = stream and ask_usage
         if ask or "include_usage" in self.stream_options:
             top["stream_options"] = {**self.stream_options, "include_usage": ask or self.asked_usage}
         elif self.stream_options:

@@ -10,7 +10,7 @@ import re
 import sys
 from typing import Final
 
-from gateway.chat.chunks import CHOICES, FIELDS
+from gateway.chat.chunks import FIELDS, FIRST_CHOICE
 from gateway.chat.sse import CARRIAGE_RETURN, LINE_FEED
 
 ALL: Final = sys.maxsize
@@ -60,9 +60,9 @@ class Template:
         self.size, self._learn_at = -1, ALL
 
     def _learn_head(self, data: bytes) -> bool:
-        """Return whether an event is a JSON object with choices and nothing else before. What has none may be an error."""
-        end = data.find(CHOICES) + len(CHOICES)
-        if end < len(CHOICES) or not data.startswith(b"data: {") or FIELDS.search(data, 0, end):
+        """Return whether an event is a JSON object with a choice and nothing else before. What has none may be an error."""
+        end = data.find(FIRST_CHOICE) + len(FIRST_CHOICE)
+        if end < len(FIRST_CHOICE) or not data.startswith(b"data: {") or FIELDS.search(data, 0, end):
             return False
         self._head = data[:end]
         return True

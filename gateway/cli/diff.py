@@ -12,6 +12,7 @@ import typer
 from gateway import loading
 from gateway.cli.common import ConfigOption, JsonOption, console, print_json
 from gateway.config.schema import Config, find, load
+from gateway.config.section import Section
 from gateway.runtime.reload import needs_restart
 
 
@@ -39,10 +40,12 @@ def diff(
 
     Example: `gateway diff new.yaml --config gateway.yaml`
     """
-    before = load(find(config)).config
-    loaded = load(new)
+    before, loaded = load(find(config)), load(new)
     loading.build(loaded)
-    differences = list(changes(before, loaded.config))
+    differences = [
+        msgspec.structs.replace(change, text=before.document.hide(loaded.document.hide(change.text)))
+        for change in changes(before.config, loaded.config)
+    ]
     for change in differences:
         if as_json:
             print_json(change)
@@ -56,9 +59,9 @@ def diff(
 def changes(before: Config, after: Config) -> Iterator[Change]:
     """Yield every difference between two configurations. Values that may be secret are left out."""
     for name in needs_restart(before, after):
-        yield Change(name, _in_words(name, getattr(before, name), getattr(after, name)), "restart")
+        yield from _field(name, name, before, after, "restart")
     if before.time_zone != after.time_zone:
-        yield Change("time_zone", _in_words("time_zone", before.time_zone, after.time_zone))
+        yield from _field("time_zone", "time_zone", before, after)
     if before.alerts != after.alerts:
         yield Change("alerts", "changes")
     for section in ("channels", "models", "groups"):
@@ -81,22 +84,26 @@ def _entries(section: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> It
             yield from _fields(f"{section}.{name}", old[name], entry)
 
 
-def _fields(place: str, old: msgspec.Struct, new: msgspec.Struct) -> Iterator[Change]:
+def _fields(place: str, old: Section, new: Section, takes: str = "reload") -> Iterator[Change]:
     for field in msgspec.structs.fields(new):
-        was, becomes = getattr(old, field.name), getattr(new, field.name)
-        here = f"{place}.{field.encode_name}"
-        if isinstance(was, msgspec.Struct) and isinstance(becomes, msgspec.Struct):
-            yield from _fields(here, was, becomes)
-        elif was != becomes:
-            yield Change(here, _in_words(field.name, was, becomes))
+        yield from _field(f"{place}.{field.encode_name}", field.name, old, new, takes)
 
 
-def _in_words(name: str, was: object, becomes: object) -> str:
-    if name in ("redis", "with_") or name.startswith("api_key"):
-        return "changes"
-    return f"{_short(was)} becomes {_short(becomes)}"
+def _field(place: str, name: str, old: Section, new: Section, takes: str = "reload") -> Iterator[Change]:
+    was, becomes = getattr(old, name), getattr(new, name)
+    if isinstance(was, Section) and isinstance(becomes, Section):
+        yield from _fields(place, was, becomes, takes)
+    elif was != becomes:
+        text = "changes" if name in new.hidden else f"{_short(was)} becomes {_short(becomes)}"
+        yield Change(place, text, takes)
 
 
 def _short(value: object) -> str:
-    text = str(msgspec.to_builtins(value)) if not isinstance(value, str) else value
+    text = (
+        value
+        if isinstance(value, str)
+        else repr(value)
+        if isinstance(value, Section)
+        else str(msgspec.to_builtins(value))
+    )
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -52,6 +52,8 @@ class Channel(Section, frozen=True, cache_hash=True, dict=True):
     concurrent: Rate | None = None
     requests_per_minute: Rate | None = None
     ask_usage: bool = True
+    empty_choices: Literal["drop", "pass"] = "drop"
+    upstream_stream: bool = False
     ceiling_field: Literal["max_tokens", "max_completion_tokens"] | None = None
     timers: Timers = Timers()
     on_caller_gone: Literal["cancel", "drain"] = "cancel"

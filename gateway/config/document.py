@@ -1,7 +1,7 @@
 """A YAML document as plain data, with the line number of every setting.
 
 1. An ambiguous value is an error: `yes`, `0x10`, `1_000`, a duplicate key, an alias, a tag.
-2. The value of an environment variable is never shown: an error shows `${NAME}` instead.
+2. The value of an environment variable or of a secret's file is never shown: an error shows `${NAME}` instead.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Final
 import yaml
 from yaml.reader import Reader
 
+from gateway.config.secret_files import PREFIX, SecretFiles
 from gateway.errors import Misconfigured
 
 MAX_FILE_BYTES: Final = 1024 * 1024
@@ -40,8 +41,10 @@ KeyPath = tuple[str | int, ...]
 class Document:
     """The line of every key path in a file. `lines` holds them, counted from 1."""
 
-    def __init__(self, path: Path, raw: bytes = b"") -> None:
+    def __init__(self, path: Path, raw: bytes = b"", secrets: Mapping[str, str] | None = None) -> None:
+        """Take secrets from their files, or those of `secrets` where they were read before."""
         self.path = path
+        self.files = SecretFiles(path.parent, secrets)
         self.raw = raw
         """The bytes of the file."""
         self.lines: dict[KeyPath, int] = {}
@@ -56,24 +59,35 @@ class Document:
         return self.wrong_at(self.lines.get(known, 1), f"{key}: {text}" if key else text)
 
     def wrong_at(self, line: int, text: str) -> Misconfigured:
-        """Return the error for a line of the file, with the values of environment variables hidden."""
-        for value in sorted(self._variables, key=len, reverse=True):
-            text = text.replace(value, f"${{{self._variables[value]}}}")
+        """Return the error for a line of the file, with the values of variables hidden."""
+        text = self.hide(text)
         printable = "".join(
             letter if letter.isprintable() else repr(letter)[1:-1] for letter in text[:MAX_ERROR_LENGTH]
         )
         return Misconfigured(f"{self.path}:{line}: {printable}")
 
+    def hide(self, text: str) -> str:
+        """Return a text with `${NAME}` or `${file:PATH}` in place of what came from there."""
+        for value in sorted(self._variables, key=len, reverse=True):
+            text = text.replace(value, f"${{{self._variables[value]}}}")
+        return text
+
     def resolve(self, key_path: KeyPath, text: str, environment: Mapping[str, str]) -> str:
-        """Replace the variables in `text`. Raises `Misconfigured` for one that is not set."""
+        """Replace the variables in `text`. Raises `Misconfigured` for one that is not set, and for a file without a secret."""
 
         def value_of(match: re.Match[str]) -> str:
             name = match[1]
-            if match[0][-1] != "}" or not NAME.fullmatch(name):
-                raise self.wrong(key_path, "write a variable as ${NAME}, of letters, digits and _")
-            if name not in environment:
+            if match[0][-1] == "}" and name.startswith(PREFIX):
+                try:
+                    value = self.files.get(name.removeprefix(PREFIX))
+                except ValueError as error:
+                    raise self.wrong(key_path, str(error)) from None
+            elif match[0][-1] != "}" or not NAME.fullmatch(name):
+                raise self.wrong(key_path, "write a variable as ${NAME}, of letters, digits and _, or as ${file:PATH}")
+            elif name not in environment:
                 raise self.wrong(key_path, f"the environment variable {name} is not set; export it or write a value")
-            value = environment[name]
+            else:
+                value = environment[name]
             if len(value) >= MIN_SECRET_LENGTH:
                 self._variables[value] = name
             return value
@@ -96,12 +110,14 @@ def read(path: Path) -> bytes:
     return raw
 
 
-def parse(path: Path, raw: bytes, environment: Mapping[str, str]) -> tuple[Any, Document]:
-    """Return the data of a file as dicts, lists and scalars, and its lines.
+def parse(
+    path: Path, raw: bytes, environment: Mapping[str, str], secrets: Mapping[str, str] | None = None
+) -> tuple[Any, Document]:
+    """Return the data of a file as dicts, lists and scalars, and its lines. `secrets`: those of its files, if they are known.
 
     Raises `Misconfigured`, which names file, line and remedy.
     """
-    document = Document(path, raw)
+    document = Document(path, raw, secrets)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -65,6 +65,7 @@ class Serving(Section, frozen=True):
 class Model(Section, frozen=True):
     """A model that callers may request, with its prices.
 
+    `context_length`: how many tokens prompt and answer may have together, told to callers; None where it is not known.
     `image_tokens`, `audio_tokens` and `file_tokens`: the most that one picture, one sound, one file or film can count, for holds.
     """
 
@@ -73,6 +74,7 @@ class Model(Section, frozen=True):
     output: Decimal | None = None
     free: bool = False
     max_output_tokens: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 4096
+    context_length: Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)] | None = None
     cached_input: Decimal | None = None
     cache_write: Decimal | None = None
     request: Decimal | None = None

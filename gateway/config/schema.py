@@ -1,7 +1,8 @@
 """The schema of the YAML file, as frozen structs. Every error is one line that names file, line and remedy.
 
 The file is plain YAML without anchors, aliases, tags or duplicate keys, up to 1 MiB. `${NAME}` in a string is
-replaced by an environment variable. Settings and their defaults are documented in config/gateway.yaml.
+replaced by an environment variable, `${file:PATH}` by the secret in a file. Settings and their defaults are documented in
+config/gateway.yaml.
 No `repr` shows a setting that may hold a credential.
 """
 
@@ -186,10 +187,19 @@ class Loaded(msgspec.Struct, frozen=True):
     document: Document
 
 
-def load(path: Path, environment: Mapping[str, str] | None = None, *, raw: bytes | None = None) -> Loaded:
-    """Read a file, replace its variables and check it. `raw`: its bytes, where it was read before. Raises `Misconfigured`."""
+def load(
+    path: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    raw: bytes | None = None,
+    secrets: Mapping[str, str] | None = None,
+) -> Loaded:
+    """Read a file, replace its variables and check it. Raises `Misconfigured`.
+
+    `raw` and `secrets`: its bytes and the secrets of its files, where they were read before.
+    """
     raw = document.read(path) if raw is None else raw
-    data, parsed = document.parse(path, raw, os.environ if environment is None else environment)
+    data, parsed = document.parse(path, raw, os.environ if environment is None else environment, secrets)
     if not isinstance(data, dict):
         raise parsed.wrong((), "the file must be a mapping of settings; begin with config/gateway.yaml")
     for section, kind in SECTIONS.items():

@@ -13,20 +13,16 @@ from typing import Final
 from aiohttp import ClientError
 
 from gateway import crash_points
-from gateway.chain.chain import Chain
-from gateway.chat.request import Body, BodyPart
-from gateway.chat.response import Response
-from gateway.chat.usage import Usage
-from gateway.errors import unavailable
-from gateway.exchange import Attempt, Exchange, Outcome
-from gateway.facts import Caller, Candidate, CircuitBreaker
+from gateway.facts import Caller
 from gateway.log import Logger
 from gateway.proxy import failure
 from gateway.proxy.body import read_body
-from gateway.proxy.caller import CallerConnection
+from gateway.proxy.call import Call
 from gateway.proxy.end_reason import EndReason
 from gateway.proxy.ending import conclude, meter
 from gateway.proxy.failure import CallerGone, UpstreamFailure
+from gateway.proxy.gathered_answer import finish_gathering
+from gateway.proxy.json_answer import pass_on
 from gateway.proxy.pool import Target, UpstreamPool
 from gateway.proxy.relay import Relay
 from gateway.proxy.relay_state import RelayState
@@ -43,31 +39,8 @@ STREAM_HEADERS: Final = {
 log = Logger("gateway.proxy.attempt")
 
 
-class UpstreamCall:
+class UpstreamCall(Call):
     """The attempt at one candidate."""
-
-    def __init__(
-        self,
-        exchange: Exchange,
-        chain: Chain,
-        caller: CallerConnection,
-        body: Body,
-        candidate: Candidate,
-        breaker: CircuitBreaker,
-    ) -> None:
-        self.exchange = exchange
-        self.chain = chain
-        self.caller = caller
-        self.body = body
-        self.candidate = candidate
-        self.breaker = breaker
-        self.attempt = Attempt(candidate.name, candidate.model, cost=candidate.cost)
-        self.upstream: UpstreamConnection | None = None
-        self.parts: list[BodyPart] = []
-        self.message: list[BodyPart] = []
-        self.began = time.monotonic()
-        timers = candidate.channel.timers
-        self.deadline = min(self.began + timers.first_byte, exchange.started + timers.total)
 
     async def run(self, pool: UpstreamPool, relays: set[Relay]) -> UpstreamFailure | None:
         """Call the upstream, with the channel's next credential where one is refused.
@@ -80,9 +53,9 @@ class UpstreamCall:
         channel, ceiling = self.candidate.channel, self.candidate.max_output_tokens
         target = pool.target(channel, self.chain.generation)
         self.parts = self.body.upstream(
-            self.candidate.model, channel.ceiling_name, ceiling, ask_usage=channel.ask_usage
+            self.candidate.model, channel.ceiling_name, ceiling, ask_usage=channel.ask_usage, stream=self.streamed
         )
-        accept = "text/event-stream" if self.body.stream else "application/json"
+        accept = "text/event-stream" if self.streamed else "application/json"
         account = caller.account if (caller := self.exchange.get(Caller)) else ""
         while True:
             credential = target.credentials.next(account)
@@ -101,15 +74,7 @@ class UpstreamCall:
                 return failure.unreachable()
             upstream, used = opened
             self.upstream = upstream
-            relay = Relay(
-                self.exchange,
-                self.body,
-                self.candidate.channel,
-                self.caller,
-                upstream,
-                self._begin,
-                self.chain.on_chunk + crash_points.on_event,
-            )
+            relay = self._relay(upstream)
             relays.add(relay)
             self.exchange.on_stop = partial(relay.end, EndReason.STOPPING)
             try:
@@ -127,6 +92,15 @@ class UpstreamCall:
                 relay.close()
                 relay.failure = upstream.failure = None  # a traceback refers to both
         return failure.dropped()
+
+    def _relay(self, upstream: UpstreamConnection) -> Relay:
+        exchange, body, channel = self.exchange, self.body, self.candidate.channel
+        if self.gathering is None:
+            hooks = self.chain.on_chunk + crash_points.on_event
+            return Relay(exchange, body, channel, self.caller, upstream, self._begin, hooks)
+        relay = Relay(exchange, body, channel, self.gathering, upstream, self.begin_gathering, ())
+        self.gathering.on_invalid = partial(relay.end, EndReason.OTHER)
+        return relay
 
     async def _open(self, target: Target, *, fresh: bool) -> tuple[UpstreamConnection, bool] | None:
         """Return a connection, or None where the upstream cannot be reached. The wait ends when the caller leaves."""
@@ -154,7 +128,7 @@ class UpstreamCall:
 
     async def _answer(self, upstream: UpstreamConnection, relay: Relay) -> UpstreamFailure | None:
         attempt, credentials = self.attempt, self.candidate.channel.scrubbed
-        relay.limit_first_event(self._remaining_s())
+        relay.limit_first_event(self.remaining_s())
         reason = await relay.ended
         if upstream.status:
             attempt.status = upstream.status
@@ -162,10 +136,12 @@ class UpstreamCall:
             attempt.completion_id = failure.scrubbed(relay.events.completion_id, credentials)
         if relay.state is not RelayState.COLLECTING:
             crash_points.point("stream.ended")
+            if self.gathering is not None:
+                return finish_gathering(self, self.gathering, relay, reason)
             await self._conclude(relay, reason)
             return None
         if self.caller.gone or reason is EndReason.STOPPING:
-            return self._interrupted()
+            return self.interrupted()
         if relay.failure is not None:
             raise relay.failure
         if relay.events.error is not None and relay.events.first_error:
@@ -174,7 +150,7 @@ class UpstreamCall:
             case EndReason.OTHER:
                 return await self._not_a_stream(upstream, relay)
             case EndReason.LATE:
-                return failure.timed_out()
+                return failure.timed_out() if self.streamed else failure.timed_out("answer")
             case EndReason.BROKEN:
                 return failure.dropped()
             case EndReason.SIZE if relay.events.started:
@@ -188,20 +164,19 @@ class UpstreamCall:
             raise upstream.failure
         ended = relay.wait_again()
         if upstream.status == 200:
-            expected = upstream.media_type == "application/json" and not self.body.stream
-            return await self._json_response(upstream, ended) if expected else failure.invalid_response()
-        text, _ = await read_body(upstream, failure.MAX_ERROR_BODY, self._remaining_s(), ended)
+            return failure.invalid_response() if self.body.stream else await pass_on(self, upstream, ended)
+        read = await read_body(upstream, failure.MAX_ERROR_BODY, self.remaining_s(), ended)
         if ended.done():
-            return self._interrupted()
-        text = b"" if upstream.encoded else text
+            return self.interrupted()
+        text = b"" if upstream.encoded else read.data
         failed = failure.of_answer(upstream.status, upstream.headers, text, self.candidate.channel.scrubbed)
         if failed.final:
-            self._answered()
+            self.answered()
         return failed
 
     def _begin(self) -> dict[str, str]:
         """Return the headers of the response: the first event has arrived."""
-        self._answered()
+        self.answered()
         for hook in self.chain.on_response:
             hook(self.exchange)
         self.exchange.drop_body()  # no retry follows
@@ -210,49 +185,6 @@ class UpstreamCall:
         if self.upstream is not None:
             keep_only_id(self.upstream.headers)
         return {**STREAM_HEADERS, **self.exchange.response_headers}
-
-    def _answered(self) -> None:
-        self.breaker.answered(self.candidate, self.exchange.id, time.monotonic() - self.began)
-
-    def _remaining_s(self) -> float:
-        return max(0.0, self.deadline - time.monotonic())
-
-    def _interrupted(self) -> UpstreamFailure:
-        """Return or raise what ends the exchange before the first event: the caller left, or the gateway stops or ends it."""
-        self.attempt.usage = Usage(self.body.prompt_tokens_estimate, 0, "estimated")
-        if self.caller.gone:
-            raise CallerGone
-        return UpstreamFailure(self.exchange.stopped or unavailable(), final=True)
-
-    async def _json_response(
-        self, upstream: UpstreamConnection, ended: asyncio.Future[EndReason]
-    ) -> UpstreamFailure | None:
-        """Pass on a JSON response, where `stream: false` is allowed."""
-        channel, exchange = self.candidate.channel, self.exchange
-        self.deadline = exchange.started + channel.timers.total
-        text, complete = await read_body(upstream, channel.max_response_bytes, self._remaining_s(), ended)
-        if self.caller.gone or ended.done():
-            return self._interrupted()
-        if not complete:
-            return failure.timed_out() if self._remaining_s() == 0 else failure.dropped()
-        try:
-            response = Response.read(text)
-        except ValueError:
-            return failure.invalid_response("valid JSON")
-        if response is None:
-            return failure.invalid_response("a chat completion")
-        if response.error:
-            return failure.of_event(response.facts, channel.scrubbed)
-        self._answered()
-        self.attempt.completion_id = failure.scrubbed(response.completion_id, channel.scrubbed)
-        text = failure.scrubbed(response.text.decode("utf-8", "replace"), channel.scrubbed).encode()
-        headers = {"Content-Type": "application/json", **exchange.response_headers}
-        self.caller.prepare(200, headers, text)  # written once it is charged
-        meter(self.attempt, response.usage, response.estimate_output, self.body, self.candidate)
-        exchange.first_byte = time.monotonic()
-        exchange.bytes = len(text)
-        exchange.status, exchange.outcome = 200, Outcome.COMPLETED
-        return None
 
     async def _conclude(self, relay: Relay, reason: EndReason) -> None:
         """Charge a stream that has ended, set its outcome, and write what the caller gets of it."""

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.proxy.upstream import UpstreamConnection
 
 
+class Read(NamedTuple):
+    """What was read of a body: `whole` as its framing announced, else `broken` off, or else too `long`, late or cancelled."""
+
+    data: bytes
+    whole: bool
+    broken: bool
+    long: bool
+
+
 async def read_body(
     upstream: UpstreamConnection, max_bytes: int, timeout_s: float, cancelled: asyncio.Future[Any]
-) -> tuple[bytes, bool]:
-    """Return the body up to `max_bytes`, and whether it is complete.
+) -> Read:
+    """Return the body up to `max_bytes`.
 
     Reading stops after `max_bytes`, after `timeout_s`, and when `cancelled` is done.
     """
@@ -33,4 +42,6 @@ async def read_body(
 
     upstream.flow_to(on_data, on_end)
     await asyncio.wait((done, cancelled), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    return b"".join(pieces)[:max_bytes], done.done() and done.result()
+    ended, too_long = done.done(), size > max_bytes
+    whole = ended and done.result()
+    return Read(b"".join(pieces)[:max_bytes], whole, ended and not whole and not too_long, too_long)

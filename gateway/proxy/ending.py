@@ -50,7 +50,7 @@ async def conclude(
         await caller.cut(b"" if events.error_relayed else b"data: %b\n\n" % render(error, exchange.id))
     elif relay.state is RelayState.ABANDONED:
         exchange.outcome = Outcome.CALLER_GONE
-    elif _is_complete(relay, reason):
+    elif is_complete(relay, reason):
         exchange.outcome = Outcome.COMPLETED
     elif reason is EndReason.CALLER_STALLED:
         exchange.outcome = Outcome.STOPPED
@@ -65,7 +65,8 @@ async def conclude(
         await caller.cut(b"data: %b\n\n" % render(error, exchange.id) if events.at_boundary else b"")
 
 
-def _is_complete(relay: Relay, reason: EndReason) -> bool:
+def is_complete(relay: Relay, reason: EndReason) -> bool:
+    """Return whether a stream that has ended is whole."""
     if relay.events.complete or relay.state is RelayState.CONCLUDING:
         return True
     # A gateway that stops does not wait for what may follow the final usage.

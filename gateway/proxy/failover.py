@@ -6,6 +6,7 @@ the plugins let another one be called. Where none gave an answer, the caller get
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from gateway.catalogue import MAX_ATTEMPTS
@@ -22,6 +23,11 @@ from gateway.proxy.end_reason import EndReason
 from gateway.proxy.failure import CallerGone, UpstreamFailure
 from gateway.proxy.pool import UpstreamPool
 from gateway.proxy.relay import Relay
+
+
+def _has_time(exchange: Exchange, channel: Channel) -> bool:
+    """Return whether a call of a channel could still be answered within its `total`."""
+    return time.monotonic() < exchange.started + channel.timers.total
 
 
 class Failover:
@@ -61,12 +67,13 @@ class Failover:
                     return
                 attempt = exchange.attempts[-1]
                 attempt.error = last.error.code
-                if last.maybe_billed:
+                if last.maybe_billed and attempt.usage.source == "none":
                     attempt.usage = Usage(body.prompt_tokens_estimate, 0, "estimated")
                 if last.final:
                     break
                 failed = route.breaker.unusable if last.not_the_request else route.breaker.failed
                 failed(candidate, exchange.id, last.error.code, last.cool_s)
+                untried = [other for other in untried if _has_time(exchange, other.channel)]
             finally:
                 call.parts.clear()  # errors of libraries refer to themselves, and so keep the call for some time
                 call.message.clear()

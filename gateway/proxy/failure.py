@@ -125,13 +125,13 @@ def invalid_response(expected: str = "an event stream") -> UpstreamFailure:
 
 
 def too_large() -> UpstreamFailure:
-    """Return the failure of a response that exceeded the channel's `max_response_bytes` with its first event."""
+    """Return the failure of a response that exceeded the channel's `max_response_bytes` before the caller had any of it."""
     return UpstreamFailure(failed("The answer is larger than this gateway allows. Ask for less."), maybe_billed=True)
 
 
-def timed_out() -> UpstreamFailure:
-    """Return the failure of an upstream that sent no event within `first_byte`. A retry may cost twice."""
-    text = "The upstream took too long to begin its answer. Retry later or choose another model."
+def timed_out(to: str = "begin its answer") -> UpstreamFailure:
+    """Return the failure of an upstream that was too slow `to` do something. A retry may cost twice."""
+    text = f"The upstream took too long to {to}. Retry later or choose another model."
     return UpstreamFailure(Refused(504, "upstream_timeout", text, should_retry=False), maybe_billed=True)
 
 

@@ -21,6 +21,7 @@ from gateway.exchange import Exchange
 from gateway.log import Logger
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.end_reason import EndReason
+from gateway.proxy.gathering import Gathering
 from gateway.proxy.linger import release_at_end
 from gateway.proxy.redaction import Redaction
 from gateway.proxy.relay_state import RelayState
@@ -52,14 +53,13 @@ class Relay:
         exchange: Exchange,
         body: Body,
         channel: Channel,
-        caller: CallerConnection,
+        caller: CallerConnection | Gathering,
         upstream: UpstreamConnection,
         begin: Callable[[], dict[str, str]],
         hooks: tuple[ChunkHook, ...],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._exchange = exchange
-        self._body = body
         self.channel = channel
         self._caller = caller
         self._upstream = upstream
@@ -75,7 +75,9 @@ class Relay:
         self.state = RelayState.COLLECTING
         self.failure: Exception | None = None
         """What `begin` raised, or why its headers cannot be sent."""
-        self.events = EventStream(drop_usage=channel.ask_usage and not body.asked_usage, choices=body.n)
+        self.events = _events(body, channel, gathered=isinstance(caller, Gathering))
+        self._max_prelude = channel.max_response_bytes if isinstance(caller, Gathering) else MAX_PRELUDE
+        self._streamed = body.stream or isinstance(caller, Gathering)
         self._secrets = Redaction(channel.scrubbed, self.events)
         self.ended: asyncio.Future[EndReason] = self._loop.create_future()
         caller.on_gone = self._on_caller_gone
@@ -115,7 +117,7 @@ class Relay:
         upstream = self._upstream
         if upstream.failure is None:
             crash_points.point("upstream.answered")
-            if self._body.stream and upstream.status == 200 and upstream.media_type == "text/event-stream":
+            if self._streamed and upstream.status == 200 and upstream.media_type == "text/event-stream":
                 self._last_read_at = self._loop.time()
                 upstream.flow_to(self._on_data, self._on_end)
                 return
@@ -159,7 +161,7 @@ class Relay:
         """Begin the response with what was collected, once the first event is complete."""
         events, exchange = self.events, self._exchange
         if self.ended.done() or not events.started:
-            if self._received > MAX_PRELUDE:
+            if self._received > self._max_prelude:
                 self.end(EndReason.SIZE)
             return
         if events.error is not None and events.first_error:
@@ -272,3 +274,12 @@ class Relay:
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
+
+
+def _events(body: Body, channel: Channel, *, gathered: bool) -> EventStream:
+    """Return the parser of an answer's events. Of one that is gathered nothing is dropped, and no event is too long to wait for."""
+    if gathered:
+        return EventStream(drop_usage=False, choices=body.n, max_event_bytes=channel.max_response_bytes)
+    drop_empty = channel.empty_choices == "drop"
+    drop_usage = not body.asked_usage and (channel.ask_usage or drop_empty)
+    return EventStream(drop_usage=drop_usage, drop_empty=drop_empty, choices=body.n)

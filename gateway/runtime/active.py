@@ -1,4 +1,5 @@
-"""The configuration that the parent process starts workers with. It follows the file and SIGHUP.
+"""The configuration that the parent process starts workers with. It follows the file, the files of its
+secrets, and SIGHUP.
 
 A changed file is read once, by the parent, and tried in a process of its own. Then every worker starts a chain from it. Only
 when all have done so is it adopted; until then, and where one of them cannot, everything stays as it is.
@@ -8,11 +9,14 @@ from __future__ import annotations
 
 import signal
 import time
+from pathlib import Path
 from typing import Final
 
 from gateway.chain.failures import error_text
 from gateway.chain.starting import START_LIMIT_S
+from gateway.config import document
 from gateway.config.schema import Loaded, load
+from gateway.config.secret_files import paths_in
 from gateway.errors import GatewayError
 from gateway.log import Logger
 from gateway.metrics.registry import Metrics
@@ -27,6 +31,8 @@ MAX_DEATHS: Final = 2
 
 log = Logger("gateway.runtime.active")
 
+Version = tuple[int, int, int]
+
 
 class ActiveConfig:
     """The last good configuration. `refresh` is called again and again, and never waits."""
@@ -39,7 +45,8 @@ class ActiveConfig:
         self._handover = handover
         self._url = url
         self._path = loaded.document.path
-        self._version = self._file_version()
+        self._secrets = paths_in(loaded.document.raw, self._path.parent)
+        self._version = self._versions()
         self._reload_requested = False
         self._candidate = loaded
         self._trial: Trial | None = None
@@ -67,12 +74,15 @@ class ActiveConfig:
         return False
 
     def _look_at_file(self) -> None:
-        """Begin the trial of the file, if it changed or SIGHUP came."""
-        version = self._file_version()
-        if version is None or (version == self._version and not self._reload_requested):
+        """Begin the trial of the file, if it or a secret of it changed, or SIGHUP came."""
+        versions = self._versions()
+        if versions[0] is None or (versions == self._version and not self._reload_requested):
             return
-        self._version, self._reload_requested = version, False
-        self._candidate = load(self._path)
+        self._version, self._reload_requested = versions, False
+        raw = document.read(self._path)
+        self._secrets = paths_in(raw, self._path.parent)
+        self._version = (versions[0], *self._versions()[1:])  # what changes from here on is seen by the next look
+        self._candidate = load(self._path, raw=raw)
         self._trial = Trial(self._candidate, self._url)
 
     def _follow_trial(self, trial: Trial) -> bool:
@@ -85,7 +95,8 @@ class ActiveConfig:
             raise
         self._trial = None
         self._offers += 1
-        self._offer = Offer(self._offers, self.generation + 1, "offered", self._candidate.document.raw)
+        read = self._candidate.document
+        self._offer = Offer(self._offers, self.generation + 1, "offered", read.raw, read.files.read)
         self._deaths = 0
         self._answer_by = time.monotonic() + ANSWER_LIMIT_S
         self._handover.write(self._offer)
@@ -101,7 +112,7 @@ class ActiveConfig:
             return True
         if all(answers):
             self._offer = None
-            self._handover.write(Offer(offer.number, offer.generation, "adopted", offer.raw))
+            self._handover.write(Offer(offer.number, offer.generation, "adopted", offer.raw, offer.secrets))
             self._adopt()
             return True
         return False
@@ -134,10 +145,15 @@ class ActiveConfig:
     def _request_reload(self, *_: object) -> None:
         self._reload_requested = True
 
-    def _file_version(self) -> tuple[int, int, int] | None:
-        """Return what differs between versions of the file, also when a symbolic link was replaced; None without a file."""
-        try:
-            status = self._path.stat()
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_ino, status.st_size
+    def _versions(self) -> tuple[Version | None, ...]:
+        """Return the version of the file and of each secret's file."""
+        return tuple(map(_version, (self._path, *self._secrets)))
+
+
+def _version(path: Path) -> Version | None:
+    """Return what differs between versions of a file, also when a symbolic link was replaced; None without a file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino, status.st_size

@@ -55,7 +55,8 @@ async def _follow(sender: Sender, loaded: Loaded, handover: Handover, changed: a
         try:
             offer = handover.read()
             if offer is not None and offer.phase == "adopted":
-                _use(sender, after_reload(loaded.config, load(loaded.document.path, raw=offer.raw).config))
+                read = load(loaded.document.path, raw=offer.raw, secrets=offer.secrets)
+                _use(sender, after_reload(loaded.config, read.config))
         except GatewayError as error:
             log.error("alerts_not_reloaded", reason=str(error))
 

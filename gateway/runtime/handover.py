@@ -4,8 +4,8 @@
 2. If every worker could start it, the offer is adopted, and the workers exchange their chains. Otherwise it is withdrawn, and
    all keep the one before.
 
-So all processes take the same bytes or none of them. A worker that starts meanwhile begins with the adopted file and reads
-the offer then.
+So all processes take the same bytes and secrets, or none of them. A worker that starts meanwhile begins with the adopted file and
+reads the offer then.
 """
 
 from __future__ import annotations
@@ -18,20 +18,25 @@ from typing import Final, Literal
 import msgspec
 
 from gateway.config.document import MAX_FILE_BYTES
+from gateway.config.secret_files import MAX_TOTAL
 
 _ANSWER: Final = struct.Struct("<Q")
 _HEAD: Final = struct.Struct("<Q32s")
 """The length of the offer and its digest: what is read while the parent writes is not taken for an offer."""
-MAX_OFFER: Final = _HEAD.size + MAX_FILE_BYTES + 4096
+MAX_OFFER: Final = _HEAD.size + MAX_FILE_BYTES + 2 * MAX_TOTAL + 4096
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """The bytes of a file on their way to the workers. `number` counts the offers, `generation` those that are adopted."""
+    """The bytes of a file on their way to the workers, and the secrets of the files that it names.
+
+    `number` counts the offers, `generation` those that are adopted.
+    """
 
     number: int
     generation: int
     phase: Literal["offered", "adopted", "withdrawn"]
     raw: bytes
+    secrets: dict[str, str] = {}
 
 
 class Handover:

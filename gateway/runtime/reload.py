@@ -68,7 +68,7 @@ class Reloader(BackgroundTask):
 
     async def run_once(self) -> bool:
         """Reload the file now and return whether it succeeded. Log what is wrong with the file."""
-        prepared = await self._prepare(None, self._gateway.chain.generation + 1)
+        prepared = await self._prepare(None, None, self._gateway.chain.generation + 1)
         if prepared is not None:
             self._swap(prepared)
         return prepared is not None
@@ -80,23 +80,25 @@ class Reloader(BackgroundTask):
             return
         if offer.phase == "offered" and self._answered != offer.number:
             await self._discard()
-            self._prepared = await self._prepare(offer.raw, offer.generation, offer.number)
+            self._prepared = await self._prepare(offer.raw, offer.secrets, offer.generation, offer.number)
             self._answered = offer.number
             offers.answer(offer, started=self._prepared is not None)
         elif offer.phase == "adopted" and self._gateway.chain.generation < offer.generation:
             if self._prepared is None or self._prepared.offer != offer.number:
                 await self._discard()
-                self._prepared = await self._prepare(offer.raw, offer.generation, offer.number)
+                self._prepared = await self._prepare(offer.raw, offer.secrets, offer.generation, offer.number)
             prepared, self._prepared = self._prepared, None
             if prepared is not None:
                 self._swap(prepared)
         elif offer.phase == "withdrawn":
             await self._discard()
 
-    async def _prepare(self, raw: bytes | None, generation: int, offer: int = 0) -> Prepared | None:
+    async def _prepare(
+        self, raw: bytes | None, secrets: dict[str, str] | None, generation: int, offer: int = 0
+    ) -> Prepared | None:
         """Return a started chain, or None where the file does not allow it, which is logged."""
         try:
-            loaded = load(self._path, raw=raw)
+            loaded = load(self._path, raw=raw, secrets=secrets)
             chain = loading.build(loaded, generation=generation)
             services = services_of(loaded.config, self._gateway.services.store)
             await chain.start(services)

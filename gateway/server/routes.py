@@ -1,16 +1,17 @@
-"""The path table, and the models that a caller may use. What callers learn of themselves is in files of its own."""
+"""The path table. The answers to operations that need no upstream are in files of their own."""
 
 from __future__ import annotations
 
 import msgspec
 
 from gateway.budgets import Calendar
-from gateway.errors import Refused, model_not_found
+from gateway.errors import Refused
 from gateway.exchange import Exchange, Operation, Reply
 from gateway.facts import Caller
 from gateway.server.account import account_of
 from gateway.server.ledger import ledger_of
 from gateway.server.lookups import Lookups
+from gateway.server.models import ModelList
 from gateway.server.requests import request_of, requests_of
 from gateway.server.usage import usage_of
 from gateway.services import Services
@@ -30,7 +31,7 @@ class LocalRoutes:
     def __init__(self, services: Services, lookups: Lookups) -> None:
         self._services = services
         self._lookups = lookups
-        self._catalogue = services.catalogue
+        self._models = ModelList(services.catalogue)
         self._store = services.store
         self._calendar = Calendar(services.catalogue.time_zone, services.clock)
 
@@ -39,7 +40,8 @@ class LocalRoutes:
         request = exchange.request
         match request.operation:
             case Operation.MODELS:
-                return self._models(exchange)
+                wanted, caller = request.argument, exchange.get(Caller)
+                return Reply(body=self._models.one(wanted, caller) if wanted else self._models.all(caller))
             case Operation.ACCOUNT:
                 caller = _caller(exchange)
                 return _json(await account_of(caller, self._store, self._calendar, exchange.response_headers))
@@ -57,16 +59,6 @@ class LocalRoutes:
                 )
             case _:
                 raise misdirected(request.method, request.path)
-
-    def _models(self, exchange: Exchange) -> Reply:
-        caller = exchange.get(Caller)
-        names = list(self._catalogue.models) if caller is None else self._catalogue.visible(caller)
-        wanted = exchange.request.argument
-        if not wanted:
-            return _json({"object": "list", "data": [_model(name) for name in names]})
-        if wanted not in names:
-            raise model_not_found()
-        return _json(_model(wanted))
 
 
 def misdirected(method: str, path: str) -> Refused:
@@ -115,10 +107,6 @@ def _caller(exchange: Exchange) -> Caller:
             "This gateway runs without accounts: its chain has no plugin that provides Caller.",
         )
     return caller
-
-
-def _model(name: str) -> dict[str, object]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "sluicegate"}
 
 
 def _json(value: object) -> Reply:

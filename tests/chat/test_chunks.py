@@ -38,6 +38,33 @@ def test_the_id_of_a_completion_is_read_from_its_first_event(events: bytes, expe
     assert completion_id(events) == expected
 
 
+@pytest.mark.parametrize(
+    ("data", "empty", "only_usage"),
+    [
+        (b'{"choices":[],"created":0,"id":"","model":"","object":"","prompt_filter_results":[]}', True, False),
+        (b'{"id":"c","choices":[]}', True, False),
+        (b'{"choices": [ ]}', True, False),
+        (b'{"choices":null}', True, False),
+        (b'{"id":"c"}', True, False),
+        (b'{"choices":[],"usage":null}', True, False),
+        (b'{"choices":[],"usage":{}}', True, True),
+        (b'{"choices":[],"x_groq":{"usage":{"prompt_tokens":1,"completion_tokens":1}}}', True, True),
+        (b'{"choices":[],"usage":{"prompt_tokens":1}}', True, True),
+        (b'{"delta":{},"usage":{"prompt_tokens":1}}', False, False),
+        (b'{"choices":[{}],"usage":{"prompt_tokens":1}}', False, False),
+        (b'{"choices":[null]}', False, False),
+        (b'{"choices":{}}', False, False),
+        (b"[]", False, False),
+        (b"nonsense", False, False),
+        (b"{" + ROLE + b"}", False, False),
+        (b'{"choices": [{"delta":{"content":"a"}}]}', False, False),
+    ],
+)
+def test_a_chunk_without_a_choice_is_empty(data: bytes, empty: bool, only_usage: bool) -> None:
+    chunk = read(b"", data)
+    assert (chunk.empty, chunk.only_usage) == (empty, only_usage)
+
+
 def test_an_event_that_is_parsed_has_its_id_in_json() -> None:
     chunk = read(b"", b'{"id":"c-1","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
     assert id_text(chunk.id) == "c-1"

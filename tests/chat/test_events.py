@@ -62,9 +62,14 @@ def facts(stream: EventStream) -> tuple[object, ...]:
 
 
 def feed_cut(
-    body: bytes, *cuts: int, drop_usage: bool = False, choices: int = 1, max_event_bytes: int = 1 << 20
+    body: bytes,
+    *cuts: int,
+    drop_usage: bool = False,
+    drop_empty: bool = False,
+    choices: int = 1,
+    max_event_bytes: int = 1 << 20,
 ) -> tuple[EventStream, list[bytes]]:
-    stream = EventStream(drop_usage=drop_usage, choices=choices, max_event_bytes=max_event_bytes)
+    stream = EventStream(drop_usage=drop_usage, drop_empty=drop_empty, choices=choices, max_event_bytes=max_event_bytes)
     ends = [*sorted(cuts), len(body)]
     relayed = [stream.feed(body[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
     return stream, [*relayed, stream.close()]
@@ -99,11 +104,22 @@ contents_of_comments = st.sampled_from(["", "ping", '{"usage":1}', "data: {}"])
 separators = st.sampled_from([(",", ":"), (", ", ": "), (" , ", " : ")])
 
 
+EMPTY: list[dict[str, Any]] = [
+    {"choices": [], "prompt_filter_results": [{"prompt_index": 0}]},
+    {"id": "chatcmpl-1", "choices": [], "usage": None},
+    {"choices": None},
+    {"type": "ping"},
+]
+
+
 @st.composite
 def parts(draw: st.DrawFn) -> Part:
     kind = draw(
         st.sampled_from(
-            ["text", "text", "text", "comment", "usage", "finish", "error", "bare", "named", "done", "lines", "huge"]
+            [
+                *("text", "text", "text", "comment", "usage", "empty", "finish"),
+                *("error", "bare", "named", "done", "lines", "huge"),
+            ]
         )
     )
     boundary = draw(st.sampled_from(BOUNDARIES))
@@ -115,6 +131,7 @@ def parts(draw: st.DrawFn) -> Part:
     nothing: list[dict[str, Any]] = [{}, {"usage": None}, {"error": None}]
     body: dict[str, Any] = {
         "usage": {"choices": [], "usage": counted},
+        "empty": draw(st.sampled_from(EMPTY)),
         "finish": chunk(finish="stop", **draw(st.sampled_from(beside))),
         "error": {"error": {"message": draw(contents)}, "choices": []},
         "bare": {"object": "error", "message": draw(contents), "code": 400},
@@ -145,27 +162,33 @@ def test_events_with_changing_line_ends_within_one_read_are_relayed_at_once() ->
 ERRORS = ("error", "bare", "named")
 
 
-def kept_of(stream_parts: list[Part], *, drop_usage: bool) -> list[Part]:
+def kept_of(stream_parts: list[Part], dropped: set[str]) -> list[Part]:
     """Return the parts that are relayed: up to the first error, and that one if clients raise on it."""
     kept: list[Part] = []
     for part in stream_parts:
         if part.kind in ERRORS:
             return [*kept, part] if part.raises else kept
-        if not (drop_usage and part.kind == "usage"):
+        if part.kind not in dropped:
             kept.append(part)
     return kept
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(parts(), max_size=12), st.booleans(), st.lists(st.integers(0, 10_000), max_size=40), st.booleans())
+@given(
+    st.lists(parts(), max_size=12),
+    st.sets(st.sampled_from(["usage", "empty"])),
+    st.lists(st.integers(0, 10_000), max_size=40),
+    st.booleans(),
+)
 def test_any_stream_cut_anywhere_is_relayed_whole_and_read_the_same(
-    stream_parts: list[Part], drop_usage: bool, cuts: list[int], every_byte: bool
+    stream_parts: list[Part], dropped: set[str], cuts: list[int], every_byte: bool
 ) -> None:
     body = b"".join(part.raw for part in stream_parts)
-    kept = kept_of(stream_parts, drop_usage=drop_usage)
+    kept = kept_of(stream_parts, dropped)
+    drop_usage, drop_empty = "usage" in dropped, "empty" in dropped
     expected = b"".join(part.raw for part in kept)
     where = range(len(body)) if every_byte and len(body) < 3000 else [cut % (len(body) + 1) for cut in cuts]
-    stream = EventStream(drop_usage=drop_usage, max_event_bytes=MAX_EVENT_BYTES)
+    stream = EventStream(drop_usage=drop_usage, drop_empty=drop_empty, max_event_bytes=MAX_EVENT_BYTES)
     boundaries = {0} | {len(b"".join(part.raw for part in kept[:count])) for count in range(1, len(kept) + 1)}
     relayed, ends = b"", [*sorted(where), len(body)]
     for start, end in zip([0, *ends], ends, strict=False):
@@ -176,20 +199,21 @@ def test_any_stream_cut_anywhere_is_relayed_whole_and_read_the_same(
     relayed += stream.close()
     assert relayed == expected
 
-    uncut, _ = feed_cut(body, drop_usage=drop_usage, max_event_bytes=MAX_EVENT_BYTES)
+    uncut, _ = feed_cut(body, drop_usage=drop_usage, drop_empty=drop_empty, max_event_bytes=MAX_EVENT_BYTES)
     assert facts(stream) == facts(uncut)
 
     with_data = [part for part in stream_parts if part.kind != "comment"]
     errors = [part for part in with_data if part.kind in ERRORS]
     assert stream.events == len([part for part in kept if part.kind != "comment"])
-    assert stream.started is bool(with_data)
+    started_by = [part for part in with_data if part.kind not in dropped]
+    assert stream.started is bool(started_by)
     assert stream.done is any(part.kind == "done" for part in with_data)
     assert stream.finished is any(part.kind == "finish" for part in with_data)
     usages = [part.usage for part in reversed(with_data) if part.usage]
     assert stream.usage.prompt == next((usage.prompt_tokens for usage in usages if usage.prompt_tokens), 0)
     assert stream.usage.completion == next((usage.completion_tokens for usage in usages if usage.completion_tokens), 0)
     assert (stream.error is not None) is bool(errors)
-    assert stream.first_error is bool(with_data and with_data[0].kind in ERRORS)
+    assert stream.first_error is bool(started_by and started_by[0].kind in ERRORS)
     if errors and stream.error is not None:
         assert json.loads(stream.error) == json.loads(errors[0].data)
 

@@ -56,6 +56,17 @@ def test_the_same_file_changes_nothing(tmp_path: Path) -> None:
         ),
         ("secret-of-one", "secret-of-two", "channels.one.api_key: changes"),
         ("store-password", "other-password", "redis: changes  (needs a restart)"),
+        ("two: {base_url", "two: {proxy: 'http://u:password@p:1', base_url", "channels.two.proxy: changes"),
+        (
+            "groups: {default: {}}",
+            "groups: {default: {}}\nusage: {clickhouse: 'https://u:password@h:1/d'}",
+            "usage.clickhouse: changes  (needs a restart)",
+        ),
+        (
+            "groups: {default: {}}",
+            "groups: {default: {}}\nport: {drain: 5}",
+            "port.drain: 30 becomes 5.0  (needs a restart)",
+        ),
         ("8080", "8081", "listen: 127.0.0.1:8080 becomes 127.0.0.1:8081  (needs a restart)"),
         ("{use: quota}", "{use: quota, with: {max_holds: 3}}", "plugins.quota.with: changes"),
         ("{use: quota}", "{use: quota, enabled: false}", "plugins.quota: is removed"),
@@ -68,6 +79,17 @@ def test_the_same_file_changes_nothing(tmp_path: Path) -> None:
 )
 def test_each_change_is_one_line(tmp_path: Path, old: str, new: str, line: str) -> None:
     assert diff(tmp_path, BEFORE.replace(old, new, 1)) == [line]
+
+
+def test_what_a_file_of_a_secret_holds_is_not_shown(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(f"secret-password-{name}\n")
+    (tmp_path / "before.yaml").write_text(BEFORE)
+    line = "{base_url: 'http://h/${file:one}', api_key: '${file:two}'}"
+    assert diff(tmp_path, BEFORE.replace("{base_url: http://127.0.0.1:2/v1}", line)) == [
+        "channels.two.base_url: http://127.0.0.1:2/v1 becomes http://h/${file:one}",
+        "channels.two.api_key: changes",
+    ]
 
 
 def test_scripts_get_one_object_a_line(tmp_path: Path) -> None:

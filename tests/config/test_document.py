@@ -50,8 +50,8 @@ REFUSED = {
             *("1.0e+5", "1_0.5", "1:30.5", "0.1234567890123456", "123456789012345.6", "1."),
         )
     },
-    "a: ${NOT-A-NAME}": "1: a: write a variable as ${NAME}, of letters, digits and _",
-    "a: ${HALF": "1: a: write a variable as ${NAME}, of letters, digits and _",
+    "a: ${NOT-A-NAME}": "1: a: write a variable as ${NAME}, of letters, digits and _, or as ${file:PATH}",
+    "a: ${HALF": "1: a: write a variable as ${NAME}, of letters, digits and _, or as ${file:PATH}",
     "a: 1\nb: [x, '-${MISSING}-']": "2: b[1]: the environment variable MISSING is not set; export it or write a value",
 }
 

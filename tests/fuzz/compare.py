@@ -28,6 +28,8 @@ OTHERS: Final = (
     b'data: {"message":"overloaded"}\n\n',
     b"data: [DONE]\n\n",
     b": ping\n\n",
+    b'data: {"choices":[],"prompt_filter_results":[{"prompt_index":0}]}\n\n',
+    b'data: {"choices":[],"usage":null}\n\n',
     b'event: error\ndata: {"choices":[]}\n\n',
     b'data: {"choices":[]}\r\n\r\n',
     b'data:{"choices":[]}\n\n',
@@ -47,6 +49,7 @@ PIECES: Final = (
         b":nul",
         b": null",
         b'"choices":[',
+        b'"choices":[]',
     ),
     *(
         b'"',
@@ -193,6 +196,7 @@ class Comparison:
             "hooked": random.random() < 0.03,
             "credential": random.choice((KEY,) * 5 + ("",)),
             "drain": random.random() < 0.5,
+            "empty_choices": random.choice(("drop", "pass")),
         }
         twins = [Twin(connection, **settings) for connection in (self.compiled, self.pure)]
         disturbed, closely = random.random() < 0.3, random.random() < 0.1

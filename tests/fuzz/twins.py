@@ -9,7 +9,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from multidict import CIMultiDict
 
@@ -170,6 +170,7 @@ class Twin:
         hooked: bool = False,
         credential: str = KEY,
         drain: bool = False,
+        empty_choices: Literal["drop", "pass"] = "drop",
     ) -> None:
         read_body: Callable[[], Awaitable[Body]] = _no_body
         body = Body("m", True, None, choices, asked_usage, 100, 1, 10, PromptBound(100), {}, {})
@@ -177,6 +178,7 @@ class Twin:
             base_url="http://upstream/v1",
             api_key=credential,
             max_response_bytes=max_bytes,
+            empty_choices=empty_choices,
             on_caller_gone="drain" if drain else "cancel",
         )
         self.exchange = Exchange(REQUEST, read_body, id="one")

@@ -18,6 +18,7 @@ from yarl import URL
 from gateway.config import schema
 from gateway.config.schema import Port, Tls
 from gateway.errors import Misconfigured
+from gateway.proxy.caller import CallerConnection
 from gateway.runtime.worker import opened
 from gateway.server import tls
 from gateway.server.protocol import WRITE_BUFFER
@@ -248,6 +249,7 @@ async def test_a_caller_that_does_not_read_pauses_the_upstream_with_tls_too(
             async with asyncio.timeout(PATIENCE_S):
                 while stream._stall_timer is None:
                     await asyncio.sleep(0.01)
+            assert isinstance(stream._caller, CallerConnection)
             assert stream._caller._transport.get_write_buffer_size() <= 3 * WRITE_BUFFER
             writer.transport.abort()
             async with asyncio.timeout(PATIENCE_S):

@@ -1,0 +1,84 @@
+"""Secrets in files of their own, which the configuration names as `${file:PATH}`.
+
+A file holds one secret on one line; line ends behind it do not count. What is wrong with a file is said with its path, and never
+with what it holds. A relative path starts at the folder of the configuration.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+PREFIX: Final = "file:"
+MAX_BYTES: Final = 16 * 1024
+MAX_TOTAL: Final = 256 * 1024
+"""Bytes of all secrets of a configuration, and of their paths."""
+REFERENCE: Final = re.compile(rb"\$\{file:([^}\r\n]+)\}")
+
+
+class SecretFiles:
+    """The secrets of one reading of a configuration, by path as it is written there. Each file is read once."""
+
+    def __init__(self, folder: Path, known: Mapping[str, str] | None = None) -> None:
+        """Read files beside `folder`; or none, where all secrets are `known`."""
+        self._folder = folder
+        self._known = known
+        self.read: dict[str, str] = {}
+
+    def get(self, path: str) -> str:
+        """Return the secret in a file. Raises `ValueError`, which names the path and what to do."""
+        if path not in self.read:
+            self.read[path] = self._secret(path)
+            if sum(len(key) + len(value.encode()) for key, value in self.read.items()) > MAX_TOTAL:
+                raise ValueError(f"the files of secrets hold more than {MAX_TOTAL} bytes together")
+        return self.read[path]
+
+    def _secret(self, path: str) -> str:
+        if not path.strip():
+            raise ValueError("name a file, as in ${file:/run/secrets/NAME}")
+        if self._known is not None:
+            if path not in self._known:
+                raise ValueError(f"the file {path} was not read with this configuration; reload it")
+            return self._known[path]
+        try:
+            raw = _read(self._folder / path)
+        except FileNotFoundError:
+            raise ValueError(f"the file {path} is missing; create it, or name another") from None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ValueError(f"the file {path} cannot be read ({reason}); name one that this user may read") from None
+        if len(raw) > MAX_BYTES:
+            raise ValueError(f"the file {path} is larger than {MAX_BYTES} bytes; a secret is one line")
+        return _text(raw, path)
+
+
+def paths_in(raw: bytes, folder: Path) -> tuple[Path, ...]:
+    """Return the files of secrets that a configuration names, each once."""
+    names = dict.fromkeys(match[1].decode("utf-8", "surrogateescape") for match in REFERENCE.finditer(raw))
+    return tuple(folder / name for name in names if "\0" not in name)
+
+
+def _read(path: Path) -> bytes:
+    """Return the bytes of a regular file, one more than `MAX_BYTES` at most. A pipe without a writer does not block."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is no regular file")
+        return file.read(MAX_BYTES + 1)
+
+
+def _text(raw: bytes, path: str) -> str:
+    try:
+        text = raw.decode("utf-8-sig").rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise ValueError(f"the file {path} is not text in UTF-8; a secret is one line of text") from None
+    if not text.strip():
+        raise ValueError(f"the file {path} is empty; write the secret into it")
+    if "\n" in text or "\r" in text:
+        raise ValueError(f"the file {path} has several lines; a secret is one line")
+    if not text.isprintable():
+        raise ValueError(f"the file {path} has control characters; a secret is one line of text")
+    return text
