@@ -59,6 +59,9 @@ def changes(before: Config, after: Config) -> Iterator[Change]:
         yield Change(name, _in_words(name, getattr(before, name), getattr(after, name)), "restart")
     if before.time_zone != after.time_zone:
         yield Change("time_zone", _in_words("time_zone", before.time_zone, after.time_zone))
+    was, becomes = before.port.trusted_proxies, after.port.trusted_proxies
+    if was != becomes:
+        yield Change("port.trusted_proxies", _in_words("trusted_proxies", list(was), list(becomes)))
     if before.alerts != after.alerts:
         yield Change("alerts", "changes")
     for section in ("channels", "models", "groups"):

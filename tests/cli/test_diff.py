@@ -54,6 +54,11 @@ def test_the_same_file_changes_nothing(tmp_path: Path) -> None:
             "http://127.0.0.1:2/v1, timers: {idle: 9}",
             "channels.two.timers.idle: 60 becomes 9.0",
         ),
+        (
+            "listen:",
+            "port: {trusted_proxies: [10.0.0.2]}\nlisten:",
+            "port.trusted_proxies: [] becomes ['10.0.0.2']",
+        ),
         ("secret-of-one", "secret-of-two", "channels.one.api_key: changes"),
         ("store-password", "other-password", "redis: changes  (needs a restart)"),
         ("8080", "8081", "listen: 127.0.0.1:8080 becomes 127.0.0.1:8081  (needs a restart)"),
