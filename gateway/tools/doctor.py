@@ -19,7 +19,15 @@ from yarl import URL
 from gateway.tools.diagnosis import Diagnosis, ill, note, shown, well
 from gateway.tools.doctor_address import parsed
 from gateway.tools.doctor_answer import Answer, failed, received, stranger
-from gateway.tools.doctor_network import ANSWER_S, CONNECT_S, at, proxy_of_environment, trusting, unreached
+from gateway.tools.doctor_network import (
+    ANSWER_S,
+    CONNECT_S,
+    at,
+    other_scheme,
+    proxy_of_environment,
+    trusting,
+    unreached,
+)
 from gateway.tools.doctor_stream import request
 
 MAX_TOKENS: Final = 16
@@ -86,7 +94,8 @@ async def _gateway(session: ClientSession, base: URL, answer: Answer) -> Diagnos
     if not answer.is_of_gateway:
         if not ends_in_v1 and (await _models(session, base / "v1")).is_of_gateway:
             return _lacks_v1(base, "a gateway answers one level below")
-        return stranger("gateway", answer, base / "models")
+        scheme = await other_scheme(base) if answer.status == 400 else None  # what a port with TLS says to plain HTTP
+        return scheme or stranger("gateway", answer, base / "models")
     error = answer.error or {}
     if error.get("code") == "unknown_path":
         message = shown(str(error["message"]))

@@ -47,11 +47,7 @@ class Answer(msgspec.Struct, frozen=True):
         error = _object(self.body).get("error")
         if not isinstance(error, dict) or not error.keys() >= {"message", "type", "param", "code", "request_id"}:
             return None
-        try:
-            arrival_ms(error["request_id"])
-        except (TypeError, ValueError):
-            return None
-        return error
+        return error if _is_request_id(error["request_id"]) else None
 
     @property
     def models(self) -> list[str] | None:
@@ -60,6 +56,8 @@ class Answer(msgspec.Struct, frozen=True):
         if self.status != 200 or not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             return None
         if any(entry.get("owned_by") != "sluicegate" for entry in entries):
+            return None
+        if not entries and not _is_request_id(self.headers.get("x-request-id")):
             return None
         return [str(entry.get("id")) for entry in entries]
 
@@ -152,6 +150,13 @@ def _signature(answer: Answer) -> str:
     if (title := TITLE.search(answer.body[:65536])) is not None:
         parts.append(f"title `{shown(' '.join(title[1].decode(errors='replace').split()), 60)}`")
     return ", ".join(parts)
+
+
+def _is_request_id(text: object) -> bool:
+    try:
+        return isinstance(text, str) and arrival_ms(text) > 0
+    except ValueError:
+        return False
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -64,17 +64,35 @@ def _is_proxied(url: URL) -> bool:
 
 async def unreached(url: URL, error: Exception) -> Diagnosis:
     """Return why a request got no answer."""
+    if (found := _before_the_port(url, error)) is not None:
+        return found
+    agreed_on_nothing = "PROTOCOL" in _reason(error) or "ALERT" in _reason(error)
+    if not agreed_on_nothing and (found := await other_scheme(url)) is not None:
+        return found
+    if isinstance(error, TimeoutError):
+        remedy = "A proxy or the gateway takes the request and says nothing: ask the operator whether the gateway runs."
+        return _connected(url, "answer_timeout", "it takes the request and does not respond in time", remedy)
+    if isinstance(error, aiohttp.ClientSSLError):
+        remedy = "Something between may break TLS; the gateway and the shipped proxies speak TLS 1.2 and 1.3."
+        return _ill(url, "tls_failed", f"the TLS handshake fails: {shown(_reason(error))}", remedy)
+    if isinstance(error, aiohttp.ClientResponseError):
+        return _ill(
+            url, "not_http", "what answers does not speak HTTP", "Check the port: another service listens there."
+        )
+    remedy = "Check that no proxy or firewall closes the connection, and ask the operator for its log at this time."
+    return _connected(url, "connection_cut", "it closes them without a whole answer", remedy)
+
+
+def _before_the_port(url: URL, error: Exception) -> Diagnosis | None:
+    """Return the verdict where no connection was made, or the certificate was refused."""
     if isinstance(error, aiohttp.ClientHttpProxyError):
         text = f"the proxy of the environment refuses the connection with {error.status}"
-        remedy = (
-            f"Give it a user and password in HTTPS_PROXY where it asks for them (407), or add {url.host} to NO_PROXY."
-        )
-        return ill("proxy", "proxy_refuses", text, remedy)
+        remedy = "Give it a user and password in HTTPS_PROXY where it asks for them (407)"
+        return ill("proxy", "proxy_refuses", text, f"{remedy}, or add {url.host} to NO_PROXY.")
     if isinstance(error, aiohttp.ClientProxyConnectionError):
         text = "the proxy of the environment cannot be reached"
-        return ill(
-            "proxy", "proxy_unreachable", text, f"Correct HTTP_PROXY or HTTPS_PROXY, or add {url.host} to NO_PROXY."
-        )
+        remedy = f"Correct HTTP_PROXY or HTTPS_PROXY, or add {url.host} to NO_PROXY."
+        return ill("proxy", "proxy_unreachable", text, remedy)
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return _ill(url, "name_unknown", "the name does not resolve", "Check the spelling of the host, and the DNS.")
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
@@ -85,48 +103,36 @@ async def unreached(url: URL, error: Exception) -> Diagnosis:
     if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno in BY_ERRNO:
         code, text, remedy = BY_ERRNO[error.os_error.errno]
         return _ill(url, code, f"cannot be reached: {text}", remedy)
-    if (found := await _other_scheme(url, error)) is not None:
-        return found
-    if isinstance(error, TimeoutError):
-        remedy = "A proxy or the gateway takes the request and says nothing: ask the operator whether the gateway runs."
-        return _ill(url, "answer_timeout", "takes the request and does not respond in time", remedy)
-    if isinstance(error, aiohttp.ClientSSLError):
-        reason = _reason(error)
-        remedy = "Something between may break TLS; the gateway and the shipped proxies speak TLS 1.2 and 1.3."
-        return _ill(url, "tls_failed", f"the TLS handshake fails: {shown(reason)}", remedy)
-    if isinstance(error, aiohttp.ClientResponseError):
-        return _ill(
-            url, "not_http", "what answers does not speak HTTP", "Check the port: another service listens there."
-        )
-    remedy = "Check that no proxy or firewall closes the connection, and ask the operator for its log at this time."
-    return _ill(url, "connection_cut", "closed the connection without a whole answer", remedy)
+    return None
 
 
 def _certificate(url: URL, error: Exception) -> Diagnosis:
     code = getattr(error, "verify_code", 0)
     reason = shown(str(getattr(error, "verify_message", error)))
     if code == EXPIRED:
-        return _tls(
+        return _connected(
             url,
             "certificate_expired",
             "its certificate has expired",
             "The operator must renew it. Check this clock, too.",
         )
     if code == NOT_YET:
-        return _tls(
+        return _connected(
             url, "certificate_not_yet_valid", "its certificate is not valid yet", "Check the clock of this machine."
         )
     if code in OTHER_NAME:
         remedy = f"Use the name that the certificate has, or let the operator add {url.host}. A captive portal does this, too."
-        return _tls(url, "certificate_of_another_name", f"its certificate is not for {url.host}", remedy)
+        return _connected(url, "certificate_of_another_name", f"its certificate is not for {url.host}", remedy)
     if code in UNTRUSTED:
         remedy = (
             "If a private authority issued it, pass its certificate: --ca FILE; clients take it from SSL_CERT_FILE, "
             "REQUESTS_CA_BUNDLE or NODE_EXTRA_CA_CERTS. Else the server lacks its intermediate certificates, or something "
             "on the way opens TLS."
         )
-        return _tls(url, "certificate_untrusted", f"its certificate is not trusted ({reason})", remedy)
-    return _tls(url, "certificate_refused", f"its certificate is refused ({reason})", "Show this to the operator.")
+        return _connected(url, "certificate_untrusted", f"its certificate is not trusted ({reason})", remedy)
+    return _connected(
+        url, "certificate_refused", f"its certificate is refused ({reason})", "Show this to the operator."
+    )
 
 
 def _reason(error: Exception) -> str:
@@ -134,17 +140,14 @@ def _reason(error: Exception) -> str:
     return str(getattr(getattr(error, "os_error", None), "reason", None) or "no reason given")
 
 
-async def _other_scheme(url: URL, error: Exception) -> Diagnosis | None:
-    """Return the verdict where the port speaks TLS and the address says http, or the reverse.
-
-    A server that has agreed on no version of TLS, which its alert says, may answer plain HTTP, too: with an error.
-    """
-    if _is_proxied(url) or "PROTOCOL" in _reason(error) or "ALERT" in _reason(error):
+async def other_scheme(url: URL) -> Diagnosis | None:
+    """Return the verdict where the port speaks TLS and the address says http, or the reverse."""
+    if _is_proxied(url):
         return None
-    if url.scheme == "http" and await speaks_tls(url):
+    if url.scheme == "http" and await _speaks_tls(url):
         remedy = f"Begin the base address with https: {shown(str(url.with_scheme('https').with_port(url.port)))}"
         return _ill(url, "needs_https", "speaks TLS, and the address begins with http", remedy)
-    if url.scheme == "https" and not await speaks_tls(url) and await _speaks_plain_http(url):
+    if url.scheme == "https" and not await _speaks_tls(url) and await _speaks_plain_http(url):
         remedy = (
             f"Begin the base address with http: {shown(str(url.with_scheme('http').with_port(url.port)))}; or ask the operator "
             "for the address with TLS: http shows the token to all on the way."
@@ -153,7 +156,7 @@ async def _other_scheme(url: URL, error: Exception) -> Diagnosis | None:
     return None
 
 
-async def speaks_tls(url: URL) -> bool:
+async def _speaks_tls(url: URL) -> bool:
     """Return whether a TLS handshake succeeds there. Nothing is sent, so no certificate is checked."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -180,8 +183,8 @@ async def _speaks_plain_http(url: URL) -> bool:
         return False
 
 
-def _tls(url: URL, code: str, text: str, remedy: str) -> Diagnosis:
-    return ill("network", code, f"{at(url)} answers, but {text}", remedy)
+def _connected(url: URL, code: str, text: str, remedy: str) -> Diagnosis:
+    return ill("network", code, f"{at(url)} accepts connections, but {text}", remedy)
 
 
 def _ill(url: URL, code: str, text: str, remedy: str) -> Diagnosis:

@@ -42,6 +42,19 @@ class Stream(msgspec.Struct):
 
 async def request(session: ClientSession, base: URL, headers: dict[str, str], model: str, max_tokens: int) -> Diagnosis:
     """Send the request, and return what is wrong with its answer."""
+    began = time.monotonic()
+    try:
+        return await _request(session, base, headers, model, max_tokens)
+    except (ClientError, OSError, TimeoutError) as error:
+        end = "nothing came" if isinstance(error, TimeoutError) else "the connection was closed"
+        text = f"no answer began: {end} after {time.monotonic() - began:.1f} s; smaller requests are answered by the gateway"
+        remedy = "Something on the way, or the gateway, gives up: ask the operator whether `gateway usage list` has the request."
+        return ill("request", "no_answer", text, remedy)
+
+
+async def _request(
+    session: ClientSession, base: URL, headers: dict[str, str], model: str, max_tokens: int
+) -> Diagnosis:
     prompt = "Say hello" if max_tokens < 100 else "Write a long story"
     body = {"model": model, "stream": True, "max_tokens": max_tokens, "messages": [{"role": "user", "content": prompt}]}
     url = base / "chat/completions"

@@ -119,6 +119,7 @@ def way_through(gateway_port: int) -> dict[str, tuple[Proxy, str, str, str]]:
         "504 for long answers": (Proxy(port, says=Says(504), method="POST"), "/v1", "request", "proxy_timeout"),
         "no POST": (Proxy(port, says=Says(403), method="POST"), "/v1", "request", "blocked"),
         "too large for the proxy": (Proxy(port, says=Says(413), method="POST"), "/v1", "request", "limit_of_proxy"),
+        "POST is not answered": (Proxy(port, closes="POST"), "/v1", "request", "no_answer"),
         "a page for POST": (Proxy(port, says=Says(200, body=PAGE), method="POST"), "/v1", "request", "web_page"),
     }
 

@@ -25,7 +25,7 @@ class Says(msgspec.Struct, frozen=True):
 class Proxy:
     """A proxy. `drop` and `add`: headers of requests; `hide`: headers of answers; `cut_prefix` and `put_prefix` change paths;
     `buffers`: it sends an answer when it has all of it; `cut_after`: it closes the connection after so many bytes of a stream;
-    `says`: it gives this answer, or only to requests with this `method`.
+    `closes`: requests with this method get no answer; `says`: it gives this answer, or only to requests with this `method`.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class Proxy:
         put_prefix: str = "",
         buffers: bool = False,
         cut_after: int | None = None,
+        closes: str = "",
         says: Says | None = None,
         method: str = "",
         software: str = "fake-proxy/1.0",
@@ -48,6 +49,7 @@ class Proxy:
         self.add: Mapping[str, str] = add or {}
         self.cut_prefix, self.put_prefix = cut_prefix, put_prefix
         self.buffers, self.cut_after = buffers, cut_after
+        self.closes = closes
         self.says, self.method, self.software = says, method, software
         self.seen: list[tuple[str, str, str]] = []
         """Method, path and Authorization of each request."""
@@ -73,6 +75,9 @@ class Proxy:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.seen.append((request.method, request.path, request.headers.get("Authorization", "")))
+        if request.method == self.closes:
+            assert request.transport is not None
+            request.transport.close()
         if self.says is not None and self.method in ("", request.method):
             headers = {"Server": self.software, "Content-Type": "text/html", **self.says.headers}
             return web.Response(status=self.says.status, headers=headers, body=self.says.body)
