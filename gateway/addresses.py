@@ -1,12 +1,15 @@
-"""The addresses of callers."""
+"""The addresses of callers, and networks of addresses."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
 
 
-def address_of(peer: str) -> IPv4Address | IPv6Address | None:
+def address_of(peer: str) -> Address | None:
     """Return the address that a string stands for, or None. An IPv4 address in IPv6 form is returned as IPv4."""
     try:
         address = ip_address(peer)
@@ -22,3 +25,16 @@ def network_of(peer: str) -> str:
     if isinstance(address, IPv6Address):
         return f"{IPv6Address(int(address) >> 64 << 64)}/64"
     return "" if address is None else str(address)
+
+
+def network(text: str) -> Network:
+    """Return the network that `10.0.0.0/8` or a single address stands for. Raises `ValueError` for any other text.
+
+    IPv4 in IPv6 form is returned as IPv4, since `address_of` does so with the addresses that are looked up in it.
+    """
+    parsed = ip_network(text)
+    first = parsed.network_address
+    if isinstance(first, IPv6Address) and first.scope_id is not None:
+        raise ValueError("a network has no zone")
+    mapped = getattr(first, "ipv4_mapped", None)
+    return parsed if mapped is None or parsed.prefixlen < 96 else IPv4Network((mapped, parsed.prefixlen - 96))

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -187,17 +188,29 @@ def test_the_configuration_of_the_containers_is_good() -> None:
     assert (loaded.config.listen, loaded.config.admin) == ("0.0.0.0:8080", "0.0.0.0:9090")
 
 
-def test_nginx_passes_what_the_gateway_serves() -> None:
+def test_the_gateway_decides_before_a_limit_of_nginx_does() -> None:
     text = (DEPLOY / "nginx.conf").read_text()
     directives = dict(re.findall(r"^\s*(\w+) ([^;{]+);", text, flags=re.MULTILINE))
-    assert directives["client_max_body_size"] == f"{Port().max_body // 2**20}m"
-    longest = max(
-        channel.timers.total for channel in schema.load(DEPLOY / "gateway.yaml", GIVEN).config.channels.values()
-    )
-    assert int(directives["proxy_read_timeout"].rstrip("s")) > longest
-    assert int(directives["keepalive_timeout"].rstrip("s")) < Port().idle_timeout
+    seconds = {name: int(value[:-1]) for name, value in directives.items() if re.fullmatch(r"\d+s", value)}
+    channels = schema.load(DEPLOY / "gateway.yaml", GIVEN).config.channels.values()
+    port = Port()
+    assert directives["client_max_body_size"] == "0"
+    assert seconds["client_header_timeout"] >= port.head_timeout
+    assert seconds["client_body_timeout"] > port.body_timeout
+    assert seconds["proxy_send_timeout"] > port.body_timeout
+    assert seconds["send_timeout"] > max(channel.timers.write_stall for channel in channels)
+    assert seconds["proxy_read_timeout"] > max(channel.timers.total for channel in channels)
+    assert seconds["keepalive_timeout"] < port.idle_timeout
     assert directives["proxy_buffering"] == directives["proxy_next_upstream"] == directives["gzip"] == "off"
+    assert "proxy_set_header X-Forwarded-For $remote_addr;" in text, "nothing that a caller sent"
     assert not {"authorization", "$request ", "$args", "$request_body"} & set(re.split(r"['\s]", text.lower()))
+
+
+def test_caddy_closes_idle_connections_before_the_gateway_does() -> None:
+    text = re.sub(r"#.*", "", (DEPLOY / "Caddyfile").read_text())
+    assert int(re.findall(r"keepalive (\d+)s", text)[0]) < Port().idle_timeout
+    assert "flush_interval" not in text, "the gateway would not notice that a caller left"
+    assert "timeout" not in text
 
 
 def unit(name: str) -> configparser.ConfigParser:
@@ -253,6 +266,13 @@ def test_compose_mounts_files_that_exist_and_its_store_keeps_acknowledged_writes
         "only TLS is reached from outside"
     )
     assert int(services["gateway"]["stop_grace_period"].rstrip("s")) > Port().drain + SINK_STOP_S
+    loaded = schema.load(DEPLOY / "gateway.yaml", GIVEN).config
+    front = services["nginx"]["networks"]["front"]["ipv4_address"]
+    assert loaded.port.trusted_proxies == (front,)
+    (subnet,) = compose["networks"]["front"]["ipam"]["config"]
+    assert ip_address(front) in ip_network(subnet["subnet"])
+    assert ip_address(front) not in ip_network(subnet["ip_range"]), "another container could have it"
+    assert set(services["gateway"]["networks"]) == {"front", "store"}
     given = set(re.findall(r"\$\{(\w+)\}", (DEPLOY / "gateway.yaml").read_text()))
     assert given <= services["gateway"]["environment"].keys()
 

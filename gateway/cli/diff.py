@@ -58,8 +58,11 @@ def diff(
 
 def changes(before: Config, after: Config) -> Iterator[Change]:
     """Yield every difference between two configurations. Values that may be secret are left out."""
-    for name in needs_restart(before, after):
+    restarts = needs_restart(before, after)
+    for name in restarts:
         yield from _field(name, name, before, after, "restart")
+    if "port" not in restarts:
+        yield from _field("port.trusted_proxies", "trusted_proxies", before.port, after.port)
     if before.time_zone != after.time_zone:
         yield from _field("time_zone", "time_zone", before, after)
     if before.alerts != after.alerts:

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from gateway.addresses import network
 from gateway.chat.fields import REMEDIES
 from gateway.config import document
 from gateway.config.alerts import AlertSettings
@@ -93,9 +94,12 @@ class Port(Section, frozen=True):
     idle_timeout: Seconds = 75
     allow_non_streaming: bool = False
     allow_fields: tuple[str, ...] = ()
+    trusted_proxies: tuple[str, ...] = ()
     drain: SecondsOrNone = 30
 
     def __post_init__(self) -> None:
+        for index, proxy in enumerate(self.trusted_proxies):
+            _check_proxy(f"trusted_proxies[{index}]", proxy)
         if not REMEDIES.keys() >= set(self.allow_fields):
             raise ValueError(f"allow_fields may name {', '.join(REMEDIES)}; any other field needs no permission")
 
@@ -254,6 +258,15 @@ def _check_references(config: Config, parsed: Document) -> None:
             check(value)
         except ValueError as error:
             raise parsed.wrong(key_path, str(error)) from None
+
+
+def _check_proxy(name: str, proxy: str) -> None:
+    try:
+        trusted = network(proxy)
+    except ValueError:
+        raise ValueError(f"{name} must be an address or a network, as in 10.0.0.2 or 10.0.0.0/8") from None
+    if not trusted.prefixlen:
+        raise ValueError(f"{name} is every address: callers could choose theirs; name the proxies alone")
 
 
 def host_port(address: str) -> tuple[str, int]:

@@ -4,13 +4,14 @@ The file is read and checked, and the new chain is built and started beside the 
 Any failure leaves everything as it was. An exchange keeps the chain that it began with; an old chain stops when its last
 exchange has ended.
 
-Channels, models, groups, plugins, alerts and the time zone are reloaded. All else (ports, the store, folders, processes) needs a
-restart, and so does new code in a plugin's module.
+Channels, models, groups, plugins, alerts, the time zone and the trusted proxies are reloaded. All else (ports, the store, folders,
+processes) needs a restart, and so does new code in a plugin's module.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -41,6 +42,7 @@ class Prepared(msgspec.Struct, frozen=True):
     chain: Chain
     services: Services
     alerts: AlertSettings | None = None
+    trusted_proxies: Sequence[str] = ()
     offer: int = 0
 
 
@@ -107,10 +109,12 @@ class Reloader(BackgroundTask):
             log.error("reload_refused", reason=reason, generation=self._gateway.chain.generation)
             self._gateway.runner.metrics.set("last_reload_success", 0)
             return None
-        return Prepared(chain, services, loaded.config.alerts, offer)
+        config = loaded.config
+        return Prepared(chain, services, config.alerts, config.port.trusted_proxies, offer)
 
     def _swap(self, prepared: Prepared) -> None:
         old = self._gateway.swap(prepared.chain, prepared.services)
+        self._gateway.trust(prepared.trusted_proxies)
         prepared.services.store.alerts.use(prepared.alerts)
         self._gateway.runner.metrics.set("last_reload_success", 1)
         task = asyncio.get_running_loop().create_task(self._retire(old))
@@ -146,10 +150,13 @@ class Reloader(BackgroundTask):
 
 def after_reload(running: Config, new: Config) -> Config:
     """Return the configuration that runs after a reload: the reloadable settings of `new`, the others of `running`."""
-    return msgspec.structs.replace(running, **{name: getattr(new, name) for name in RELOADABLE})
+    port = msgspec.structs.replace(running.port, trusted_proxies=new.port.trusted_proxies)
+    return msgspec.structs.replace(running, port=port, **{name: getattr(new, name) for name in RELOADABLE})
 
 
 def needs_restart(running: Config, new: Config) -> list[str]:
     """Return the names of the settings that differ and need a restart."""
-    names = (field.name for field in msgspec.structs.fields(Config))
-    return [name for name in names if name not in RELOADABLE and getattr(running, name) != getattr(new, name)]
+    after = after_reload(running, new)
+    return [
+        field.name for field in msgspec.structs.fields(Config) if getattr(after, field.name) != getattr(new, field.name)
+    ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, cast
 
 from aiohttp import HttpVersion10, HttpVersion11, web
@@ -34,6 +34,7 @@ from gateway.server.protocol import ServerProtocol
 from gateway.server.received import ReceivedRequest
 from gateway.server.routes import HEALTH, LocalRoutes, misdirected, operation_of
 from gateway.server.server import Server
+from gateway.server.trusted_proxies import TrustedProxies
 from gateway.server.turns import AddressTurns
 from gateway.services import Services
 
@@ -60,6 +61,11 @@ class Gateway:
         self._web_runner: web.ServerRunner | None = None
         self._listener: Listener | None = None
         self._unserved: set[asyncio.Task[None]] = set()
+        self.trust(port.trusted_proxies)
+
+    def trust(self, proxies: Sequence[str]) -> None:
+        """Believe what these addresses say of whom they forward."""
+        self._proxies = TrustedProxies(proxies) if proxies else None
 
     async def listen(self, bound: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         """Accept connections on a bound socket."""
@@ -141,6 +147,8 @@ class Gateway:
         on_body_dropped: Callable[[], None] = lambda: None,
     ) -> Exchange:
         peer = cast("ServerProtocol", request.protocol).slot.peer
+        if self._proxies is not None:
+            peer = self._proxies.caller_of(peer, request.headers)
         path, _, query = request.raw_path.partition("?")
         head = Request(request.method, path, request.headers, peer, operation, argument, query)
         exchange = Exchange(head, read_body, on_body_dropped=on_body_dropped, generation=self.chain.generation)

@@ -1,178 +1,164 @@
-"""A diagnosis from the caller's side: why requests do not reach the gateway or fail, found with one cheap request.
+"""A diagnosis from the caller's side: why requests do not reach the gateway or fail, found with few and cheap requests.
 
-The checks run in the order in which things go wrong: base address, network, what answers there, token, model, and finally one
-minimal streaming request.
+The checks run in the order in which things go wrong: base address, network, what answers below the base address, token, model,
+and finally one minimal streaming request. The token is sent only to what has shown itself to be a gateway.
 """
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import AsyncIterator
-from typing import Any, Final, Literal
-from urllib.request import getproxies, proxy_bypass
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final
 
-import msgspec
-from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
+from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 from yarl import URL
 
-TIMEOUT_S: Final = 30
-BUFFERED_S: Final = 0.005
-"""A stream that arrives whole within this time was buffered on the way, or its upstream is very fast."""
+from gateway.tools.diagnosis import Diagnosis, ill, note, shown, well
+from gateway.tools.doctor_address import parsed
+from gateway.tools.doctor_answer import Answer, failed, received, stranger
+from gateway.tools.doctor_network import (
+    ANSWER_S,
+    CONNECT_S,
+    at,
+    other_scheme,
+    proxy_of_environment,
+    trusting,
+    unreached,
+)
+from gateway.tools.doctor_stream import request
 
-REMEDIES: Final = {
-    401: "Copy the whole token again and send it as `Authorization: Bearer TOKEN`; ask the operator if it still fails.",
-    402: "Check the balance and top it up, or lower max_tokens.",
-    403: "Ask the operator about the account's status, its group, and the restrictions of this token.",
-    404: "Check the name in the model catalogue: GET /v1/models.",
-    429: "Send fewer requests at once, and retry with backoff after the time in Retry-After.",
-    502: "The upstream failed: retry later or choose another model.",
-    503: "Retry shortly, or choose another model.",
-    504: "The upstream was too slow: retry later or choose another model.",
-}
-
-
-class Diagnosis(msgspec.Struct, frozen=True):
-    """The result of one check. `remedy` says what to do where the verdict is not `well`."""
-
-    subject: str
-    verdict: Literal["well", "ill", "note"]
-    text: str
-    remedy: str = ""
+MAX_TOKENS: Final = 16
+MOST_NAMES: Final = 20
+"""Models that are named where the one that was asked for does not exist."""
 
 
-async def diagnose(base_url: str, token: str, model: str) -> AsyncIterator[Diagnosis]:
-    """Yield one diagnosis after another, and stop after the first that is `ill`: later checks depend on it."""
-    url = URL(base_url)
-    address = _address(url)
-    yield address
-    if address.verdict == "ill":
-        return
-    if (proxy := _proxy(url)) is not None:
-        yield proxy
-    async with ClientSession(timeout=ClientTimeout(total=TIMEOUT_S), trust_env=True) as session:
-        for check in (_network, _token, _model, _request):
-            try:
-                diagnosis = await check(session, url, token, model)
-            except (ClientError, OSError, TimeoutError) as error:
-                diagnosis = _unreachable(url, error)
+async def diagnose(
+    base_url: str, token: str, model: str, *, ca: Path | None = None, max_tokens: int = MAX_TOKENS
+) -> AsyncIterator[Diagnosis]:
+    """Yield one diagnosis after another, and stop after the first that is `ill`: later checks depend on it.
+
+    `ca`: the certificates of a private authority. `max_tokens`: of the answer to the streaming request. Raises `Misconfigured`
+    for a file that has no certificates.
+    """
+    tls = True if ca is None else trusting(ca)
+    async with aclosing(_checks(base_url, token.strip(), model, tls, max_tokens)) as checks:
+        async for diagnosis in checks:
             yield diagnosis
             if diagnosis.verdict == "ill":
                 return
 
 
-def _address(url: URL) -> Diagnosis:
-    path = url.path.rstrip("/")
-    if url.scheme not in ("http", "https") or not url.host:
-        return _ill("address", f"`{url}` is not an http address", "Give the whole base address, as in https://host/v1.")
-    if path.endswith("/v1/v1"):
-        return _ill("address", "the path repeats /v1", "Remove one /v1: the base address ends in /v1 once.")
-    if path.endswith("/chat/completions"):
-        return _ill("address", "the path names an operation", "Remove /chat/completions: clients add it themselves.")
-    if not path.endswith("/v1"):
-        return _ill("address", "the path does not end in /v1", "Add /v1 to the base address.")
-    return Diagnosis("address", "well", f"{url} ends in /v1")
-
-
-def _proxy(url: URL) -> Diagnosis | None:
-    if url.scheme not in getproxies() or proxy_bypass(url.host or ""):
-        return None
-    text = f"the environment sends {url.scheme} requests through a proxy"
-    return Diagnosis("proxy", "note", text, f"If nothing arrives, add {url.host} to NO_PROXY.")
-
-
-async def _network(session: ClientSession, url: URL, token: str, model: str) -> Diagnosis:
-    async with session.get(url.origin() / "healthz") as response:
-        answer = (await response.content.read(100)).strip()
-    if answer == b"degraded":
-        return _ill(
-            "network",
-            "the gateway answers that it cannot serve now",
-            "Retry shortly; tell the operator if it persists.",
-        )
-    if answer != b"ok":
-        text = f"something else answers at {url.host}:{url.port} (status {response.status})"
-        return _ill("network", text, "Check the address, and whether a proxy or another service listens there.")
-    return Diagnosis("network", "well", f"the gateway answers at {url.host}:{url.port}")
-
-
-async def _token(session: ClientSession, url: URL, token: str, model: str) -> Diagnosis:
-    async with session.get(url / "models", headers=_bearer(token)) as response:
-        if response.status != 200:
-            return _failed("token", response.status, await _error(response))
-    return Diagnosis("token", "well", "the token is accepted, its account is active")
-
-
-async def _model(session: ClientSession, url: URL, token: str, model: str) -> Diagnosis:
-    async with session.get(url / "models", headers=_bearer(token)) as response:
-        if response.status != 200:
-            return _failed("model", response.status, await _error(response))
-        names = [entry["id"] for entry in (await response.json())["data"]]
-    if model not in names:
-        remedy = (
-            f"Use one of: {', '.join(names[:20])}." if names else "This account may use no model: ask the operator."
-        )
-        return _ill("model", f"there is no model `{model}` for this account", remedy)
-    return Diagnosis("model", "well", f"{model} may be used")
-
-
-async def _request(session: ClientSession, url: URL, token: str, model: str) -> Diagnosis:
-    body = {"model": model, "stream": True, "max_tokens": 16, "messages": [{"role": "user", "content": "Say hello"}]}
-    started = time.monotonic()
-    arrivals: list[float] = []
-    received = b""
-    async with session.post(url / "chat/completions", json=body, headers=_bearer(token)) as response:
-        request_id = response.headers.get("x-request-id", "unknown")
-        if response.status != 200:
-            return _failed("request", response.status, await _error(response))
+async def _checks(
+    base_url: str, token: str, model: str, tls: ssl.SSLContext | bool, max_tokens: int
+) -> AsyncGenerator[Diagnosis, None]:
+    base, address = parsed(base_url)
+    yield address
+    if address.verdict == "ill":
+        return
+    if (proxy := proxy_of_environment(base)) is not None:
+        yield proxy
+    timeout = ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
+    async with ClientSession(timeout=timeout, connector=TCPConnector(ssl=tls), trust_env=True) as session:
         try:
-            async for piece in response.content.iter_any():
-                arrivals.append(time.monotonic())
-                received += piece
-        except ClientError:
-            return _broken_off(received, request_id)
-    if b"data: [DONE]" not in received and b'"finish_reason"' not in received:
-        return _broken_off(received, request_id)
-    first_ms = (arrivals[0] - started) * 1000
-    text = f"the answer is complete, its first event came after {first_ms:.0f} ms (request {request_id})"
-    if arrivals[-1] - arrivals[0] < BUFFERED_S:
-        remedy = "If answers should arrive piece by piece, look for a buffering proxy."
-        return Diagnosis("request", "note", f"{text}; all of it came at once", remedy)
-    return Diagnosis("request", "well", text)
+            without = await _models(session, base)
+            yield well("network", f"{at(base)} answers{' over TLS' if base.scheme == 'https' else ''}")
+            yield await _gateway(session, base, without)
+            for found in _on_the_way(without):
+                yield found
+            if not token.isascii() or not token.isprintable() or " " in token:
+                yield ill("token", "token_malformed", "the token has characters that no token has", REMEDY_FOR_COPY)
+                return
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            listed = await _models(session, base, headers) if token else without
+            yield _token(listed, without, base, token)
+            yield _model(listed.models or [], model)
+            yield await request(session, base, headers, model, max_tokens)
+        except (ClientError, OSError, TimeoutError) as error:
+            yield await unreached(base, error)
 
 
-def _broken_off(received: bytes, request_id: str) -> Diagnosis:
-    events = [line for line in received.split(b"\n") if line.startswith(b'data: {"error"')]
-    reason = json.loads(events[-1][6:])["error"]["message"] if events else "the connection was cut"
-    return _ill("request", f"the answer broke off: {reason} (request {request_id})", REMEDIES[502])
+REMEDY_FOR_COPY: Final = "Copy it again, without spaces, line ends, quotes or the word Bearer."
 
 
-def _failed(subject: str, status: int, error: dict[str, Any]) -> Diagnosis:
-    message, code = error.get("message", "no reason given"), error.get("code", "no code")
-    text = f"{status} {code}: {message} (request {error.get('request_id', 'unknown')})"
-    return _ill(subject, text, REMEDIES.get(status, "Quote the request id to the operator."))
+async def _models(session: ClientSession, base: URL, headers: dict[str, str] | None = None) -> Answer:
+    async with session.get(base / "models", headers=headers, allow_redirects=False) as response:
+        return await received(response)
 
 
-def _unreachable(url: URL, error: Exception) -> Diagnosis:
-    reason = (
-        f"did not respond within {TIMEOUT_S} s" if isinstance(error, TimeoutError) else f"cannot be reached: {error}"
-    )
-    remedy = "Check the address, and that no proxy or firewall blocks it. Nothing reached the gateway."
-    return _ill("network", f"{url.host}:{url.port} {reason}", remedy)
+async def _gateway(session: ClientSession, base: URL, answer: Answer) -> Diagnosis:
+    """Return whether a gateway answers below the base address, by the answer to a request without a token."""
+    ends_in_v1 = base.path.rstrip("/").endswith("/v1")
+    if not answer.is_of_gateway:
+        if not ends_in_v1 and (await _models(session, base / "v1")).is_of_gateway:
+            return _lacks_v1(base, "a gateway answers one level below")
+        scheme = await other_scheme(base) if answer.status == 400 else None  # what a port with TLS says to plain HTTP
+        return scheme or stranger("gateway", answer, base / "models")
+    error = answer.error or {}
+    if error.get("code") == "unknown_path":
+        message = shown(str(error["message"]))
+        if not ends_in_v1:
+            return _lacks_v1(base, f"the gateway answers: {message}")
+        remedy = (
+            "A proxy on the way changes the path: let its operator pass on the path without the prefix, from /v1 on (nginx: "
+            "`location /ai/ { proxy_pass http://gateway/; }`)."
+        )
+        return ill(
+            "gateway", "path_changed", f"a gateway answers, and got another path than /v1/models: {message}", remedy
+        )
+    if answer.status == 503:
+        text = f"the gateway answers that it cannot serve now: {shown(str(error.get('message')))}"
+        return ill("gateway", "not_ready", text, "Retry shortly; tell the operator if it persists.")
+    through = f", through {shown(answer.headers['Server'], 60)}" if "Server" in answer.headers else ""
+    return well("gateway", f"a gateway answers below {shown(str(base))}{through}")
 
 
-async def _error(response: ClientResponse) -> dict[str, Any]:
-    try:
-        answer = json.loads(await response.content.read(65536))
-    except ValueError:
-        return {}
-    error = answer.get("error") if isinstance(answer, dict) else None
-    return error if isinstance(error, dict) else {}
+def _lacks_v1(base: URL, text: str) -> Diagnosis:
+    remedy = f"Add /v1 to the base address: {shown(str(base / 'v1'))}"
+    return ill("address", "address_lacks_v1", f"the path does not end in /v1; {text}", remedy)
 
 
-def _bearer(token: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {token}"} if token else {}
+def _on_the_way(answer: Answer) -> list[Diagnosis]:
+    """Return what the answer to a request without a token shows of proxies that change requests and answers."""
+    error, found = answer.error, []
+    if error is None:
+        return []
+    if error["code"] == "token_invalid":
+        text = "the gateway got a token, and none was sent: a proxy on the way, or a .netrc file, adds one"
+        remedy = (
+            "If the own token is refused below, let the proxy's operator pass on the header Authorization as it is."
+        )
+        found.append(note("gateway", "authorization_added", text, remedy))
+    if answer.headers.get("x-request-id") != error["request_id"]:
+        text = "a proxy on the way removes or replaces the header x-request-id"
+        remedy = "Quote the request_id of errors to the operator, not the header."
+        found.append(note("gateway", "request_id_replaced", text, remedy))
+    return found
 
 
-def _ill(subject: str, text: str, remedy: str) -> Diagnosis:
-    return Diagnosis(subject, "ill", text, remedy)
+def _token(listed: Answer, without: Answer, base: URL, token: str) -> Diagnosis:
+    """Return whether the token is accepted, by the answers with and without it."""
+    error = listed.error
+    if token and error is not None and error["code"] == "token_missing":
+        text = f"the token was sent, and the gateway got none (request {error['request_id']})"
+        remedy = "A proxy on the way removes the header Authorization: let its operator pass it on."
+        return ill("token", "authorization_removed", text, remedy)
+    if listed.models is None:
+        return failed("token", listed, base / "models")
+    if without.models is not None:
+        return well("token", "this gateway, or a proxy in front of it, asks callers for no token")
+    return well("token", "the token is accepted, its account is active")
+
+
+def _model(names: list[str], model: str) -> Diagnosis:
+    if model in names:
+        return well("model", f"{shown(model)} may be used")
+    text = f"there is no model `{shown(model)}` for this account"
+    if not names:
+        return ill("model", "no_models", text, "This account may use no model: ask the operator.")
+    similar = get_close_matches(model.lower(), [name.lower() for name in names], n=1)
+    meant = next((f"Did you mean `{shown(name)}`? " for name in names if [name.lower()] == similar), "")
+    more = f", and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ill("model", "model_unknown", text, f"{meant}Use one of: {', '.join(map(shown, names[:MOST_NAMES]))}{more}.")

@@ -54,6 +54,11 @@ def test_the_same_file_changes_nothing(tmp_path: Path) -> None:
             "http://127.0.0.1:2/v1, timers: {idle: 9}",
             "channels.two.timers.idle: 60 becomes 9.0",
         ),
+        (
+            "listen:",
+            "port: {trusted_proxies: [10.0.0.2]}\nlisten:",
+            "port.trusted_proxies: [] becomes ['10.0.0.2']",
+        ),
         ("secret-of-one", "secret-of-two", "channels.one.api_key: changes"),
         ("store-password", "other-password", "redis: changes  (needs a restart)"),
         ("two: {base_url", "two: {proxy: 'http://u:password@p:1', base_url", "channels.two.proxy: changes"),

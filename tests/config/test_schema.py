@@ -54,6 +54,8 @@ API_KEYS = "give `api_key`, or several as `api_keys`, none of them empty"
 API_KEY = "api_key must be visible ASCII: look for a space or a line end at its end"
 INSTALLED = "auth, model-routing, quota, rate-limit, usage-logger"
 NO_MAPPING = "must be a mapping, not null; give it one, or remove the key"
+NO_NETWORK = "must be an address or a network, as in 10.0.0.2 or 10.0.0.0/8"
+EVERY_ADDRESS = "is every address: callers could choose theirs; name the proxies alone"
 TOP = ", ".join(sorted(Config.__struct_fields__))
 
 PROXY = "1: channels.a: proxy must be like http://host:port or http://user:password@host:port, with the password percent-encoded"
@@ -113,6 +115,19 @@ WRONG = {
     "port: {allow_fields: [models, temperature]}": "1: port: allow_fields may name n_predict, max_length, max_output_tokens, "
     "auto_max_new_tokens, n_cmpl, best_of, models, route, preset, fallbacks, user_config, providerOptions, extra_body; any "
     "other field needs no permission",
+    **{
+        f"port: {{trusted_proxies: [10.0.0.1, '{wrong}']}}": f"1: port: trusted_proxies[1] {why}"
+        for wrong, why in {
+            "": NO_NETWORK,
+            "nginx": NO_NETWORK,
+            "10.0.0.1/8": NO_NETWORK,
+            "10.0.0.1:80": NO_NETWORK,
+            "fe80::1%eth0": NO_NETWORK,
+            "0.0.0.0/0": EVERY_ADDRESS,
+            "::/0": EVERY_ADDRESS,
+            "::ffff:0.0.0.0/96": EVERY_ADDRESS,
+        }.items()
+    },
     "store: {timeout: 0}": "1: store.timeout: must be a number > 0",
     "store: {connections: 0}": "1: store.connections: must be a whole number >= 1",
     "usage: {retention_months: 0}": "1: usage.retention_months: must be a whole number >= 1",

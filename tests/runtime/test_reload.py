@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from gateway import Exchange, Plugin, Reply
-from gateway.config.schema import Config
+from gateway.config.schema import Config, Port
 from gateway.fake_upstream import FakeUpstream
-from gateway.runtime.reload import Reloader, needs_restart
+from gateway.runtime.reload import Reloader, after_reload, needs_restart
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.cli.processes import Served, demo_in, serving
@@ -106,6 +106,16 @@ def test_what_needs_a_restart_is_named() -> None:
     current = Config()
     new = msgspec.structs.replace(current, listen="127.0.0.1:1", workers=3, models={})
     assert needs_restart(current, new) == ["listen", "workers"]
+
+
+def test_of_the_port_only_the_trusted_proxies_are_reloaded() -> None:
+    current = Config()
+    trusting = msgspec.structs.replace(current, port=Port(trusted_proxies=("10.0.0.2",)))
+    assert needs_restart(current, trusting) == []
+    assert after_reload(current, trusting) == trusting
+    both = msgspec.structs.replace(current, port=Port(trusted_proxies=("10.0.0.2",), drain=1))
+    assert needs_restart(current, both) == ["port"]
+    assert after_reload(current, both) == trusting
 
 
 @pytest.fixture

@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from aiohttp import web
-from pytest_aiohttp import AiohttpServer
 
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
-from gateway.tools.doctor import Diagnosis, diagnose
+from gateway.tools.diagnosis import Diagnosis
+from gateway.tools.doctor import diagnose
+from tests.tools.way import PAGE, Proxy, Says
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.scripted import HEAD, Scripted
 
@@ -33,6 +33,18 @@ async def gateway(upstream: FakeUpstream, store_url: str, client: Client, tmp_pa
         yield whole
 
 
+@pytest.fixture
+async def paced(store_url: str, client: Client, tmp_path: Path) -> AsyncIterator[Running]:
+    """Yield a gateway whose answers take a third of a second."""
+    async with (
+        FakeUpstream(
+            pace_s=0.03, words="one two three four five six seven eight", key="channel-credential-4711"
+        ) as fake,
+        running(configuration(fake.base_url), tmp_path, store_url) as whole,
+    ):
+        yield whole
+
+
 async def diagnoses(base_url: str, token: str = "", model: str = "words") -> list[Diagnosis]:
     return [diagnosis async for diagnosis in diagnose(base_url, token, model)]
 
@@ -46,48 +58,125 @@ async def fault(base_url: str, token: str = "", model: str = "words") -> Diagnos
     return result[-1]
 
 
+SUBJECTS = ["address", "network", "gateway", "token", "model", "request"]
+
+
 async def test_a_healthy_gateway_is_found_well(gateway: Running) -> None:
     result = await diagnoses(gateway.base_url, await gateway.token())
-    assert [diagnosis.verdict for diagnosis in result] == ["well"] * 5
-    assert [diagnosis.subject for diagnosis in result] == ["address", "network", "token", "model", "request"]
+    assert [diagnosis.verdict for diagnosis in result] == ["well"] * 6
+    assert [diagnosis.subject for diagnosis in result] == SUBJECTS
 
 
-# The request did not reach the service.
+async def test_a_gateway_whose_proxy_knows_the_token(gateway: Running) -> None:
+    async with Proxy(gateway.port, add={"Authorization": f"Bearer {await gateway.token()}"}) as proxy:
+        result = await diagnoses(proxy.url())
+    assert [diagnosis.subject for diagnosis in result[:4]] == SUBJECTS[:4]
+    assert "asks callers for no token" in result[3].text
 
 
-@pytest.mark.parametrize(
-    ("end", "word"),
-    [("/v1/v1", "repeats /v1"), ("", "does not end in /v1"), ("/v1/chat/completions", "names an operation")],
-)
-async def test_a_wrong_path(gateway: Running, end: str, word: str) -> None:
-    assert word in (await fault(gateway.base_url.removesuffix("/v1") + end)).text
+# The way to the gateway.
 
 
-async def test_no_address_at_all() -> None:
-    assert "not an http address" in (await fault("localhost")).text
+def way_through(gateway_port: int) -> dict[str, tuple[Proxy, str, str, str]]:
+    """Return proxies, with the base path, and the subject and code of the last diagnosis that is not well."""
+    port = gateway_port
+    redirect = {"Location": "https://ai.example.com/v1/models?x=1"}
+    login = {"Location": "/login?next=/v1/models"}
+    basic = {"WWW-Authenticate": 'Basic realm="office"'}
+    json_page = Says(200, {"Content-Type": "application/json"}, b'{"object":"list","data":[{"id":"llama"}]}')
+    openai = b'{"error":{"message":"no","type":"t","param":null,"code":"invalid_api_key"}}'
+    return {
+        "a good proxy": (Proxy(port), "/v1", "", ""),
+        "a path prefix": (Proxy(port, cut_prefix="/ai"), "/ai/v1", "", ""),
+        "a prefix in place of /v1": (Proxy(port, put_prefix="/v1"), "", "address", "address_without_v1"),
+        "a prefix that is passed on": (Proxy(port), "/ai/v1", "gateway", "path_changed"),
+        "a proxy that doubles /v1": (Proxy(port, put_prefix="/v1"), "/v1", "gateway", "path_changed"),
+        "no /v1": (Proxy(port), "", "address", "address_lacks_v1"),
+        "no /v1 behind a prefix": (Proxy(port, cut_prefix="/ai"), "/ai", "address", "address_lacks_v1"),
+        "a redirect to https": (Proxy(says=Says(301, redirect)), "/v1", "gateway", "redirect"),
+        "a redirect to a login": (Proxy(says=Says(302, login)), "/v1", "gateway", "redirect_to_login"),
+        "a redirect to nothing": (Proxy(says=Says(302, {"Location": "http://[::"})), "/v1", "gateway", "redirect"),
+        "a captive portal": (Proxy(says=Says(200, body=PAGE)), "/v1", "gateway", "web_page"),
+        "a login of the proxy": (Proxy(says=Says(401, basic)), "/v1", "gateway", "login_of_proxy"),
+        "a firewall": (Proxy(says=Says(403, body=PAGE)), "/v1", "gateway", "blocked"),
+        "another web server": (Proxy(says=Says(404, body=PAGE)), "/v1", "gateway", "other_service"),
+        "another API": (Proxy(says=json_page), "/v1", "gateway", "other_service"),
+        "OpenAI": (Proxy(says=Says(401, {}, openai)), "/v1", "gateway", "blocked"),
+        "502 of the proxy": (Proxy(says=Says(502, body=PAGE)), "/v1", "gateway", "proxy_without_gateway"),
+        "503 of the proxy": (Proxy(says=Says(503)), "/v1", "gateway", "proxy_without_gateway"),
+        "522 of the proxy": (Proxy(says=Says(522)), "/v1", "gateway", "proxy_without_gateway"),
+        "504 of the proxy": (Proxy(says=Says(504)), "/v1", "gateway", "proxy_timeout"),
+        "too many for the proxy": (Proxy(says=Says(429)), "/v1", "gateway", "limit_of_proxy"),
+        "Authorization removed": (Proxy(port, drop=["Authorization"]), "/v1", "token", "authorization_removed"),
+        "Authorization replaced": (Proxy(port, add={"Authorization": "Basic eDp5"}), "/v1", "token", "token_invalid"),
+        "no x-request-id": (Proxy(port, hide=["x-request-id"]), "/v1", "gateway", "request_id_replaced"),
+        "buffered": (Proxy(port, buffers=True), "/v1", "request", "buffered"),
+        "buffered, without an id": (
+            Proxy(port, hide=["x-request-id"], buffers=True),
+            *("/v1", "request", "maybe_buffered"),
+        ),
+        "cut": (Proxy(port, cut_after=150), "/v1", "request", "cut_on_the_way"),
+        "504 for long answers": (Proxy(port, says=Says(504), method="POST"), "/v1", "request", "proxy_timeout"),
+        "no POST": (Proxy(port, says=Says(403), method="POST"), "/v1", "request", "blocked"),
+        "too large for the proxy": (Proxy(port, says=Says(413), method="POST"), "/v1", "request", "limit_of_proxy"),
+        "POST is not answered": (Proxy(port, closes="POST"), "/v1", "request", "no_answer"),
+        "a page for POST": (Proxy(port, says=Says(200, body=PAGE), method="POST"), "/v1", "request", "web_page"),
+    }
 
 
-async def test_nothing_listens_there() -> None:
-    assert "cannot be reached" in (await fault("http://127.0.0.1:1/v1")).text
+async def test_what_is_on_the_way(paced: Running) -> None:
+    token = await paced.token()
+    wrong: dict[str, object] = {}
+    for name, (proxy, path, subject, code) in way_through(paced.port).items():
+        async with proxy:
+            result = await diagnoses(proxy.url(path), token)
+        found = [diagnosis for diagnosis in result if diagnosis.verdict != "well"]
+        if {(diagnosis.subject, diagnosis.code) for diagnosis in found} - {SIDE_NOTE.get(name)} != (
+            {(subject, code)} if code else set()
+        ):
+            wrong[name] = result
+        assert all(diagnosis.remedy for diagnosis in found)
+        assert str(result).isprintable()
+        assert token not in str(result)
+        shown_to = {path for _, path, authorization in proxy.seen if token in authorization}
+        assert not shown_to or any("gateway answers below" in diagnosis.text for diagnosis in result)
+    assert wrong == {}
 
 
-async def test_another_service_or_a_proxy_answers_there(aiohttp_server: AiohttpServer) -> None:
-    async def sign_in(_: web.Request) -> web.Response:
-        return web.Response(text="<html>sign in</html>")
+SIDE_NOTE = {
+    "no /v1": ("address", "address_without_v1"),
+    "no /v1 behind a prefix": ("address", "address_without_v1"),
+    "Authorization replaced": ("gateway", "authorization_added"),
+    "buffered, without an id": ("gateway", "request_id_replaced"),
+}
+"""What is noted before the finding."""
 
-    application = web.Application()
-    application.router.add_get("/{path:.*}", sign_in)
-    server = await aiohttp_server(application)
-    assert "something else answers" in (await fault(str(server.make_url("/v1")))).text
+
+async def test_a_redirect_and_a_page_are_named(paced: Running) -> None:
+    for name, where, words in (
+        ("a redirect to https", "remedy", ["https://ai.example.com/v1."]),
+        ("a captive portal", "text", ["Airport WiFi", "fake-proxy/1.0", "status 200"]),
+        ("no /v1 behind a prefix", "remedy", ["/ai/v1"]),
+        ("a prefix that is passed on", "text", ["Known here"]),
+    ):
+        proxy, path, *_ = way_through(paced.port)[name]
+        async with proxy:
+            (*_, last) = await diagnoses(proxy.url(path))
+        assert [word for word in words if word not in getattr(last, where)] == [], last
 
 
 async def test_a_proxy_of_the_environment_is_noted(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("http_proxy", "http://user:pass-word@127.0.0.1:1")
     monkeypatch.delenv("no_proxy", raising=False)
     result = await diagnoses(gateway.base_url)
-    assert result[1].subject == "proxy"
+    assert [diagnosis.code for diagnosis in result] == ["", "proxy_of_environment", "proxy_unreachable"]
     assert "NO_PROXY" in result[1].remedy
-    assert result[-1].verdict == "ill"
+    assert "pass-word" not in str(result)
+
+
+async def test_a_gateway_that_stops_is_not_ready(gateway: Running) -> None:
+    gateway.gateway.draining = True
+    assert (await fault(gateway.base_url)).code == "not_ready"
 
 
 # The request reached the service and failed.
@@ -109,9 +198,16 @@ async def test_the_group_is_disabled(gateway: Running) -> None:
 
 
 async def test_the_model_is_wrong_and_the_right_ones_are_named(gateway: Running) -> None:
-    diagnosis = await fault(gateway.base_url, await gateway.token(), "gpt-77")
+    token = await gateway.token()
+    diagnosis = await fault(gateway.base_url, token, "gpt-77")
     assert "gpt-77" in diagnosis.text
-    assert "words, other" in diagnosis.remedy
+    assert diagnosis.remedy == "Use one of: words, other."
+    assert "Did you mean `words`?" in (await fault(gateway.base_url, token, "Word")).remedy
+
+
+@pytest.mark.parametrize("token", ["Bearer sk-x", "sk-\nx", "sk-\u00e9", "\u201csk-x\u201d", "sk-\x00"])
+async def test_a_token_that_was_copied_wrongly_is_not_sent(gateway: Running, token: str) -> None:
+    assert (await fault(gateway.base_url, token)).code == "token_malformed"
 
 
 async def test_the_balance_is_too_low(gateway: Running) -> None:
@@ -120,9 +216,9 @@ async def test_the_balance_is_too_low(gateway: Running) -> None:
 
 async def test_the_limit_is_reached(gateway: Running) -> None:
     token = await gateway.token()
-    await diagnoses(gateway.base_url, token)
-    await diagnoses(gateway.base_url, token)
-    assert "429 rate_limited" in (await fault(gateway.base_url, token)).text
+    for _ in range(6):
+        *_, last = await diagnoses(gateway.base_url, token)
+    assert (last.verdict, last.code, last.text[:16]) == ("ill", "rate_limited", "429 rate_limited")
 
 
 @pytest.mark.parametrize(
@@ -133,11 +229,13 @@ async def test_the_upstream_fails(gateway: Running, upstream: FakeUpstream, mode
     assert word in (await fault(gateway.base_url, await gateway.token())).text
 
 
-async def test_an_answer_that_comes_all_at_once_is_noted(store_url: str, client: Client, tmp_path: Path) -> None:
+async def test_an_answer_that_the_upstream_sends_at_once_is_not_called_buffered(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
     whole = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
     async with (
         Scripted([HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(whole), whole)]) as upstream,
         running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
     ):
         result = await diagnoses(gateway.base_url, await gateway.token())
-    assert (result[-1].verdict, "buffering proxy" in result[-1].remedy) == ("note", True)
+    assert (result[-1].verdict, "as the upstream sent it" in result[-1].text) == ("well", True)

@@ -1,0 +1,44 @@
+"""`gateway doctor` prints each finding with its remedy, for people and for scripts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from gateway.cli.commands import program
+from tests.cli.processes import free_port
+
+TOKEN = "sk-tester-aaaaaaaa-secret"
+
+
+def doctor(*options: str) -> tuple[int, str]:
+    result = CliRunner().invoke(program(), ["doctor", "--model", "m", *options], env={"GATEWAY_TOKEN": TOKEN})
+    assert TOKEN not in result.output
+    return result.exit_code, result.output
+
+
+def test_people_get_a_line_and_a_remedy() -> None:
+    port = free_port()
+    code, text = doctor("--base-url", f"http://127.0.0.1:{port}/v1")
+    assert code == 1
+    assert text.splitlines() == [
+        f"well  address: http://127.0.0.1:{port}/v1 ends in /v1",
+        f"ILL   network: 127.0.0.1:{port} cannot be reached: nothing listens there",
+        "      Check host and port, and that the gateway or its proxy runs. Nothing reached the gateway.",
+    ]
+
+
+def test_scripts_get_one_object_a_line() -> None:
+    code, text = doctor("--base-url", f"http://127.0.0.1:{free_port()}/v1", "--json")
+    first, second = map(json.loads, text.splitlines())
+    assert (code, first["subject"], first["verdict"], first["code"]) == (1, "address", "well", "")
+    assert (second["subject"], second["verdict"], second["code"]) == ("network", "ill", "port_closed")
+
+
+def test_a_file_of_an_authority_that_cannot_be_used(tmp_path: Path) -> None:
+    code, text = doctor("--base-url", "https://localhost/v1", "--ca", str(tmp_path / "ca.pem"))
+    assert code == 2
+    assert text.strip().endswith("No such file or directory; give the certificates of the authority, as PEM")
+    assert len(text.strip().splitlines()) == 1
