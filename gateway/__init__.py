@@ -12,7 +12,7 @@ from gateway.errors import Refused, StoreAway, StoreError, model_not_found
 from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply, Request
 from gateway.facts import AccountLimits, Budgets, Caller, Candidate, CircuitBreaker, Route
 from gateway.plugin import Plugin
-from gateway.prices import MICROS, Price
+from gateway.prices import MICROS, Price, amount
 from gateway.request_id import arrival_ms, utc
 from gateway.services import Clock, Services
 from gateway.store.account_health import AccountHealth
@@ -73,6 +73,7 @@ __all__ = [
     "TokenRefused",
     "Usage",
     "address_of",
+    "amount",
     "arrival_ms",
     "budget_in",
     "invalid_token",
