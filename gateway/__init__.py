@@ -25,6 +25,7 @@ from gateway.store.limits import Limited, Taken, TokenLimits
 from gateway.store.money.results import Hold, HoldReply, Settled
 from gateway.store.tokens import TokenRefused, invalid_token
 from gateway.usage.record import AttemptRecord, Record
+from gateway.usage.shown_name import shown_name
 
 Limits = AccountLimits
 """The earlier name of `AccountLimits`."""
@@ -80,5 +81,6 @@ __all__ = [
     "matches",
     "model_not_found",
     "network_of",
+    "shown_name",
     "utc",
 ]

@@ -47,7 +47,7 @@ async def opened(
         chain = loading.build(loaded, generation=generation)
         services = services_of(loaded.config, store)
         await chain.start(services)
-        failover = Failover(store.alerts.credential_refused)
+        failover = Failover(store.channels.credentials)
         metrics = Metrics(shared or SharedNumbers(), services.catalogue)
         store.alerts.dropped = partial(metrics.count, "alerts", "dropped")
         metrics.count_store_calls()

@@ -63,7 +63,7 @@ class LocalRoutes:
 
 OPERATOR_FIELDS = (
     *("channel", "attempts", "upstream_request_id", "upstream_usage"),
-    *("cost_micros", "margin_micros", "cost_price", "upstream_cost_micros"),
+    *("cost_micros", "margin_micros", "cost_price", "upstream_cost_micros", "unavailable"),
 )
 """Fields of a record that callers do not see, because they name upstreams or say what these cost."""
 

@@ -1,8 +1,9 @@
 """The usage record: what is stored of every request that sent a complete head.
 
 A record is written twice, at arrival (`outcome` is None) and at the end; the two are merged by their id. It has no text that the
-caller chose: no path, no header, no name that is not in the catalogue. Any of them could be a token that was pasted in the
-wrong place. The upstream's usage object is kept as it came, without the channel's credentials and up to a few kilobytes.
+caller chose, no path and no header, since any could be a token that was pasted in the wrong place; but for a model that is not in
+the catalogue, of which nothing is kept where it may be a secret (`gateway.usage.shown_name`). The upstream's usage object is kept
+as it came, without the channel's credentials and up to a few kilobytes.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     are None where the cost of an attempt is not known. `cost_price` is the price of the last attempt. `upstream_usage` is the usage
     object that its upstream sent, `upstream_cost_micros` the cost that it stated, if any.
 
+    `requested_model` is the model that the caller named where the catalogue has no such model, else empty. `unavailable`: where no
+    channel could be called, why not, in words by the channel's name.
+
     A record with the operation `counted` stands for `events` refused requests, which came within `duration_ms` of `arrived_at`.
     Its other fields are those of the first of them.
     """
@@ -82,6 +86,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     cost_price: dict[str, object] = {}
     upstream_cost_micros: int | None = None
     upstream_usage: str = ""
+    requested_model: str = ""
+    unavailable: dict[str, str] = {}
 
 
 encode: Final = msgspec.json.Encoder().encode
@@ -92,6 +98,7 @@ decode: Final = msgspec.json.Decoder(Record).decode
 TEXTS: Final = (
     *("id", "arrived_at", "operation", "account", "token_id", "group", "model", "channel", "upstream_request_id"),
     *("error_code", "refused_by", "usage_source", "upstream_usage"),
+    "requested_model",
 )
 NUMBERS: Final = (
     *("status", "prompt_tokens", "completion_tokens", "charge_micros", "duration_ms", "longest_gap_ms"),
@@ -99,6 +106,8 @@ NUMBERS: Final = (
 )
 NUMBERS_OR_NONE: Final = ("first_byte_ms", "cost_micros", "margin_micros", "upstream_cost_micros")
 PRICES: Final = ("price", "cost_price")
+OBJECTS: Final = (*PRICES, "unavailable")
+"""Fields that are stored as JSON objects of scalars."""
 _texts: Final = attrgetter(*TEXTS)
 _numbers: Final = attrgetter(*NUMBERS)
 _numbers_or_none: Final = attrgetter(*NUMBERS_OR_NONE)
@@ -147,11 +156,12 @@ def _is_plain(record: Record) -> bool:
     for number in _numbers_or_none(record):
         if number is not None and (type(number) is not int or not -MAX_NUMBER <= number <= MAX_NUMBER):
             return False
-    outcome, price, cost_price = record.outcome, record.price, record.cost_price
+    outcome, price, cost_price, unavailable = record.outcome, record.price, record.cost_price, record.unavailable
     if not (
         (outcome is None or type(outcome) is Outcome)
         and record.usage_source in _SOURCES
-        and type(price) is type(cost_price) is dict
+        and type(price) is type(cost_price) is type(unavailable) is dict
+        and (not unavailable or all(type(text) is str for pair in unavailable.items() for text in pair))
         and type(record.attempts) is list
     ):
         return False

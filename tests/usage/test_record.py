@@ -15,7 +15,7 @@ from gateway.usage.record import (
     MAX_NUMBER,
     NUMBERS,
     NUMBERS_OR_NONE,
-    PRICES,
+    OBJECTS,
     TEXTS,
     AttemptRecord,
     Record,
@@ -34,7 +34,7 @@ def test_a_record_survives_its_encoding() -> None:
 
 def test_every_field_has_its_check() -> None:
     others = {"attempts", "outcome"}
-    assert sorted({*TEXTS, *NUMBERS, *NUMBERS_OR_NONE, *PRICES, *others}) == sorted(Record.__struct_fields__)
+    assert sorted({*TEXTS, *NUMBERS, *NUMBERS_OR_NONE, *OBJECTS, *others}) == sorted(Record.__struct_fields__)
 
 
 WRONG: Any = AttemptRecord
