@@ -23,7 +23,6 @@ from gateway import (
     Outcome,
     Plugin,
     Record,
-    Refused,
     Route,
     Services,
     Step,
@@ -108,18 +107,18 @@ class UsageLogger(Plugin):
                 return None
             model = exchange.model if exchange.model in self.models else ""
             record = _closed(arrival.record, exchange, model)
-            if exchange.error is not None:
-                record = self._explained(record, exchange, exchange.error)
+            if not model or exchange.error is not None:
+                record = self._explained(record, exchange)
             return await self.usage.end_step(record)
         except Exception:  # a plugin left a wrong value on the exchange
             self.log.exception("record_incomplete", request_id=exchange.id)
             await self._close_with_certain(arrival.record, exchange)
             return None
 
-    def _explained(self, record: Record, exchange: Exchange, error: Refused) -> Record:
-        """Add what a refusal is about: a model that does not exist as the caller named it, or why no channel could be called."""
+    def _explained(self, record: Record, exchange: Exchange) -> Record:
+        """Add a model that does not exist as the caller named it, and why channels could not be called."""
         requested = "" if record.model else shown_name(exchange.model)
-        reasons = dict(error.unavailable)
+        reasons = {} if exchange.error is None else dict(exchange.error.unavailable)
         route = exchange.get(Route)
         if reasons and route is not None and record.model:
             open_to_group = {candidate.name for candidate in route.candidates}

@@ -19,14 +19,17 @@ MOST_CHANGES: Final = 3
 """Changes of a run of `MIXED_RUN` that a name may have, such as those of `Mixtral8x7B`."""
 LARGEST_SHARE: Final = 4
 """A text whose characters change more often than every fourth is random."""
-FEWEST: Final = 7
+FEWEST: Final = 5
 """Changes of a whole text, below which their share says nothing."""
+SHORT: Final = 12
+"""Letters and digits of a whole text, below which it is no key."""
 
 _RUN: Final = re.compile(r"[A-Za-z0-9]+")
 _CHANGE: Final = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])")
 _MARKED: Final = re.compile(
     r"\b(sk|pk|rk|gsk|xai|ghp|gho|hf|r8|glpat|nvapi|pplx|whsec|xox[abp])[-_](?=.{8})|\b(AIza|AKIA|ASIA|eyJ)|\bbearer\b|://"
-    r"|\b(token|secret|password|passwd|api[-_ ]?key)\s*[:=]",
+    r"|\b(token|secret|password|passwd|api[-_ ]?key)\s*[:=]"
+    r"|[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
     re.IGNORECASE,
 )
 """How keys begin, and what only stands beside one."""
@@ -50,7 +53,7 @@ def _may_be_secret(text: str) -> bool:
         if len(run) >= LONG_RUN or (len(run) >= MIXED_RUN and count > MOST_CHANGES):
             return True
         letters, changes = letters + len(run), changes + count
-    return changes >= FEWEST and changes * LARGEST_SHARE >= letters
+    return letters >= SHORT and changes >= FEWEST and changes * LARGEST_SHARE >= letters
 
 
 def _visible(character: str) -> str:
