@@ -171,7 +171,7 @@ class RateLimit(Plugin):
         else:
             tokens, concurrent = own.tokens_per_minute or self.tokens_per_minute, own.concurrent or self.concurrent
             rules = AccountLimits(requests, tokens, concurrent)
-        return rules, None if of_token == NO_LIMITS else TokenLimits(caller.token_id, of_token)
+        return rules, None if of_token == NO_LIMITS else TokenLimits(caller.counts_as or caller.token_id, of_token)
 
     def _give_back(self, release: Release) -> Step:
         return self._limits.give_back_step(
