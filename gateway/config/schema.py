@@ -93,6 +93,7 @@ class Port(Section, frozen=True):
     allow_non_streaming: bool = False
     allow_fields: tuple[str, ...] = ()
     drain: SecondsOrNone = 30
+    open_streams: Literal["end", "finish"] = "end"
 
     def __post_init__(self) -> None:
         if not REMEDIES.keys() >= set(self.allow_fields):
