@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply, Request
     from gateway.facts import AccountLimits, Budgets, Caller, Candidate, CircuitBreaker, Limits, Route
     from gateway.plugin import Plugin
-    from gateway.prices import MICROS, Price
+    from gateway.prices import MICROS, Price, amount
     from gateway.request_id import arrival_ms, utc
     from gateway.services import Clock, Services
     from gateway.store.account_health import AccountHealth
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gateway.store.tokens import TokenRefused, invalid_token
     from gateway.usage.record import AttemptRecord, Record
     from gateway.usage.reference import hashed_reference, reference_in
+    from gateway.usage.shown_name import shown_name
 
 __all__ = [
     "MICROS",
@@ -76,6 +77,7 @@ __all__ = [
     "TokenRefused",
     "Usage",
     "address_of",
+    "amount",
     "arrival_ms",
     "budget_in",
     "hashed_reference",
@@ -84,6 +86,7 @@ __all__ = [
     "model_not_found",
     "network_of",
     "reference_in",
+    "shown_name",
     "utc",
 ]
 
@@ -97,7 +100,7 @@ _PLACES = {
     "gateway.exchange": "Attempt Exchange Operation Outcome Reply Request",
     "gateway.facts": "AccountLimits Limits Budgets Caller Candidate CircuitBreaker Route",
     "gateway.plugin": "Plugin",
-    "gateway.prices": "MICROS Price",
+    "gateway.prices": "MICROS Price amount",
     "gateway.request_id": "arrival_ms utc",
     "gateway.services": "Clock Services",
     "gateway.store.account_health": "AccountHealth",
@@ -111,6 +114,7 @@ _PLACES = {
     "gateway.store.tokens": "TokenRefused invalid_token",
     "gateway.usage.record": "AttemptRecord Record",
     "gateway.usage.reference": "hashed_reference reference_in",
+    "gateway.usage.shown_name": "shown_name",
 }
 """The modules of the public names."""
 

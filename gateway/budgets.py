@@ -79,7 +79,7 @@ class Calendar:
         begin_s, end_s = self._today
         if not begin_s <= (now_s := self._clock.time()) < end_s:
             self._turn(now_s)
-        token = caller.token_id.rpartition("-")[2]
+        token = (caller.counts_as or caller.token_id).rpartition("-")[2]
         return (*self._of("account", "", caller.budgets), *self._of("token", token, caller.token_budgets))
 
     def ends_at(self, ends_ms: int) -> str:

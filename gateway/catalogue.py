@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from fractions import Fraction
-from typing import Final
+from typing import Final, Literal
 
 from gateway.chat.prompt_bound import PartTokens
 from gateway.chat.request import Body
@@ -21,6 +21,9 @@ MAX_ATTEMPTS: Final = 3
 """Upstream calls that one request may cause. Leases are computed from it."""
 
 GLOB_CHARACTERS = re.compile(r"([?\[])")
+
+Barrier = Literal["configuration", "group", "account", "token"]
+"""What keeps a caller from using a model."""
 
 
 class Catalogue:
@@ -74,17 +77,34 @@ class Catalogue:
         return self._prices.get((model, group if group in self.groups else None))
 
     def allows(self, caller: Caller, model: str) -> bool:
-        """Return whether the caller's group and account may use `model`. The token's own restriction is not checked."""
-        served = (model, caller.group) in self._served
-        return served and (caller.account_models is None or matches(caller.account_models, model))
+        """Return whether the caller may use `model`: its group, its account and the token that it sent."""
+        return (
+            (model, caller.group) in self._served
+            and (caller.account_models is None or matches(caller.account_models, model))
+            and (caller.token_models is None or matches(caller.token_models, model))
+        )
+
+    def why_not(self, caller: Caller, model: str) -> tuple[Barrier, str] | None:
+        """Return what keeps the caller from using `model`, and in the operator's words why; None where it may use it."""
+        if self.allows(caller, model):
+            return None
+        group = self.groups.get(caller.group)
+        if model not in self.models:
+            return "configuration", f"the configuration has no model `{model}`"
+        if group is None or not matches(group.models, model):
+            return "group", f"group {caller.group} allows {_listed(group.models if group else ())}"
+        if not self._candidates[model, caller.group]:
+            return (
+                "group",
+                f"group {caller.group} may use channels {_listed(group.channels)}, and none of them serves {model}",
+            )
+        if caller.account_models is not None and not matches(caller.account_models, model):
+            return "account", f"account {caller.account} allows {_listed(caller.account_models)}"
+        return "token", f"token {caller.token_id} allows {_listed(caller.token_models or ())}"
 
     def visible(self, caller: Caller) -> list[str]:
         """Return the models that this caller may use, in the order of the file."""
-        return [
-            name
-            for name in self.models
-            if self.allows(caller, name) and (caller.token_models is None or matches(caller.token_models, name))
-        ]
+        return [name for name in self.models if self.allows(caller, name)]
 
     def tiers(self, model: str, group: str) -> tuple[tuple[tuple[Candidate, int], ...], ...]:
         """Return the candidates for members of `group` with their weights, in tiers of equal priority, first tier first."""
@@ -126,6 +146,10 @@ def _budgets(given: GroupBudgets) -> Budgets:
 def _limits(given: GroupLimits) -> AccountLimits:
     own = AccountLimits(given.requests_per_minute, given.tokens_per_minute, given.concurrent)
     return NO_LIMITS if own == NO_LIMITS else own
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def matches(patterns: Sequence[str], name: str) -> bool:

@@ -51,7 +51,10 @@ class Refused(GatewayError):
     `status`, `code` and `message` are what the caller sees. `param` names the field of the body at fault. `retry_after_s`
     becomes whole seconds from 1 to 59 in `Retry-After`, and milliseconds in `retry-after-ms`; where it is longer, the message says
     how long, and `should_retry` is False unless it is given. `should_retry=False` tells client libraries that a retry will fail,
-    too. Raises `TypeError` or `ValueError` for arguments that no caller could be sent.
+    too. `details` are further fields of the error for programs, numbers or text. Raises `TypeError` or `ValueError` for
+    arguments that no caller could be sent.
+
+    `unavailable` is for the record alone: why each channel could not be called, by the channel's name.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Refused(GatewayError):
         retry_after_s: float | None = None,
         should_retry: bool | None = None,
         headers: dict[str, str] | None = None,
+        details: Mapping[str, int | str] | None = None,
     ) -> None:
         super().__init__(message)
         check_status(status, 400)
@@ -74,6 +78,8 @@ class Refused(GatewayError):
         if retry_after_s is not None and not (isfinite(retry_after_s) and retry_after_s >= 0):
             raise ValueError(f"retry_after_s is a number of seconds from 0, not {retry_after_s}")
         check_headers(headers or {})
+        if details:
+            check_details(details)
         self.status = status
         self.code = code
         self.message = message
@@ -82,6 +88,8 @@ class Refused(GatewayError):
         self.retry_after_s = retry_after_s
         self.should_retry = should_retry
         self.extra_headers = headers or {}
+        self.details = details
+        self.unavailable: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"Refused({self.status}, {self.code!r}, {self.message!r})"
@@ -125,6 +133,18 @@ def check_headers(headers: object) -> None:
             check_text("a header", text)
             if not {"\r", "\n", "\0"}.isdisjoint(text):
                 raise ValueError(f"a header is one line of text, not {text!r}")
+
+
+def check_details(details: object) -> None:
+    """Raise `TypeError` or `ValueError` for what are no further fields of an error."""
+    if not isinstance(details, Mapping):
+        raise TypeError(f"details are a dict, not {details!r}")
+    for name, value in details.items():
+        check_text("a name of details", name)
+        if name in _Detail.__struct_fields__:
+            raise ValueError(f"details have a name of their own, not {name!r}")
+        if not isinstance(value, int):
+            check_text(f"details[{name!r}]", value)
 
 
 def cannot_listen(address: str, error: OSError) -> str:
@@ -197,7 +217,10 @@ def render(error: Refused, request_id: str) -> bytes:
     message = error.message or f"Internal error. Quote the request id {request_id} to the operator."
     if error.retry_after_s is not None and error.retry_after_s > MAX_RETRY_AFTER_S:
         message += f" Retry in {in_words(error.retry_after_s)}."
-    return _encode(_Envelope(_Detail(message, error.type, error.param, error.code, request_id)))
+    detail = _Detail(message, error.type, error.param, error.code, request_id)
+    if error.details:
+        return _encode({"error": {**msgspec.structs.asdict(detail), **error.details}})
+    return _encode(_Envelope(detail))
 
 
 def headers_of(error: Refused) -> dict[str, str]:

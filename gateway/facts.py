@@ -74,7 +74,8 @@ class Caller(msgspec.Struct, frozen=True):
 
     `account_models` and `token_models` restrict what the group allows: names and `*` patterns, None for no restriction.
     `budgets` and `limits` are the account's own, field by field, else its group's. `token_budgets` and `token_limits` are the
-    token's and apply in addition.
+    token's and apply in addition. They count under the token `counts_as`, which the token that was sent has replaced; empty where
+    they are its own.
     """
 
     account: str
@@ -86,6 +87,7 @@ class Caller(msgspec.Struct, frozen=True):
     token_limits: AccountLimits = NO_LIMITS
     budgets: Budgets = NO_BUDGETS
     token_budgets: Budgets = NO_BUDGETS
+    counts_as: str = ""
 
 
 class Candidate(msgspec.Struct, frozen=True):

@@ -50,9 +50,10 @@ class Store:
         make_pepper(config.data_path)
         self.tokens = Tokens(client, partial(pepper_of, config.data_path))
         self.limits = RateLimiter(client)
-        self.channels = Channels(client)
+        self.channels = Channels(client, pepper=partial(pepper_of, config.data_path))
         self.alerts = Alerts(client, self.channels, config.alerts)
         self.channels.on_status = self.alerts.channel_states
+        self.channels.credentials.on_refused = self.alerts.credential_refused
         self.journal = Journal(config.data_path / "journal")
         self.wallet = Wallet(client, settling=settling, journal=self.journal)
         elsewhere = None

@@ -153,6 +153,7 @@ class Auth(Plugin):
             token_limits=token.limits,
             budgets=self._catalogue.budgets(account.group, account.budgets),
             token_budgets=token.budgets,
+            counts_as=token.counts_as,
         )
         if len(self._callers) >= MOST_CALLERS:
             self._callers.clear()

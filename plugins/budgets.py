@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway import Budget, BudgetUse, Calendar, Refused
+from gateway import BudgetUse, Calendar, Refused
+from plugins.shortage import Fitting, Shortage
 
 NAMES: Final = {
     "day": "budget of the day",
@@ -15,24 +16,22 @@ NAMES: Final = {
 }
 
 
-def over(budget: Budget, ends_ms: int | None, calendar: Calendar, amount: int) -> Refused:
-    """Return the error for a request that a budget does not cover.
-
-    `ends_ms`: when its window ends; None for never. `amount`: the most that the request can cost, in micros.
-    """
+def over(use: BudgetUse, calendar: Calendar, amount: int, fitting: Fitting) -> Refused:
+    """Return the error for a request that a budget does not cover. `amount`: the most that it can cost, in micros."""
+    budget = use.budget
     name = f"The {budget.owner}'s {NAMES[budget.kind]}"
-    resets = f"It {_reset(ends_ms, calendar)}."
+    resets = f"It {_reset(use.ends_ms, calendar)}."
     if budget.kind == "requests":
         text = f"{name} is used up, with the requests in progress. {resets} Ask for a larger one."
-    else:
-        spent = (
-            "even while nothing is spent" if amount > budget.limit else "beside what is spent and requests in progress"
-        )
-        text = (
-            f"{name} does not cover the most that this request can cost, {spent}. {resets} "
-            "Ask for a larger one, or lower max_tokens."
-        )
-    return Refused(402, "budget_exceeded", text, should_retry=False)
+        return Refused(402, "budget_exceeded", text, should_retry=False, details={"available_requests": 0})
+    left = budget.limit - use.used
+    short = Shortage(amount, left, fitting(left))
+    spent = "even while nothing is spent" if amount > budget.limit else "beside what is spent and requests in progress"
+    text = (
+        f"{name} does not cover the most that this request can cost, {spent}: {short.figures}. {resets} "
+        f"Ask for a larger one, or {short.cure}."
+    )
+    return Refused(402, "budget_exceeded", text, should_retry=False, details=short.details())
 
 
 def described(use: BudgetUse, calendar: Calendar) -> str:

@@ -18,7 +18,6 @@ from gateway import (
     Refused,
     Route,
     Services,
-    matches,
     model_not_found,
 )
 
@@ -53,22 +52,35 @@ class ModelRouting(Plugin):
         model = (await exchange.body()).model
         caller = exchange[Caller]
         if not self.catalogue.allows(caller, model):
-            raise model_not_found()
-        if caller.token_models is not None and not matches(caller.token_models, model):
-            raise Refused(
-                403,
-                "token_restricted",
-                "This token may not use this model. Use another token of the account, or one of the models in GET /v1/models.",
-                param="model",
-            )
+            raise self._refusal(caller, model)
         draw = partial(_by_account, caller.account) if self.sticky else _by_chance
         tiers = self.catalogue.tiers(model, caller.group)
         candidates = tuple(candidate for tier in tiers for candidate in shuffled(tier, draw))
         exchange[Route] = Route(candidates, AccountHealth(self.health, caller.account))
 
+    def _refusal(self, caller: Caller, model: str) -> Refused:
+        barrier = self.catalogue.why_not(caller, model)
+        if barrier is None or barrier[0] != "token":
+            return model_not_found()
+        return Refused(
+            403,
+            "token_restricted",
+            "This token may not use this model. Use another token of the account, or one of the models in GET /v1/models.",
+            param="model",
+        )
+
     async def explain(self, exchange: Exchange) -> str:
-        """Do the same as `on_request`, which takes nothing, and name the channels that the group may not use."""
-        await self.on_request(exchange)
+        """Do the same as `on_request`, which takes nothing, and name the channels that the group may not use.
+
+        A refusal says in the operator's words why, after what the caller reads.
+        """
+        try:
+            await self.on_request(exchange)
+        except Refused as refused:
+            if barrier := self.catalogue.why_not(exchange[Caller], exchange.model):
+                message = f"{refused.message} The reason: {barrier[1]}."
+                raise Refused(refused.status, refused.code, message, param=refused.param) from None
+            raise
         model = self.catalogue.models[exchange.model]
         open_to_group = {candidate.name for candidate in exchange[Route].candidates}
         closed = [serving.use for serving in model.servings if serving.use not in open_to_group]

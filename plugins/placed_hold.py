@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from gateway import Alerts, Budget, Calendar, Caller, Hold, HoldReply, Price, Refused, Step, StoreAway, budget_in
+from gateway import (
+    Alerts,
+    Budget,
+    BudgetUse,
+    Calendar,
+    Caller,
+    Exchange,
+    Hold,
+    HoldReply,
+    Price,
+    Refused,
+    Step,
+    StoreAway,
+    budget_in,
+)
 from plugins.budgets import over
+from plugins.shortage import Fitting, Shortage
 
 
 class PlacedHold(msgspec.Struct):
@@ -29,10 +45,13 @@ class PlacedHold(msgspec.Struct):
     extended: bool = False
     not_extended: int = 0
 
-    def refusal(self, reply: HoldReply, calendar: Calendar, max_holds: int) -> Refused | StoreAway:
+    def refusal(self, reply: HoldReply, calendar: Calendar, max_holds: int, fitting: Fitting) -> Refused | StoreAway:
         """Return the error for this hold, or its extension, which the wallet refused."""
         if reply.outcome is Hold.BUDGET:
-            return over(*budget_in(reply.marks, self.budgets), calendar, self.amount)
+            budget, ends_ms = budget_in(reply.marks, self.budgets)
+            return over(BudgetUse(budget, reply.used, ends_ms), calendar, self.amount, fitting)
+        if reply.outcome is Hold.FUNDS:
+            return insufficient(Shortage(self.amount, reply.available, fitting(reply.available)))
         return refusal(reply.outcome, max_holds)
 
     def note_use(self, alerts: Alerts, caller: Caller, mark: str, used: int) -> None:
@@ -43,13 +62,32 @@ class PlacedHold(msgspec.Struct):
         token = caller.token_id if budget.owner == "token" else ""
         alerts.budget(caller.account, token, budget.kind, used, budget.limit, ends_at_ms=ends_ms)
 
+    def log_capped(self, log: Any, exchange: Exchange, uncapped: int) -> None:
+        """Log that the upstream used more than it was asked for: the difference is paid by the operator."""
+        log.warning(
+            "charge_capped",
+            request_id=exchange.id,
+            account=self.account,
+            model=exchange.model,
+            channel=exchange.channel,
+            charged_micros=self.full,
+            uncapped_micros=uncapped,
+        )
+
+
+def insufficient(short: Shortage | None) -> Refused:
+    """Return the error for a request that the balance does not cover; None: no balance covers it."""
+    text = "The balance does not cover the most that this request can cost"
+    if short is None:
+        return Refused(402, "insufficient_balance", f"{text}. Lower max_tokens, or send less.")
+    return Refused(
+        402, "insufficient_balance", f"{text}: {short.figures}. Top up, or {short.cure}.", details=short.details()
+    )
+
 
 def refusal(outcome: Hold, max_holds: int) -> Refused | StoreAway:
-    """Return the error for a hold that was refused."""
+    """Return the error for a hold that was refused for another reason than money."""
     match outcome:
-        case Hold.FUNDS:
-            text = "The balance does not cover the most that this request can cost. Top up, or lower max_tokens."
-            return Refused(402, "insufficient_balance", text)
         case Hold.BUSY:
             text = (
                 f"This account has {max_holds} requests in progress, the most that it may have at once. "

@@ -7,6 +7,7 @@ is made. The charge never exceeds the most that the request can cost, even if an
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from decimal import Decimal
 from functools import partial
@@ -30,7 +31,8 @@ from gateway import (
     Usage,
 )
 from plugins.budgets import described, over
-from plugins.placed_hold import PlacedHold, refusal
+from plugins.placed_hold import PlacedHold, insufficient, refusal
+from plugins.shortage import Fitting, Shortage
 
 LEAST_HOLD: Final = Decimal("0.000001")
 LARGEST_HOLD: Final = 1_000_000_000
@@ -91,7 +93,7 @@ class Quota(Plugin):
         price, full, budgets = priced
         amount = self._amount(full)
         if amount > LARGEST_AMOUNT:
-            raise refusal(Hold.FUNDS, self.max_holds)
+            raise insufficient(None)
         account = exchange[Caller].account
         step = self.wallet.hold_step(
             account,
@@ -124,11 +126,11 @@ class Quota(Plugin):
     async def _extend(self, exchange: Exchange, hold: PlacedHold, amount: int, floor: int) -> None:
         if amount > LARGEST_AMOUNT:
             hold.not_extended = amount
-            raise refusal(Hold.FUNDS, self.max_holds)
+            raise insufficient(None)
         reply = await self.wallet.extend(hold.account, exchange.id, amount=amount, floor=floor, budgets=hold.budgets)
         if reply.outcome is not Hold.HELD:
             hold.not_extended = amount if reply.outcome in (Hold.FUNDS, Hold.BUDGET) else 0
-            raise hold.refusal(reply, self.calendar, self.max_holds)
+            raise hold.refusal(reply, self.calendar, self.max_holds, lambda left: 0)  # no caller reads it
         hold.amount, hold.extended = amount, True
 
     async def _held(self, exchange: Exchange, reply: HoldReply) -> None:
@@ -141,7 +143,7 @@ class Quota(Plugin):
             self.alerts.balance(hold.account, reply.balance + reply.credit_line)
         if reply.outcome is not Hold.HELD:
             hold.refused = True
-            raise hold.refusal(reply, self.calendar, self.max_holds)
+            raise hold.refusal(reply, self.calendar, self.max_holds, await self._fitting(exchange, hold.price))
 
     async def explain(self, exchange: Exchange) -> str:
         """Return the hold, the available balance and each budget, and set `exchange.price`.
@@ -169,13 +171,14 @@ class Quota(Plugin):
         }
         if account.holds >= self.max_holds:
             raise refusal(Hold.BUSY, self.max_holds)
+        fitting = await self._fitting(exchange, price)
         if available < amount and amount:
-            raise refusal(Hold.FUNDS, self.max_holds)
+            raise insufficient(Shortage(amount, available, fitting(available)))
         failed = f", {most - full} of it for failed attempts" if most > full else ""
         texts = [f"holds {amount} micros of {available} available, and charges {most} at most{failed}"]
         for use in await self.wallet.budgets(account.id, budgets):
             if not use.covers(amount):
-                raise over(use.budget, use.ends_ms, self.calendar, amount)
+                raise over(use, self.calendar, amount, fitting)
             texts.append(described(use, self.calendar))
         return "; ".join(texts)
 
@@ -198,7 +201,7 @@ class Quota(Plugin):
         if hold.not_extended:
             exchange.price["hold_refused_micros"] = hold.not_extended
         if cost > hold.full:
-            self._log_capped(exchange, hold, cost)
+            hold.log_capped(self.log, exchange, cost)
             cost = exchange.price["capped_micros"] = hold.full
         exchange.charge_micros = cost
         answered = usage.answers > 0 and hold.marks != ""
@@ -211,18 +214,6 @@ class Quota(Plugin):
         for mark, used in settled.used:
             exchange[PlacedHold].note_use(self.alerts, exchange[Caller], mark, used)
         return changed
-
-    def _log_capped(self, exchange: Exchange, hold: PlacedHold, uncapped: int) -> None:
-        """Log that the upstream used more than it was asked for: the difference is paid by the operator."""
-        self.log.warning(
-            "charge_capped",
-            request_id=exchange.id,
-            account=hold.account,
-            model=exchange.model,
-            channel=exchange.channel,
-            charged_micros=hold.full,
-            uncapped_micros=uncapped,
-        )
 
     async def _priced(self, exchange: Exchange) -> tuple[Price, int, Sequence[Budget]] | None:
         """Return the price, the most that one attempt can cost in micros, and its budgets; None if no hold is needed.
@@ -243,6 +234,15 @@ class Quota(Plugin):
         body = await exchange.body()
         ceiling = body.max_tokens or self.catalogue.models[body.model].max_output_tokens
         return price.most(self.catalogue.prompt_tokens_bound(body), body.n * ceiling, billed)
+
+    async def _fitting(self, exchange: Exchange, price: Price) -> Fitting:
+        body = await exchange.body()
+        bound = self.catalogue.prompt_tokens_bound(body)
+        ceiling = body.max_tokens or self.catalogue.models[body.model].max_output_tokens
+        ceilings = range(1, ceiling + 1)
+        return lambda left: bisect_right(
+            ceilings, left, key=lambda most: self._amount(price.most(bound, body.n * most))
+        )
 
     def _floor(self, price: Price, prompt_tokens: int) -> int:
         """Return what is charged if the gateway crashes, in micros."""

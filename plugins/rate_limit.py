@@ -228,7 +228,7 @@ class RateLimit(Plugin):
 
 
 def _of_token(caller: Caller, limits: AccountLimits) -> TokenLimits | None:
-    return None if limits == NO_LIMITS else TokenLimits(caller.token_id, limits)
+    return None if limits == NO_LIMITS else TokenLimits(caller.counts_as or caller.token_id, limits)
 
 
 async def _tokens(exchange: Exchange, rules: AccountLimits, token: TokenLimits | None) -> int:

@@ -23,12 +23,14 @@ from gateway import (
     Outcome,
     Plugin,
     Record,
+    Route,
     Services,
     Step,
     StoreAway,
     arrival_ms,
     hashed_reference,
     reference_in,
+    shown_name,
     utc,
 )
 from plugins.counted_refusals import CountedRefusals
@@ -67,7 +69,7 @@ class UsageLogger(Plugin):
             raise ValueError("unknown_per_minute and refused_per_minute must be 1 or more")
 
     async def start(self, services: Services) -> None:
-        """Take the log, and the catalogue: only the names of models that exist are recorded."""
+        """Take the log, and the catalogue: the models that exist."""
         self.usage = services.store.usage
         self.models = services.catalogue.models
         self.log = services.log
@@ -114,11 +116,24 @@ class UsageLogger(Plugin):
             if arrival.reference and record.account:
                 reference = hashed_reference(record.account, arrival.reference)
                 record = msgspec.structs.replace(record, reference=reference)
+            if not model or exchange.error is not None:
+                record = self._explained(record, exchange)
             return await self.usage.end_step(record)
         except Exception:  # a plugin left a wrong value on the exchange
             self.log.exception("record_incomplete", request_id=exchange.id)
             await self._close_with_certain(arrival.record, exchange)
             return None
+
+    def _explained(self, record: Record, exchange: Exchange) -> Record:
+        """Add a model that does not exist as the caller named it, and why channels could not be called."""
+        requested = "" if record.model else shown_name(exchange.model)
+        reasons = {} if exchange.error is None else dict(exchange.error.unavailable)
+        route = exchange.get(Route)
+        if reasons and route is not None and record.model:
+            open_to_group = {candidate.name for candidate in route.candidates}
+            closed = {serving.use for serving in self.models[record.model].servings} - open_to_group
+            reasons |= dict.fromkeys(sorted(closed), "is not open to the group")
+        return msgspec.structs.replace(record, requested_model=requested, unavailable=reasons)
 
     async def _close_with_certain(self, opened: Record, exchange: Exchange) -> None:
         """Close the record with those values of the exchange that can be stored."""

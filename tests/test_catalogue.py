@@ -126,7 +126,28 @@ def test_a_caller_may_use_the_models_that_group_and_account_allow() -> None:
     assert not CATALOGUE.allows(caller("gone"), "small")
     assert CATALOGUE.allows(caller("default", account=("s*",)), "small")
     assert not CATALOGUE.allows(caller("default", account=("x",)), "small")
-    assert CATALOGUE.allows(caller("default", token=("x",)), "small"), "the token's list must not count here"
+    assert not CATALOGUE.allows(caller("default", token=("x",)), "small")
+    assert CATALOGUE.allows(caller("default", token=("s*",)), "small")
+
+
+@pytest.mark.parametrize(
+    ("asking", "model", "barrier", "text"),
+    [
+        (caller("default"), "smal", "configuration", "the configuration has no model `smal`"),
+        (caller("half"), "spread", "group", "group half allows small"),
+        (caller("b"), "small", "group", "group b may use channels b, and none of them serves small"),
+        (caller("gone"), "small", "group", "group gone allows none"),
+        (caller("default", account=("x", "y")), "small", "account", "account acc allows x, y"),
+        (caller("default", token=("x",)), "small", "token", "token acc-1 allows x"),
+    ],
+)
+def test_an_operator_learns_what_keeps_a_caller_from_a_model(
+    asking: Caller, model: str, barrier: str, text: str
+) -> None:
+    found = CATALOGUE.why_not(asking, model)
+    assert found is not None
+    assert (found[0], found[1].startswith(text)) == (barrier, True), found
+    assert CATALOGUE.why_not(caller("default"), "small") is None
 
 
 def test_visible_models_are_also_narrowed_by_the_token_and_in_the_order_of_the_file() -> None:

@@ -24,6 +24,18 @@ def test_an_error_is_rendered_with_all_five_fields() -> None:
     assert json.loads(render(Refused(404, "x", "y"), ""))["error"]["param"] is None
 
 
+def test_details_are_further_fields_of_the_error() -> None:
+    refused = Refused(402, "x", "y", details={"needed_micros": 7, "of": "token"})
+    error = json.loads(render(refused, "the-id"))["error"]
+    assert (error["needed_micros"], error["of"], error["code"], error["request_id"]) == (7, "token", "x", "the-id")
+
+
+@pytest.mark.parametrize("details", [{"code": 1}, {"request_id": "z"}, {"a": 1.5}, {1: 1}, {"a": None}, ["a"]])
+def test_details_that_hide_a_field_or_have_no_form_are_refused(details: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        Refused(402, "x", "y", details=details)
+
+
 @pytest.mark.parametrize(
     ("status", "type_"),
     [

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from decimal import Decimal
 from typing import Any, Final, Literal
 
 import msgspec
 
-from gateway.prices import MICROS
+from gateway.prices import amount
 from gateway.request_id import new_id, utc
 
 MAX_ERROR: Final = 200
@@ -125,9 +124,3 @@ def store_back(gateway: str) -> Event:
 def test(gateway: str) -> Event:
     """Return the event that `gateway alerts test` sends."""
     return event("test", f"a test of alerts from gateway {gateway}", gateway=gateway)
-
-
-def amount(micros: int) -> str:
-    """Format micros as currency units, with two decimals at least."""
-    whole, _, decimals = f"{Decimal(micros) / MICROS:.6f}".partition(".")
-    return f"{whole}.{decimals.rstrip('0').ljust(2, '0')}"

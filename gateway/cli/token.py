@@ -33,7 +33,7 @@ from gateway.services import Store
 from gateway.store.known_tokens import Token, TokenStatus
 from gateway.store.tokens import Created
 
-token = typer.Typer(no_args_is_help=True, help="Manage tokens: create, list, set, disable, enable, delete.")
+token = typer.Typer(no_args_is_help=True, help="Manage tokens: create, list, set, rotate, disable, enable, delete.")
 
 
 def register(app: typer.Typer) -> None:
@@ -46,6 +46,10 @@ def _duration(text: str) -> int:
     if parts is None:
         raise typer.BadParameter("write a time as in 30d, 12h, 90m or 45s")
     return int(parts[1]) * UNITS_S[parts[2]]
+
+
+def _overlap(text: str) -> int:
+    return 0 if text == "0" else _duration(text)
 
 
 def _names(text: str) -> list[str]:
@@ -114,7 +118,19 @@ def list_(account: AccountArgument, config: ConfigOption = None, as_json: JsonOp
             print_json(each)
         return
     print_table(
-        ("id", "name", "status", "created", "expires", "last used", "models", "addresses", "budgets", "limits"),
+        (
+            "id",
+            "name",
+            "status",
+            "created",
+            "expires",
+            "last used",
+            "models",
+            "addresses",
+            "budgets",
+            "limits",
+            "rotated",
+        ),
         (tuple(_fields(each).values()) for each in tokens),
         empty=f"`{account}` has no tokens. Create one: gateway token create {account}",
     )
@@ -139,6 +155,41 @@ def set_(
         run_with_store(config, lambda store: store.tokens.set_allowance(token_id, given_budgets(budget), limits)),
         as_json,
     )
+
+
+@token.command()
+def rotate(
+    token_id: IdArgument,
+    overlap: Annotated[
+        int,
+        typer.Option(
+            parser=_overlap, metavar="TIME", help="For how long the old one is still accepted: 24h, 90m; 0 ends it now."
+        ),
+    ],
+    expires: Annotated[
+        int | None,
+        typer.Option(
+            parser=_duration,
+            metavar="TIME",
+            help="Let the new one expire after this time, not when the old one would have.",
+        ),
+    ] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replace a token by a new one with the same settings, which is printed now and cannot be shown again.
+
+    Both count in the same budgets and limits. With `--overlap 0`, requests in progress with the old one end as with `disable`.
+
+    Example: `gateway token rotate alice-1a2b3c4d --overlap 24h`
+    """
+    expires_at = None if expires is None else int(time.time()) + expires
+    created = run_with_store(config, lambda store: store.tokens.rotate(token_id, overlap, expires_at))
+    _print(created, as_json)
+    if not as_json:
+        until = "is no longer accepted" if not overlap else "is accepted until the overlap ends or it expires"
+        typer.echo(f"\n{token_id} {until}. The new token, which cannot be shown again:\n", err=True)
+        typer.echo(created.token)
 
 
 @token.command()
@@ -196,7 +247,15 @@ def _fields(result: Token) -> dict[str, str]:
         "addresses": _restriction(result.addresses),
         "budgets": budgets_in_words(result.budgets, "-"),
         "limits": limits_in_words(result.limits, "-"),
+        "rotated": _rotation(result),
     }
+
+
+def _rotation(result: Token) -> str:
+    """Return the successor of a token, or else its predecessor."""
+    if result.replaced_by:
+        return f"replaced by {result.replaced_by}"
+    return f"replaces {result.replaces}" if result.replaces else "-"
 
 
 def _date(seconds: int | None) -> str:

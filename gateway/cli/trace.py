@@ -50,14 +50,13 @@ def in_words(record: Record) -> str:
     """Return what happened to a request, from its arrival to its charge, in one sentence."""
     if record.outcome is None:
         return "arrived, still under way"
-    parts = [*_arrival(record), *_attempts(record), *_end(record), _charge(record)]
+    parts = [*_arrival(record), *_attempts(record), *_end(record), *_unavailable(record), _charge(record)]
     return ", ".join(part for part in parts if part)
 
 
 def _heading(record: Record) -> str:
-    parts = ", ".join(
-        f"{name} {value}" for name, value in (("account", record.account), ("model", record.model)) if value
-    )
+    named = (("account", record.account), ("model", record.model), ("unknown model", record.requested_model))
+    parts = ", ".join(f"{name} {value}" for name, value in named if value)
     return f"{record.id}  {record.arrived_at}  {record.operation}{f'  {parts}' if parts else ''}"
 
 
@@ -68,7 +67,8 @@ def _arrival(record: Record) -> list[str]:
         counted = (
             f", and {others} like it within {record.duration_ms} ms, which were only counted" if others > 0 else ""
         )
-        return [f"arrived and refused{by}: {_words(record.error_code)} ({record.status}){counted}"]
+        asked = f", asked for `{record.requested_model}`" if record.requested_model else ""
+        return [f"arrived and refused{by}: {_words(record.error_code)} ({record.status}){asked}{counted}"]
     return [] if record.attempts else ["arrived"]
 
 
@@ -82,6 +82,11 @@ def _attempts(record: Record) -> list[str]:
     if record.first_byte_ms is not None and record.attempts:
         parts.append(f"first byte after {record.first_byte_ms} ms")
     return parts
+
+
+def _unavailable(record: Record) -> list[str]:
+    """Return why channels were not called."""
+    return [f"channel {channel} {reason}" for channel, reason in record.unavailable.items()]
 
 
 def _end(record: Record) -> list[str]:

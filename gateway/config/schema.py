@@ -96,6 +96,7 @@ class Port(Section, frozen=True):
     allow_fields: tuple[str, ...] = ()
     trusted_proxies: tuple[str, ...] = ()
     drain: SecondsOrNone = 30
+    open_streams: Literal["end", "finish"] = "end"
 
     def __post_init__(self) -> None:
         for index, proxy in enumerate(self.trusted_proxies):

@@ -49,7 +49,7 @@ class UpstreamCall(Call):
         """
         self.exchange.attempts.append(self.attempt)
         crash_points.point("upstream.before")
-        self.exchange.channel = self.candidate.name
+        name = self.exchange.channel = self.candidate.name
         channel, ceiling = self.candidate.channel, self.candidate.max_output_tokens
         target = pool.target(channel, self.chain.generation)
         self.parts = self.body.upstream(
@@ -58,12 +58,12 @@ class UpstreamCall(Call):
         accept = "text/event-stream" if self.streamed else "application/json"
         account = caller.account if (caller := self.exchange.get(Caller)) else ""
         while True:
-            credential = target.credentials.next(account)
+            credential = target.credentials.next(name, account)
             self.message = target.message(
                 self.parts, credential=credential, accept=accept, trace=trace_lines(self.exchange.request.headers)
             )
             failed = await self._send(target, relays)
-            if not target.credentials.another(credential, self.candidate.name, account, failed):
+            if not target.credentials.another(credential, name, account, failed):
                 return failed
 
     async def _send(self, target: Target, relays: set[Relay]) -> UpstreamFailure | None:

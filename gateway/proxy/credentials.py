@@ -1,7 +1,7 @@
-"""The credentials of a channel, used in turn. One that the upstream refuses is not used for a while.
+"""The credentials of a channel, used in turn. One that the upstream refuses is not used for a while, by no worker.
 
-A 403 may be about what a request contains. So the credential is set aside for the account that met it, and for all accounts
-only when a second one meets it before any call with that credential has succeeded.
+A 403 may be about what a request contains. So the credential is set aside for the account that met it, by this worker, and for all
+accounts and workers only when a second account meets it before any call with that credential has succeeded.
 
 No credential is ever logged: log lines have its index in the list, counted from 0.
 """
@@ -9,35 +9,31 @@ No credential is ever logged: log lines have its index in the list, counted from
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from gateway.log import Logger
 from gateway.proxy.failure import UpstreamFailure
+from gateway.store.credential_states import SUSPENDED_S, CredentialStates
 
-SUSPENDED_S: Final = 600.0
-"""How long a refused credential is not used. It may have been blocked for a time, or its budget may be refilled."""
 MAX_ACCOUNTS: Final = 64
 """Accounts for which one credential is set aside at the same time; the earliest is forgotten first."""
-
-OnRefused = Callable[[str, int, int], None]
-"""Is called with the channel, the credential's index, and how many credentials the channel has."""
 
 log = Logger("gateway.proxy.credentials")
 
 
 class Credentials:
-    """The credentials of one channel in one worker. A channel without credentials has one empty credential."""
+    """The credentials of one target in one worker. A channel without credentials has one empty credential."""
 
-    def __init__(self, credentials: Sequence[str], on_refused: OnRefused = lambda channel, index, of: None) -> None:
-        self._on_refused = on_refused
+    def __init__(self, credentials: Sequence[str], states: CredentialStates | None = None) -> None:
+        self._states = states or CredentialStates()
         self._all = tuple(credentials) or ("",)
-        self._suspended_until = [0.0] * len(self._all)
+        self._fingerprints = [self._states.fingerprint(credential) for credential in self._all]
         self._aside_until: list[dict[str, float]] = [{} for _ in self._all]
-        self._in_doubt: list[set[str]] = [set() for _ in self._all]
+        self._in_doubt: dict[int, set[str]] = {}
         self._turn = 0
 
-    def next(self, account: str = "") -> str:
+    def next(self, channel: str = "", account: str = "") -> str:
         """Return the credential whose turn it is, or the one that the account may use first where all are set aside."""
         count = len(self._all)
         if count == 1:
@@ -46,7 +42,7 @@ class Credentials:
         turns = [(self._turn + step) % count for step in range(count)]
         chosen = min(
             turns,
-            key=lambda index: max(now, self._suspended_until[index], self._aside_until[index].get(account, 0.0)),
+            key=lambda index: max(now, self._until(channel, index), self._aside_until[index].get(account, 0.0)),
         )
         self._turn = (chosen + 1) % count
         return self._all[chosen]
@@ -54,33 +50,36 @@ class Credentials:
     def another(self, credential: str, channel: str, account: str, failed: UpstreamFailure | None) -> bool:
         """Note how a call of an account ended. Return whether it is to be repeated with the next credential."""
         if failed is None:
-            self._in_doubt[self._all.index(credential)].clear()
+            if self._in_doubt or self._states.aside:
+                index = self._all.index(credential)
+                self._in_doubt.pop(index, None)
+                self._states.worked(channel, self._fingerprints[index])
             return False
         if failed.credential_refused:
-            return self.refused(credential, channel)
+            return self.refused(credential, channel, failed.why)
         return failed.forbidden and self.forbidden(credential, channel, account)
 
-    def refused(self, credential: str, channel: str) -> bool:
+    def refused(self, credential: str, channel: str, why: str = "") -> bool:
         """Suspend a credential and log an error. Return whether there is another to try.
 
-        The only credential of a channel is never suspended: the circuit breaker opens for the channel instead.
+        The only credential of a channel is used all the same: the circuit breaker opens for the channel instead.
         """
         index = self._all.index(credential)
+        log.error("credential_refused", channel=channel, index=index, of=len(self._all), reason=why)
+        self._states.on_refused(channel, index, len(self._all))
+        self._states.refused(channel, self._fingerprints[index], why)
         now = time.monotonic()
-        log.error("credential_refused", channel=channel, index=index, of=len(self._all))
-        self._on_refused(channel, index, len(self._all))
-        if len(self._all) > 1:
-            self._suspended_until[index] = now + SUSPENDED_S
-        return any(until <= now for until in self._suspended_until) and len(self._all) > 1
+        return any(self._until(channel, other) <= now for other in range(len(self._all)))
 
     def forbidden(self, credential: str, channel: str, account: str) -> bool:
         """Set a credential aside for an account, or suspend it if other accounts met the same. Return as `refused` does."""
         index = self._all.index(credential)
-        if len(self._in_doubt[index]) < MAX_ACCOUNTS:
-            self._in_doubt[index].add(account)
-        if len(self._in_doubt[index]) > 1:
-            self._in_doubt[index].clear()
-            return self.refused(credential, channel)
+        in_doubt = self._in_doubt.setdefault(index, set())
+        if len(in_doubt) < MAX_ACCOUNTS:
+            in_doubt.add(account)
+        if len(in_doubt) > 1:
+            del self._in_doubt[index]
+            return self.refused(credential, channel, "403 for several accounts")
         log.warning("credential_forbidden", channel=channel, index=index, of=len(self._all), account=account)
         aside = self._aside_until[index]
         aside.pop(account, None)
@@ -88,3 +87,6 @@ class Credentials:
         if len(aside) > MAX_ACCOUNTS:
             del aside[next(iter(aside))]
         return False
+
+    def _until(self, channel: str, index: int) -> float:
+        return self._states.until(channel, self._fingerprints[index])

@@ -18,11 +18,11 @@ from gateway.exchange import Exchange
 from gateway.facts import Route
 from gateway.proxy.attempt import UpstreamCall
 from gateway.proxy.caller import CallerConnection
-from gateway.proxy.credentials import OnRefused
 from gateway.proxy.end_reason import EndReason
 from gateway.proxy.failure import CallerGone, UpstreamFailure
 from gateway.proxy.pool import UpstreamPool
 from gateway.proxy.relay import Relay
+from gateway.store.credential_states import CredentialStates
 
 
 def _has_time(exchange: Exchange, channel: Channel) -> bool:
@@ -33,9 +33,9 @@ def _has_time(exchange: Exchange, channel: Channel) -> bool:
 class Failover:
     """Calls the upstreams of an exchange until one of them has answered the caller."""
 
-    def __init__(self, on_refused: OnRefused = lambda channel, index, of: None) -> None:
-        """Call `on_refused` for each credential that an upstream refuses."""
-        self._pool = UpstreamPool(on_refused)
+    def __init__(self, credentials: CredentialStates | None = None) -> None:
+        """Follow what `credentials` says of those that are set aside, and note there what upstreams refuse."""
+        self._pool = UpstreamPool(credentials)
         self.relays: set[Relay] = set()
         """The calls of upstreams in progress."""
 
@@ -54,9 +54,10 @@ class Failover:
                 raise exchange.stopped
             try:
                 candidate = await route.breaker.admit(untried, exchange.id)
-            except Refused:
+            except Refused as refused:
                 if last is None:
                     raise
+                last.error.unavailable = refused.unavailable
                 break
             rest = untried[untried.index(candidate) + 1 :]
             untried = [other for other in rest if other.name != candidate.name]

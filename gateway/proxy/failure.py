@@ -50,7 +50,7 @@ class UpstreamFailure(msgspec.Struct, frozen=True):
     `error`: what the caller is told if no other candidate answers. `final`: no other candidate is called. `maybe_billed`: the
     upstream may have worked on the request. `cool_s`: for how long the upstream is not to be called, None where it did not say
     so. `credential_refused`: the upstream refused the gateway's credential. `forbidden`: it refused the credential or what the
-    request contains. `not_the_request`: no request can cause this.
+    request contains. `not_the_request`: no request can cause this. `why`: the status with which a credential was refused.
     """
 
     error: Refused
@@ -60,6 +60,7 @@ class UpstreamFailure(msgspec.Struct, frozen=True):
     credential_refused: bool = False
     forbidden: bool = False
     not_the_request: bool = False
+    why: str = ""
 
 
 def of_answer(status: int, headers: Mapping[str, str], body: bytes, credentials: Sequence[str]) -> UpstreamFailure:
@@ -70,7 +71,8 @@ def of_answer(status: int, headers: Mapping[str, str], body: bytes, credentials:
         return UpstreamFailure(_passed_on(status, detail, advice), final=True)
     quota = status == 429 and not QUOTA_EXHAUSTED.isdisjoint((detail.get("code"), detail.get("type")))
     if quota or status in CREDENTIAL_FAULT:
-        return UpstreamFailure(_auth_failed(), cool_s=0, credential_refused=True, not_the_request=True)
+        why = "429, its quota is exhausted" if quota else str(status)
+        return UpstreamFailure(_auth_failed(), cool_s=0, credential_refused=True, not_the_request=True, why=why)
     if status == 403:
         return UpstreamFailure(_auth_failed(), forbidden=True)
     if status == 407:

@@ -13,9 +13,10 @@ from yarl import URL
 
 from gateway.chat.request import BodyPart
 from gateway.config.channel import Channel
-from gateway.proxy.credentials import Credentials, OnRefused
+from gateway.proxy.credentials import Credentials
 from gateway.proxy.turns import Turns
 from gateway.proxy.upstream import UpstreamConnection
+from gateway.store.credential_states import CredentialStates
 
 AIOHTTP_ATTRIBUTES: Final = ("_buffer",)
 """Of `aiohttp.client_proto.ResponseHandler`, as read in 3.14.5: the responses that it has parsed."""
@@ -32,8 +33,8 @@ class UpstreamPool:
     before is used for it. A target is closed once no exchange of a generation that used it is left.
     """
 
-    def __init__(self, on_refused: OnRefused = lambda channel, index, of: None) -> None:
-        self._on_refused = on_refused
+    def __init__(self, credentials: CredentialStates | None = None) -> None:
+        self._credentials = credentials or CredentialStates()
         self._targets: dict[object, Target] = {}
         self._turns = Turns()
 
@@ -41,7 +42,7 @@ class UpstreamPool:
         """Return where a channel's requests go, for an exchange of this generation. It is built once for each channel."""
         target = self._targets.get(channel.identity)
         if target is None:
-            target = self._targets[channel.identity] = Target(channel, self._turns, self._on_refused)
+            target = self._targets[channel.identity] = Target(channel, self._turns, self._credentials)
         target.generations.add(generation)
         return target
 
@@ -67,11 +68,11 @@ class Target:
     authorities in that file and no others.
     """
 
-    def __init__(self, channel: Channel, turns: Turns, on_refused: OnRefused) -> None:
+    def __init__(self, channel: Channel, turns: Turns, credentials: CredentialStates) -> None:
         url = URL(channel.base_url.rstrip("/") + "/chat/completions")
         proxy = URL(channel.proxy) if channel.proxy else None
         login = encode_basic_auth(proxy.user, proxy.password or "") if proxy is not None and proxy.user else ""
-        self.credentials = Credentials(channel.credentials, on_refused)
+        self.credentials = Credentials(channel.credentials, credentials)
         self._turns = turns
         self.generations: set[int] = set()
         """The generations of the configuration whose exchanges may use it."""

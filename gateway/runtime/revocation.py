@@ -53,6 +53,8 @@ class RevocationWatch(BackgroundTask):
         self._due: dict[str, None] = {}
         """Accounts to check, the first one first."""
         self._again: deque[tuple[float, str]] = deque()
+        self._expiries: dict[str, int] = {}
+        """When open tokens expire, as far as they were read again since their requests came."""
         self._turn = 0
         self._unheard = 0
 
@@ -77,7 +79,8 @@ class RevocationWatch(BackgroundTask):
             self._due = dict.fromkeys(account for account in self._due if account in tokens)
             while self._due and not self._news.happened.is_set():
                 batch = list(islice(self._due, BATCH))
-                self._end(await self._revocations.find({account: tokens[account] for account in batch}))
+                asked = {account: tokens[account] for account in batch}
+                self._end(await self._revocations.find(asked, self._expiries))
                 for account in batch:
                     del self._due[account]
                 if self._due:
@@ -87,12 +90,15 @@ class RevocationWatch(BackgroundTask):
     async def _look_through(self, turn: int | None) -> None:
         """End the requests whose tokens have expired, and make the accounts of a turn due, or all. Leaves the loop to others."""
         exchanges = list(self._runner.exchanges)
+        known, self._expiries = self._expiries, {}
         for start in range(0, len(exchanges), SLICE):
             expired: dict[str, Revocation] = {}
             for exchange in exchanges[start : start + SLICE]:
                 if (token := exchange.get(Authenticated)) is None or exchange.stopped is not None:
                     continue
-                if has_expired(token.token.expires_at):
+                if (read := known.get(token.token.id)) is not None:
+                    self._expiries.setdefault(token.token.id, read)
+                if has_expired(token.token.expires_at if read is None else read):
                     expired[token.token.id] = EXPIRED
                 elif turn is None or hash(token.account.id) % ROUND == turn:
                     self._due[token.account.id] = None

@@ -47,14 +47,13 @@ async def opened(
         chain = loading.build(loaded, generation=generation)
         services = services_of(loaded.config, store)
         await chain.start(services)
-        failover = Failover(store.alerts.credential_refused)
+        failover = Failover(store.channels.credentials)
         metrics = Metrics(shared or SharedNumbers(), services.catalogue)
         store.alerts.dropped = partial(metrics.count, "alerts", "dropped")
         metrics.count_store_calls()
         gateway = Gateway(loaded.config.port, chain, services, ExchangeRunner(failover, metrics))
-        news = RevocationNews(store.client)
         try:
-            async with AlertWriter(store.alerts), news, RevocationWatch(gateway.runner, store.client, news):
+            async with AlertWriter(store.alerts), _ending_revoked(gateway, store):
                 try:
                     yield gateway
                 finally:
@@ -65,6 +64,17 @@ async def opened(
             await store.usage.write_down()
             await gateway.chain.stop()
             await failover.close()
+
+
+@asynccontextmanager
+async def _ending_revoked(gateway: Gateway, store: Store) -> AsyncIterator[None]:
+    """End the requests of revoked tokens and accounts meanwhile, unless the operator lets them finish."""
+    if gateway.port.open_streams == "finish":
+        yield
+        return
+    news = RevocationNews(store.client)
+    async with news, RevocationWatch(gateway.runner, store.client, news):
+        yield
 
 
 async def serve(

@@ -16,13 +16,17 @@ from contextlib import suppress
 from typing import Final
 from uuid import uuid4
 
+import msgspec
+
 from gateway.config.channel import Channel
 from gateway.errors import MAX_RETRY_AFTER_S, GatewayError, Refused, StoreAway
-from gateway.facts import Candidate, CircuitBreaker
+from gateway.facts import Candidate
 from gateway.log import Logger
 from gateway.store.announced import MARGIN_S, Announcements
-from gateway.store.channels import Admission, ChannelReport, Channels, Condition
+from gateway.store.channels import Admission, ChannelReport, Channels, ChannelStatus, Condition, Refusal
+from gateway.store.explained_health import ExplainedHealth
 from gateway.store.local_channel import LocalChannel, limits_of, merged
+from gateway.store.unavailable import why_unavailable
 
 SYNC_INTERVAL_S: Final = 0.5
 BATCH_S: Final = 0.005
@@ -31,13 +35,13 @@ BATCH_S: Final = 0.005
 log = Logger("gateway.store.channel_health")
 
 
-class ChannelHealth(CircuitBreaker):
+class ChannelHealth(ExplainedHealth):
     """Admits calls to channels that work and have a free slot; `start` and `stop` belong to its owner."""
 
     def __init__(self, store: Channels, channels: Mapping[str, Channel]) -> None:
-        self._store = store
+        super().__init__(store, {name: LocalChannel(limits_of(name, channel)) for name, channel in channels.items()})
         self._worker = uuid4().hex[:12]
-        self._channels = {name: LocalChannel(limits_of(name, channel)) for name, channel in channels.items()}
+        self._credentials = {name: channel.credentials for name, channel in channels.items()}
         self._announced = Announcements()
         self._changed = asyncio.Event()
         self._synced: asyncio.Future[None] | None = None
@@ -85,7 +89,7 @@ class ChannelHealth(CircuitBreaker):
             other.name for other in last_resorts if other not in asked or self._announced.over(account, other.name)
         }
         asked += [other for other in last_resorts if other not in asked]
-        wait_ms = 0
+        wait_ms, told = 0, dict[str, Refusal]()
         if asked:
             admission = await self._ask_store(request_id, asked, insist)
             wait_ms = admission.wait_ms
@@ -96,7 +100,10 @@ class ChannelHealth(CircuitBreaker):
                 if wait_ms or self._channels[chosen.name].wait_s(account)[0]:
                     self._announced.use(account, chosen.name)
                 return self._count_in(chosen)
-        raise self._refusal(candidates, account, wait_ms / 1000)
+            told = {each.name: refusal for each, refusal in zip(asked, admission.refusals, strict=True)}
+        refused = self._refusal(candidates, account, wait_ms / 1000)
+        refused.unavailable = why_unavailable(candidates, self._channels, account, told)
+        raise refused
 
     async def _ask_store(self, request_id: str, asked: Sequence[Candidate], insist: set[str]) -> Admission:
         try:
@@ -151,35 +158,6 @@ class ChannelHealth(CircuitBreaker):
             await asyncio.wait([self._synced])
         return self._announce(candidates, account, asked_s)
 
-    def why_not_for(self, candidate: Candidate, account: str, *, alone: bool = False) -> str:
-        """Return why this account may not call the candidate, as far as this worker knows; empty if it may."""
-        wait_s, firm = self._channels[candidate.name].wait_s(account)
-        refused = firm or (wait_s and not alone)
-        return f"cooling for {-(-wait_s // 1):.0f} s for this account, whose requests fail there" if refused else ""
-
-    async def why_not_alone(self, candidate: Candidate) -> str:
-        limits = self._channels[candidate.name].limits
-        (snapshot,) = await self._store.show([candidate.name])
-        if (await self._store.look_alone(limits, cools=snapshot.firm)).index is not None:
-            return ""
-        return await self.why_not(candidate)
-
-    async def why_not(self, candidate: Candidate) -> str:
-        """Return why the candidate may not be called, by what the store knows; empty if it may."""
-        limits = self._channels[candidate.name].limits
-        (snapshot,) = await self._store.show([candidate.name])
-        if (await self._store.look([limits])).index is not None:
-            return ""
-        match snapshot.condition:
-            case Condition.DISABLED:
-                return "switched off by an operator"
-            case Condition.COOLING:
-                return f"cooling for {-(-snapshot.cool_ms // 1000)} s after {snapshot.last_error or 'failures'}"
-            case Condition.PROBING:
-                return f"has cooled after {snapshot.last_error or 'failures'}, and another request tries it now"
-            case _:
-                return "full: it has as many requests, at once or in this minute, as its limits allow"
-
     def answered(self, candidate: Candidate, request_id: str, after_s: float) -> None:
         if self._channels[candidate.name].answered(request_id, after_s):
             self._changed.set()
@@ -212,7 +190,8 @@ class ChannelHealth(CircuitBreaker):
         reports = {name: local.report for name, local in self._channels.items()}
         if not reports:
             return
-        for local in self._channels.values():
+        for name, local in self._channels.items():
+            local.report.credentials |= self._store.credentials.take_report(name)
             local.report = ChannelReport(in_flight=local.report.in_flight)
         try:
             statuses = await self._store.sync(self._worker, reports)
@@ -223,8 +202,14 @@ class ChannelHealth(CircuitBreaker):
         now = time.monotonic()
         for name, status in statuses.items():
             local = self._channels[name]
-            local.status, local.status_at = status, now
+            local.status, local.status_at = self._with_credentials(name, status), now
             local.failing.intersection_update(local.report.accounts)
+
+    def _with_credentials(self, name: str, status: ChannelStatus) -> ChannelStatus:
+        """Return the status of a channel, which is as good as disabled where each of its credentials is switched off."""
+        if not self._store.credentials.all_off(name, self._credentials[name]):
+            return status
+        return msgspec.structs.replace(status, condition=Condition.DISABLED, credentials_off=True)
 
     def _end_wait(self) -> None:
         """Let those that wait for a synchronization go on: there is no further one."""

@@ -8,9 +8,14 @@
 --       'look_alone', then the same arguments: likewise, with a last resort
 --       'sync', worker, reports (JSON, one for each channel), first cool-down, maximum cool-down, window, minimum of failures
 -- Times are in ms. 'admit' returns the number of the channel (0: none), whether the call is its probe, and when to retry, or
--- for how long the admitting channel cools.
+-- for how long the admitting channel cools; where it is none, for each channel why, when to retry, and its last error.
 -- 'sync' returns for each channel its condition (0 healthy, 1 cooling, 2 probing, 3 disabled), the rest of its cool-down,
--- whether that is firm, and a list with digest, rest of the cool-down, and whether that is firm, for each account that fails.
+-- whether that is firm, a list with digest, rest of the cool-down, and whether that is firm, for each account that fails; its
+-- last error, unless it works for all; and a list with fingerprint and for how long it is not used (-1: until it is switched
+-- on), for each credential that is set aside.
+--
+-- The state has of a credential that an upstream refused 'key:' and its fingerprint: until when it is set aside, since when, and
+-- why; and of one that an operator switched off 'off:' and its fingerprint: since when.
 --
 -- `until` is the end of a cool-down. It is deleted only when a call has succeeded after it. A cool-down is firm after repeated
 -- failures. A call that no other channel admits is let through while a cool-down is not firm, and whenever it is over.
@@ -52,24 +57,27 @@ local function take(index, request)
   end
 end
 
--- Returns for how many ms the channel does not admit a call, whether the call would be its probe, and for how long it cools.
+-- Returns for how many ms the channel does not admit a call, whether the call would be its probe, for how long it cools, and
+-- why it does not admit the call.
 local function wait(index, last_resort)
   local cool_until, probe, disabled = numbers(KEYS[4 * index - 3], 'until', 'probe', 'disabled')
   local insists = last_resort and ARGV[5 * index + 2] == '1'
-  if disabled > 0 then return 60000 end
-  if cool_until > now and not insists then return cool_until - now end
+  if disabled > 0 then return 60000, false, 0, 'disabled' end
+  if cool_until > now and not insists then return cool_until - now, false, 0, 'cooling' end
   local probed = probe > now
-  if cool_until > 0 and cool_until <= now and probed and not last_resort then return 1000 end
+  if cool_until > 0 and cool_until <= now and probed and not last_resort then
+    return 1000, false, 0, 'probing'
+  end
   local full = room(KEYS[4 * index - 2], KEYS[4 * index - 1], tonumber(ARGV[5 * index - 2]), tonumber(ARGV[5 * index - 1]))
-  return full, cool_until > 0 and cool_until <= now and not probed, math.max(0, cool_until - now)
+  return full, cool_until > 0 and cool_until <= now and not probed, math.max(0, cool_until - now), 'full'
 end
 
 if ARGV[1] ~= 'sync' then
-  local soonest
+  local soonest, reasons
   for pass = 1, ARGV[1] == 'look' and 1 or 2 do
-    soonest = 60000
+    soonest, reasons = 60000, {}
     for index = 1, #KEYS / 4 do
-      local ms, is_probe, cools = wait(index, pass == 2)
+      local ms, is_probe, cools, reason = wait(index, pass == 2)
       if ms <= 0 then
         if ARGV[1] == 'admit' then
           take(index, ARGV[2])
@@ -78,15 +86,17 @@ if ARGV[1] ~= 'sync' then
         return { index, is_probe and 1 or 0, cools }
       end
       soonest = math.min(soonest, ms)
+      reasons[index] = { reason, ms, redis.call('HGET', KEYS[4 * index - 3], 'error') or '' }
     end
   end
-  return { 0, 0, soonest }
+  return { 0, 0, soonest, reasons }
 end
 
 local worker, reports = ARGV[2], cjson.decode(ARGV[3])
 local first, longest, window, fewest = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local turn = math.floor(now / window)
 local MOST_ACCOUNTS = 64 -- at one channel
+local ASIDE = 600000 -- a refused credential: it may have been blocked for a time, or its budget may be refilled
 local KEPT = 7 * 24 * 3600 * 1000 -- the state of a channel that no gateway has any more
 local seen = {}
 
@@ -197,7 +207,20 @@ local function forget_failures(key, accounts)
   if next(accounts) then save(key, accounts) end
 end
 
+-- Counts the worker's report on credentials: why the upstream refused it, or '' where it works again.
+local function judge_credentials(state, report)
+  for credential, why in pairs(report.credentials or {}) do
+    if why == '' then
+      redis.call('HDEL', state, 'key:' .. credential)
+    else
+      redis.call('HSET', state, 'key:' .. credential, string.format('%.0f %.0f %s', now + ASIDE, now, why))
+    end
+  end
+end
+
+-- Counts a report. Returns the credentials that are set aside, and whether an operator switched one off.
 local function note(state, report)
+  judge_credentials(state, report)
   if report.ok > 0 then
     local latency = numbers(state, 'latency')
     local took = report.took_ms / report.ok
@@ -209,18 +232,25 @@ local function note(state, report)
   else
     redis.call('HDEL', state, 'in:' .. worker)
   end
-  local fields = redis.call('HGETALL', state)
+  local fields, aside, off = redis.call('HGETALL', state), {}, false
   for at = 1, #fields, 2 do
-    if fields[at]:sub(1, 3) == 'in:' and tonumber(fields[at + 1]:match(' (%d+)$')) < now then
+    local kind, value = fields[at]:sub(1, 4), fields[at + 1]
+    if kind:sub(1, 3) == 'in:' and tonumber(value:match(' (%d+)$')) < now then
       redis.call('HDEL', state, fields[at])
+    elseif kind == 'key:' then
+      local rest = value:match('^%d+') - now
+      if rest <= 0 then redis.call('HDEL', state, fields[at]) else aside[#aside + 1] = { fields[at]:sub(5), rest } end
+    elseif kind == 'off:' then
+      aside[#aside + 1], off = { fields[at]:sub(5), -1 }, true
     end
   end
+  return aside, off
 end
 
 for index, report in ipairs(reports) do
   local state, slots, accounts = KEYS[4 * index - 3], KEYS[4 * index - 2], KEYS[4 * index]
   for _, request in ipairs(report.left) do redis.call('ZREM', slots, request) end
-  note(state, report)
+  local aside, off = note(state, report)
   local before = numbers(state, 'until')
   if report.probe == 'ok' or (report.ok > 0 and before > 0 and before <= now) then
     redis.call('HDEL', state, 'until', 'probe', 'streak', 'firm')
@@ -252,13 +282,14 @@ for index, report in ipairs(reports) do
     end
   end
   -- what an operator has disabled stays so
-  if disabled > 0 then
+  if disabled > 0 or off then
     redis.call('PERSIST', state)
   elseif redis.call('PTTL', state) < KEPT / 2 then
     redis.call('PEXPIRE', state, KEPT)
   end
   cool_until, firm = numbers(state, 'until', 'firm')
   local condition = disabled > 0 and 3 or cool_until > now and 1 or cool_until > 0 and 2 or 0
-  seen[#seen + 1] = { condition, math.max(0, cool_until - now), firm, told }
+  local last_error = (condition > 0 or next(told)) and redis.call('HGET', state, 'error') or ''
+  seen[#seen + 1] = { condition, math.max(0, cool_until - now), firm, told, last_error, aside }
 end
 return seen

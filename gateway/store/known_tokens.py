@@ -31,7 +31,8 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
     `id` is `<account>-<short id>`. Times are seconds since 1970; `last_used` is rounded down to the hour. `models`
     are names and `*` patterns, `addresses` networks such as `10.0.0.0/8`; empty means no restriction. `budgets` and `limits`
-    apply in addition to those of the account.
+    apply in addition to those of the account. `replaces` and `replaced_by` are the ids of its predecessor and its successor,
+    `counts_as` that of the first token of such a row, under which the budgets and limits of all of them count; empty for none.
     """
 
     id: str
@@ -44,6 +45,9 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[str, ...] = ()
     budgets: Budgets = NO_BUDGETS
     limits: AccountLimits = NO_LIMITS
+    replaces: str = ""
+    replaced_by: str = ""
+    counts_as: str = ""
 
 
 class Authenticated(msgspec.Struct, frozen=True):

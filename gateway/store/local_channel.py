@@ -104,6 +104,7 @@ def merged(earlier: ChannelReport, later: ChannelReport) -> ChannelReport:
         left=earlier.left + later.left,
         in_flight=later.in_flight,
         accounts=_merge_accounts(earlier.accounts, later.accounts),
+        credentials=earlier.credentials | later.credentials,
     )
 
 

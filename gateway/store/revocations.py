@@ -16,8 +16,7 @@ from gateway.errors import Refused
 from gateway.store.accounts import AccountStatus, account_key
 from gateway.store.client.client import Client
 from gateway.store.known_tokens import TokenStatus
-from gateway.store.token_record import token_of
-from gateway.store.tokens import tokens_key
+from gateway.store.token_record import token_of, tokens_key
 
 CHANNEL: Final = "gw:revoked"
 """Where the ids of accounts are published."""
@@ -51,9 +50,12 @@ class Revocations:
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    async def find(self, tokens: Mapping[str, Collection[str]]) -> dict[str, Revocation]:
+    async def find(
+        self, tokens: Mapping[str, Collection[str]], expiries: dict[str, int] | None = None
+    ) -> dict[str, Revocation]:
         """Return those of `tokens` that are revoked, by their ids. `tokens`: ids of tokens by account.
 
+        `expiries` gets when those expire that are not revoked: a token that is replaced expires earlier than it did before.
         Of an account that the store does not know nothing is returned: the store has lost it, which revokes nothing. Raises
         `StoreAway` and `StoreError`.
         """
@@ -75,6 +77,8 @@ class Revocations:
                 revocation = INACTIVE if state.decode() != AccountStatus.ACTIVE else _revocation(raw)
                 if revocation is not None:
                     found[token_id] = revocation
+                elif expiries is not None and (at := token_of(raw).expires_at) is not None:
+                    expiries[token_id] = at
         return found
 
 

@@ -9,7 +9,8 @@ import msgspec
 from gateway.store.known_tokens import Token
 
 OPTIONAL: Final = ("budgets", "limits")
-"""What a record has only where the token has it: every request sends the record, and most tokens have neither."""
+LINKS: Final = ("replaces", "replaced_by", "counts_as")
+"""What a record has only where the token has it: every request sends the record, and most tokens have none of them."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -34,9 +35,17 @@ def encode(record: Record) -> bytes:
         token[name] = {field: value for field, value in token[name].items() if value is not None}
         if not token[name]:
             del token[name]
+    for name in LINKS:
+        if not token[name]:
+            del token[name]
     return msgspec.json.encode(fields)
 
 
 def token_of(record: bytes) -> Token:
     """Return the token of a record."""
     return decode(record).token
+
+
+def tokens_key(account: str) -> str:
+    """Return the Redis key of an account's tokens."""
+    return f"gw:{{{account}}}:tokens"

@@ -1,8 +1,9 @@
 """The usage record: what is stored of every request that sent a complete head.
 
 A record is written twice, at arrival (`outcome` is None) and at the end; the two are merged by their id. It has no text that the
-caller chose: no path, no header, no name that is not in the catalogue. Any of them could be a token that was pasted in the
-wrong place. The upstream's usage object is kept as it came, without the channel's credentials and up to a few kilobytes.
+caller chose, no path and no header, since any could be a token that was pasted in the wrong place; but for a model that is not in
+the catalogue, of which nothing is kept where it may be a secret (`gateway.usage.shown_name`). The upstream's usage object is kept
+as it came, without the channel's credentials and up to a few kilobytes.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     object that its upstream sent, `upstream_cost_micros` the cost that it stated, if any.
 
     `reference` is the hash of the reference that the caller gave the request, see `gateway.usage.reference`.
+    `requested_model` is the model that the caller named where the catalogue has no such model, else empty. `unavailable`: where no
+    channel could be called, why not, in words by the channel's name.
 
     A record with the operation `counted` stands for `events` refused requests, which came within `duration_ms` of `arrived_at`.
     Its other fields are those of the first of them.
@@ -86,6 +89,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     upstream_cost_micros: NumberOrNone = None
     upstream_usage: str = ""
     reference: str = ""
+    requested_model: str = ""
+    unavailable: dict[str, str] = {}
 
 
 encode: Final = msgspec.json.Encoder().encode
@@ -95,7 +100,8 @@ decode: Final = msgspec.json.Decoder(Record).decode
 
 NUMBERS: Final = tuple(field.name for field in msgspec.structs.fields(Record) if field.type == Number)
 NUMBERS_OR_NONE: Final = tuple(field.name for field in msgspec.structs.fields(Record) if field.type == NumberOrNone)
-PRICES: Final = ("price", "cost_price")
+OBJECTS: Final = ("price", "cost_price", "unavailable")
+"""Fields that are stored as JSON objects."""
 
 
 def line_of(record: Record) -> bytes:

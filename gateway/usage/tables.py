@@ -13,10 +13,10 @@ from typing import Final
 import msgspec
 
 from gateway.exchange import Outcome
-from gateway.usage.record import NUMBERS, NUMBERS_OR_NONE, PRICES, Record
+from gateway.usage.record import NUMBERS, NUMBERS_OR_NONE, OBJECTS, Record
 
 COLUMNS: Final = tuple(field.name for field in msgspec.structs.fields(Record))
-JSON_COLUMNS: Final = ("attempts", *PRICES)
+JSON_COLUMNS: Final = ("attempts", *OBJECTS)
 JSON_INDICES: Final = tuple(COLUMNS.index(name) for name in JSON_COLUMNS)
 _CHANGING_COLUMNS: Final = tuple(name for name in COLUMNS if name != "id")
 

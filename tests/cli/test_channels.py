@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from gateway.cli import channels
 from gateway.store.channels import AccountReport, ChannelReport, Channels
 from gateway.store.client.client import Client
+from gateway.store.pepper import pepper_of
 from tests.patience import PATIENCE_S
 
 app = typer.Typer()
@@ -24,7 +25,8 @@ channels.register(app)
 def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str, client: Client) -> None:
     """A configuration with two channels, one of which has failed."""
     file = tmp_path / "gateway.yaml"
-    two = "channels: {one: {base_url: http://a/v1, api_key: canary-4711}, two: {base_url: http://b/v1}}"
+    keys = "api_keys: [canary-4711, canary-4712]"
+    two = f"channels: {{one: {{base_url: http://a/v1, {keys}}}, two: {{base_url: http://b/v1}}}}"
     file.write_text(f"redis: {store_url}\ndata: {tmp_path}\n{two}\nstore: {{timeout: {PATIENCE_S}}}\n")
     monkeypatch.setenv("GATEWAY_CONFIG", str(file))
 
@@ -96,3 +98,62 @@ def test_a_channel_that_is_not_in_the_file_is_refused(command: str) -> None:
     result = CliRunner().invoke(app, ["channels", command, "three"])
     assert result.exit_code == 1
     assert "there is no channel three; the configuration has: one, two" in result.output
+
+
+def states() -> list[tuple[str, str]]:
+    return [(each["state"], each["reason"]) for each in as_json()[0]["credentials"]]
+
+
+def refuse(store_url: str, tmp_path: Path, key: str) -> None:
+    """Report as a worker does that the upstream refused a credential of channel `one`."""
+
+    async def report() -> None:
+        client = Client.connect(store_url, timeout_s=PATIENCE_S)
+        other = Channels(client, pepper=lambda: pepper_of(tmp_path))
+        other.credentials.refused("one", other.credentials.fingerprint(key), "402")
+        await other.sync("w", {"one": ChannelReport(credentials=other.credentials.take_report("one"))})
+        await client.close()
+
+    asyncio.run(report())
+
+
+def test_a_credential_that_is_set_aside_is_a_line_without_its_text(store_url: str, tmp_path: Path) -> None:
+    assert "credential" not in run().stdout
+    assert states() == [("in use", ""), ("in use", "")]
+    refuse(store_url, tmp_path, "canary-4712")
+    line = run().stdout.splitlines()[-1].split()
+    assert (line[:3], line[-1]) == (["one", "1", "refused"], "402")
+    assert line[3] < line[4]
+    assert states() == [("in use", ""), ("refused", "402")]
+    two = as_json()[0]["credentials"]
+    assert [each["index"] for each in two] == [0, 1]
+    assert len({each["fingerprint"] for each in two}) == 2
+    assert two[0]["since"] is two[0]["until"] is None
+
+
+def test_a_credential_is_tried_switched_off_and_on_by_number(store_url: str, tmp_path: Path) -> None:
+    refuse(store_url, tmp_path, "canary-4711")
+    assert "credential 0 of one may be used again" in run("credential", "one", "0", "try").stdout
+    assert states() == [("in use", ""), ("in use", "")]
+    refuse(store_url, tmp_path, "canary-4711")
+    assert "credential 0 of one is switched off" in run("credential", "one", "0", "off").stdout
+    assert states()[0] == ("off", "")
+    assert run().stdout.splitlines()[-1].endswith("it is switched on")
+    result = CliRunner().invoke(app, ["channels", "credential", "one", "0", "try"])
+    assert (result.exit_code, "gateway channels credential one 0 on" in result.output) == (1, True)
+    run("credential", "one", "0", "on")
+    assert states() == [("in use", ""), ("in use", "")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("one", "2", "off"), "one has 2 credentials, counted from 0"),
+        (("two", "0", "off"), "two has no credentials"),
+        (("three", "0", "off"), "there is no channel three; the configuration has: one, two"),
+    ],
+)
+def test_a_credential_that_is_not_in_the_file_is_refused(arguments: tuple[str, ...], message: str) -> None:
+    result = CliRunner().invoke(app, ["channels", "credential", *arguments])
+    assert result.exit_code == 1
+    assert message in result.output

@@ -39,6 +39,7 @@ models:
 groups:
   default: {{channels: [one, two]}}
   shut: {{enabled: false}}
+  trial: {{models: [small]}}
 plugins:
   - use: usage-logger
   - use: auth
@@ -162,6 +163,21 @@ async def test_a_token_for_certain_addresses_is_explained_for_one(command: Comma
 
 async def test_a_model_that_does_not_exist_is_refused_by_routing(command: Command) -> None:
     assert await command.refusal("--model", "gpt-77") == ("model-routing", 404, "model_not_found")
+
+
+async def test_a_model_outside_the_group_is_refused_with_the_operators_reason_also_without_money(
+    command: Command,
+) -> None:
+    account = await command.store.accounts.change("acme", group="trial")
+    await command.store.wallet.adjust("acme", "all", -account.balance_micros, "none left")
+    assert await command.refusal() == ("model-routing", 404, "model_not_found")
+    message = (await command.explain(code=1))["refusal"]["message"]
+    assert message.startswith("There is no such model, or it is not available to this account.")
+    assert message.endswith("The reason: group trial allows small.")
+    await command.store.accounts.change("acme", group="default")
+    token = (await command.store.tokens.create("acme", models=["small*", "large"])).token
+    assert await command.refusal(token=token) == ("model-routing", 403, "token_restricted")
+    assert " allows small*, large." in await command.run(token=token, code=1)
 
 
 async def test_what_is_left_of_the_limits_is_shown(command: Command) -> None:

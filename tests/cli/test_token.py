@@ -192,3 +192,23 @@ def test_a_wrong_budget_or_limit_of_a_token_is_wrong_usage(option: str, text: st
 @pytest.mark.parametrize("command", ["create", "list", "set", "disable", "enable", "delete"])
 def test_help_has_an_example(command: str) -> None:
     assert f"gateway token {command}" in " ".join(run(command, "--help").output.split())
+
+
+def test_a_token_is_replaced_and_the_new_one_is_shown_once(tried: Any) -> None:
+    old = as_json("create", "alice", "--name", "laptop", "--budget", "day=1")
+    new = as_json("rotate", old["id"], "--overlap", "24h")
+    assert (new["name"], new["budgets"], new["replaces"]) == ("laptop", old["budgets"], old["id"])
+    assert (tried(old["token"]), tried(new["token"])) == (old["id"], new["id"])
+    listed = run("list", "alice", "--json").output
+    assert new["token"] not in listed
+    assert f'"replaced_by":"{new["id"]}"' in listed
+    assert refused("rotate", old["id"], "--overlap", "0") == (
+        f"`{old['id']}` was replaced by `{new['id']}` already: rotate that one"
+    )
+    result = run("rotate", new["id"], "--overlap", "0", "--expires", "30d")
+    text = result.stdout.splitlines()[-1]
+    assert tried(new["token"]) == "token_expired"
+    assert f"sk-{tried(text)}" in text
+    assert f"{new['id']} is no longer accepted." in result.stderr
+    assert call("rotate", new["id"]).exit_code == 2
+    assert call("rotate", new["id"], "--overlap", "1x").exit_code == 2

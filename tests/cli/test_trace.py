@@ -122,6 +122,25 @@ STORIES: list[tuple[dict[str, Any], str]] = [
     ),
     ({**NOTHING_SENT, "model": ""}, "arrived, answered 200, charged nothing"),
     (
+        {
+            "outcome": Outcome.REFUSED,
+            **NOTHING_SENT,
+            **{"refused_by": "model-routing", "error_code": "model_not_found", "status": 404},
+            **{"model": "", "requested_model": "gpt-4oo"},
+        },
+        "arrived and refused by model-routing: model not found (404), asked for `gpt-4oo`, charged nothing",
+    ),
+    (
+        {
+            "outcome": Outcome.REFUSED,
+            **NOTHING_SENT,
+            **{"error_code": "model_unavailable", "status": 503},
+            "unavailable": {"east": "is switched off", "west": "is full", "north": "is not open to the group"},
+        },
+        "arrived and refused: model unavailable (503), channel east is switched off, channel west is full, channel north is "
+        "not open to the group, charged nothing",
+    ),
+    (
         {**COSTED, "upstream_cost_micros": None},
         "sent to channel openai, first byte after 312 ms, completed after 43 events and 2300 ms, charged 123 micros for 11 "
         "prompt tokens, of which 4 read from a cache and 2 written to one, cost 100 micros",

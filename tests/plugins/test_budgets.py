@@ -69,14 +69,16 @@ async def end(given: Services, plugin: Quota, asked: Exchange, *usages: Usage) -
             "month",
             MIDNIGHT_MS,
             "The account's budget of the month does not cover the most that this request can cost, beside what is spent and "
-            "requests in progress. It resets at 2026-12-01T00:00:00+01:00. Ask for a larger one, or lower max_tokens.",
+            "requests in progress: that is 0.000004, and 0.000003 is left. It resets at 2026-12-01T00:00:00+01:00. Ask for a "
+            "larger one, or lower max_tokens to 33.",
         ),
         (
             "token",
             "total",
             None,
             "The token's total budget does not cover the most that this request can cost, beside what is spent and requests "
-            "in progress. It does not reset. Ask for a larger one, or lower max_tokens.",
+            "in progress: that is 0.000004, and 0.000003 is left. It does not reset. Ask for a larger one, or lower "
+            "max_tokens to 33.",
         ),
         (
             "token",
@@ -90,14 +92,19 @@ async def end(given: Services, plugin: Quota, asked: Exchange, *usages: Usage) -
 def test_the_error_names_the_budget_and_when_it_resets(
     owner: str, kind: str, ends_ms: int | None, message: str
 ) -> None:
-    error = over(Budget(owner, kind, 1, "", ""), ends_ms, Calendar(BERLIN, FixedClock()), 1)  # type: ignore[arg-type]
+    use = BudgetUse(Budget(owner, kind, 5, "", ""), 2, ends_ms)  # type: ignore[arg-type]
+    error = over(use, Calendar(BERLIN, FixedClock()), 4, lambda left: 11 * left)
+    figures = {"needed_micros": 4, "available_micros": 3, "max_tokens_that_fit": 33}
+    assert error.details == ({"available_requests": 0} if kind == "requests" else figures)
     assert (error.status, error.code, error.message) == (402, "budget_exceeded", message)
     assert (error.type, headers_of(error)) == ("insufficient_quota", {"x-should-retry": "false"})
 
 
 def test_waiting_is_not_advised_where_the_request_can_cost_more_than_the_budget() -> None:
-    error = over(Budget("token", "day", 5, "", ""), 0, Calendar(BERLIN, FixedClock()), 6)
-    assert "can cost, even while nothing is spent." in error.message
+    use = BudgetUse(Budget("token", "day", 5, "", ""), 0, 0)
+    error = over(use, Calendar(BERLIN, FixedClock()), 6, lambda left: 0)
+    assert "can cost, even while nothing is spent: that is 0.000006, and 0.000005 is left." in error.message
+    assert error.message.endswith("or shorten the messages: no max_tokens is low enough.")
 
 
 def test_an_explanation_says_what_is_used() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway import Attempt, Caller, Exchange, Outcome, Price, Refused, Services, Usage
+from gateway import Attempt, Caller, Candidate, Exchange, Outcome, Price, Refused, Route, Services, Usage
 from gateway.config.channel import Channel
 from gateway.config.model import Model
 from gateway.config.schema import Config
@@ -24,7 +24,9 @@ from gateway.usage.record import AttemptRecord, Record, decode
 from plugins.usage_logger import UsageLogger
 
 SETTINGS = Config(
-    channels={"c": Channel("http://127.0.0.1:1/v1")}, models={"m": Model(channels=["c"], free=True)}, store=PATIENT
+    channels={"c": Channel("http://127.0.0.1:1/v1"), "d": Channel("http://127.0.0.1:2/v1")},
+    models={"m": Model(channels=["c"], free=True), "both": Model(channels=["c", "d"], free=True)},
+    store=PATIENT,
 )
 
 
@@ -136,6 +138,34 @@ async def test_a_refusal_is_recorded_with_its_code_and_the_plugin_that_refused(g
     assert (closed.outcome, closed.refused_by, closed.error_code, closed.status) == (
         Outcome.REFUSED, "auth", "token_expired", 401,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "requested"),
+    [
+        ("m", ""),
+        ("gpt-4oo", "gpt-4oo"),
+        ("sk-alice-1a2b3c4d-0123456789abcdefghij", "(hidden: 38 characters that may be a secret)"),
+        ("x." * 100, "x." * 64),
+    ],
+)
+async def test_a_model_that_does_not_exist_is_recorded_as_it_was_asked_for_but_for_secrets(
+    given: Services, model: str, requested: str
+) -> None:
+    of = exchange({"model": model})
+    await of.body()
+    of.outcome = Outcome.REFUSED
+    closed = await run(given, of)
+    assert (closed.model, closed.requested_model) == ("" if requested else "m", requested)
+
+
+async def test_a_refusal_for_want_of_a_channel_is_recorded_channel_by_channel(given: Services) -> None:
+    of = exchange({"model": "both"})
+    await of.body()
+    of[Route] = Route((Candidate("c", Channel("http://127.0.0.1:1/v1"), "m"),))
+    of.error, of.outcome = Refused(503, "model_unavailable", "..."), Outcome.REFUSED
+    of.error.unavailable = {"c": "is full"}
+    assert (await run(given, of)).unavailable == {"c": "is full", "d": "is not open to the group"}
 
 
 async def test_nothing_that_the_caller_made_up_is_recorded(given: Services) -> None:

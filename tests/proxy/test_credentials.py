@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import Refused
-from gateway.proxy.credentials import MAX_ACCOUNTS, SUSPENDED_S, Credentials
+from gateway.proxy.credentials import MAX_ACCOUNTS, Credentials
 from gateway.proxy.failure import UpstreamFailure
+from gateway.store.credential_states import SUSPENDED_S, CredentialStates
 
 
 class FakeClock:
@@ -28,7 +29,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 def test_credentials_are_used_in_turn() -> None:
     credentials = Credentials(["a", "b", "c"])
-    assert [credentials.next() for _ in range(7)] == list("abcabca")
+    assert [credentials.next("openai") for _ in range(7)] == list("abcabca")
 
 
 def test_a_channel_without_credentials_has_an_empty_one() -> None:
@@ -38,9 +39,9 @@ def test_a_channel_without_credentials_has_an_empty_one() -> None:
 def test_a_refused_credential_is_suspended_and_used_again_later(clock: FakeClock) -> None:
     credentials = Credentials(["a", "b", "c"])
     assert credentials.refused("b", "openai")
-    assert [credentials.next() for _ in range(4)] == list("acac")
+    assert [credentials.next("openai") for _ in range(4)] == list("acac")
     clock.now += SUSPENDED_S
-    assert sorted(credentials.next() for _ in range(3)) == ["a", "b", "c"]
+    assert sorted(credentials.next("openai") for _ in range(3)) == ["a", "b", "c"]
 
 
 def test_when_all_are_refused_the_one_suspended_longest_is_used(clock: FakeClock) -> None:
@@ -48,19 +49,21 @@ def test_when_all_are_refused_the_one_suspended_longest_is_used(clock: FakeClock
     assert credentials.refused("b", "openai")
     clock.now += 1
     assert not credentials.refused("a", "openai")
-    assert [credentials.next(), credentials.next()] == ["b", "b"]
+    assert [credentials.next("openai"), credentials.next("openai")] == ["b", "b"]
 
 
 def test_the_only_credential_is_never_suspended() -> None:
     credentials = Credentials(["a"])
     assert not credentials.refused("a", "openai")
-    assert credentials.next() == "a"
+    assert credentials.next("openai") == "a"
 
 
 def test_the_log_shows_the_index_of_a_refused_credential_and_never_its_text(capsys: pytest.CaptureFixture[str]) -> None:
     noted: list[tuple[str, int, int]] = []
-    credentials = Credentials(["canary-0", "canary-1"], lambda *refused: noted.append(refused))
-    credentials.refused("canary-1", "openai")
+    states = CredentialStates()
+    states.on_refused = lambda *refused: noted.append(refused)
+    credentials = Credentials(["canary-0", "canary-1"], states)
+    credentials.refused("canary-1", "openai", "401")
     assert noted == [("openai", 1, 2)]
     printed = "".join(capsys.readouterr())
     assert "credential_refused" in printed
@@ -76,10 +79,10 @@ def test_a_403_sets_a_credential_aside_for_its_account_only(clock: FakeClock) ->
     credentials = Credentials(["a", "b"])
     for _ in range(5):
         assert not credentials.another("a", "openai", "one", REFUSED_403)
-    assert [credentials.next("one") for _ in range(3)] == ["b", "b", "b"]
-    assert sorted(credentials.next("two") for _ in range(4)) == ["a", "a", "b", "b"]
+    assert [credentials.next("openai", "one") for _ in range(3)] == ["b", "b", "b"]
+    assert sorted(credentials.next("openai", "two") for _ in range(4)) == ["a", "a", "b", "b"]
     clock.now += SUSPENDED_S
-    assert sorted(credentials.next("one") for _ in range(2)) == ["a", "b"]
+    assert sorted(credentials.next("openai", "one") for _ in range(2)) == ["a", "b"]
 
 
 def test_a_403_for_two_accounts_suspends_a_credential_that_did_not_work_between_them(clock: FakeClock) -> None:
@@ -88,7 +91,7 @@ def test_a_403_for_two_accounts_suspends_a_credential_that_did_not_work_between_
     assert not credentials.another("a", "openai", "three", None)
     assert not credentials.another("a", "openai", "two", REFUSED_403)
     assert credentials.another("a", "openai", "one", REFUSED_403)
-    assert [credentials.next("three") for _ in range(3)] == ["b", "b", "b"]
+    assert [credentials.next("openai", "three") for _ in range(3)] == ["b", "b", "b"]
 
 
 def test_accounts_that_met_a_403_are_bounded(clock: FakeClock) -> None:

@@ -132,6 +132,24 @@ async def test_what_expires_is_ended_also_while_the_store_is_away(idle: Worker) 
     await away.close()
 
 
+async def test_a_token_that_is_replaced_ends_its_requests_with_the_overlap(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(revocation, "INTERVAL_S", 0.05)
+    old, ended = await worker.tokens.create("alice"), await worker.tokens.create("alice")
+    overlapping, at_once = await worker.open(old), await worker.open(ended)
+    await worker.tokens.rotate(ended.id, 0)
+    new = await worker.tokens.rotate(old.id, 2)
+    successor = await worker.open(new)
+    await wait_until(lambda: code(at_once) is not None)
+    ends_at = (await worker.tokens.get(old.id)).expires_at or 0
+    if time.time() < ends_at:
+        assert overlapping.stopped is None
+    await wait_until(lambda: code(overlapping) is not None)
+    assert time.time() >= ends_at
+    assert (code(at_once), code(overlapping), code(successor)) == ("token_expired", "token_expired", None)
+
+
 async def test_a_request_whose_token_was_read_before_and_is_known_after_is_ended(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,13 @@ def test_a_token_without_budgets_and_limits_has_the_record_of_before() -> None:
     assert encode(record) == BEFORE
 
 
+def test_a_token_that_was_replaced_or_replaces_one_has_its_links() -> None:
+    links = {"replaces": "alice-00000001", "replaced_by": "alice-00000002", "counts_as": "alice-00000003"}
+    record = decode(BEFORE).replaced(**links)
+    assert decode(encode(record)) == record
+    assert all(f'"{name}":"{value}"'.encode() in encode(record) for name, value in links.items())
+
+
 @pytest.mark.parametrize("budgets", [NO_BUDGETS, Budgets(day=1), Budgets(1, 2, 3, 4, 5)])
 @pytest.mark.parametrize("limits", [NO_LIMITS, AccountLimits(concurrent=1), AccountLimits(1, 2, 3)])
 def test_what_was_written_is_read(budgets: Budgets, limits: AccountLimits) -> None:

@@ -27,7 +27,8 @@ from tests.records import COSTED, arrival, end
 
 
 def test_a_record_survives_its_encoding() -> None:
-    for record in (end(arrival()), end(arrival(), **COSTED)):
+    refused = {"requested_model": "gpt-4oo", "unavailable": {"east": "is full"}}
+    for record in (end(arrival()), end(arrival(), **COSTED), end(arrival(), **refused)):
         assert decode(encode(record)) == record
 
 

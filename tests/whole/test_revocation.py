@@ -209,7 +209,8 @@ async def revoked(gateways: Gateways, count: int, name: str, code: str, *command
 REVOKED = {
     "deleted": (50, "token_invalid", DELETE),
     "disabled": (10, "token_disabled", ("token", "disable", "TOKEN")),
-    "suspended": (10, "account_inactive", ("account", "suspend", "suspended")),
+    "rotated": (10, "token_expired", ("token", "rotate", "TOKEN", "--overlap", "0")),
+    "suspended": (50, "account_inactive", ("account", "suspend", "suspended")),
     "closed": (10, "account_inactive", ("account", "close", "closed", "--yes")),
 }
 
@@ -235,7 +236,7 @@ async def test_what_is_revoked_ends_within_two_seconds_charged_exactly(gateways:
 async def test_a_token_that_expires_ends_its_streams(gateways: Gateways) -> None:
     async with gateways.serving():
         expiring = await gateways.account("expiring", 15)
-        streams = await gateways.streams(expiring, 10)
+        streams = await gateways.streams(expiring, 50)
         others = await gateways.streams(await gateways.sibling("expiring"), 4)
         expires = time.monotonic() + (expiring.expires_at or 0) - time.time()
         answers = await gateways.ended(streams, expires, "token_expired")

@@ -1,5 +1,5 @@
 -- extend(request_id, amount, floor, the fields of budgets, their limits): raises a hold to `amount`, and its floor to `floor`,
--- before a further attempt. It counts in the windows of the hold; it returns the mark of one that refuses it.
+-- before a further attempt. It counts in the windows of the hold; it returns the mark of one that refuses it and what it counts.
 -- Both are totals, so a call that is repeated, or arrives after a later one, changes nothing. The lease stays as it is.
 -- The second value that is returned is true where the hold is not raised: as a step, it ends the script.
 local request_id = ARGV[1]
@@ -48,7 +48,7 @@ if marks then
   for index, field in ipairs(marks.fields) do
     local limit = not field:find("R", 1, true) and limits[field]
     if limit and account.ends[field] == marks.ends[index] and account.sums[field] + more > limit then
-      return reply("BUDGET", field .. "E" .. marks.ends[index])
+      return reply("BUDGET", field .. "E" .. marks.ends[index] .. " " .. digits(account.sums[field]))
     end
   end
   count(account, marks, more, 0)

@@ -1,6 +1,6 @@
 -- hold(request_id, amount, floor, lease, fingerprint, max holds, keep, skew, the fields of the budgets of account and token, then
 -- their limits, then for each the ends of the last, the current and the next two windows by the gateway's clock)
--- Returns also the marks of the budgets that the request counts in, or that of the one that refuses it.
+-- Returns also the marks of the budgets that the request counts in, or that of the one that refuses it and what it counts.
 -- The second value that is returned is true where nothing is held: as a step, it ends the script.
 local request_id, fingerprint = ARGV[1], ARGV[5]
 local arrived = arrival_ms(request_id)
@@ -94,7 +94,7 @@ for index = 1, budgets do
   local mark = field .. "E" .. ends
   local added = field:find("R", 1, true) and 1 or amount
   if added > 0 and sum + added > ARGV[8 + budgets + index] + 0 then
-    return reply("BUDGET", mark)
+    return reply("BUDGET", mark .. " " .. digits(sum))
   end
   marks.text, marks.ends[index] = marks.text .. mark, ends
 end

@@ -23,8 +23,11 @@ def hold_reply(reply: list[Any], label: str = "hold.after") -> HoldReply:
     """Return the result of a hold or of its extension. `label`: the crash point."""
     _, outcome, balance, held, credit_line, *more = reply
     crash_points.point(label)
-    marks = more.pop().decode() if len(more) % 2 else ""
-    return HoldReply(HOLDS[outcome], balance, held, credit_line, tuple(pairs(more)) if more else (), marks)
+    if len(more) % 2 == 0:
+        return HoldReply(HOLDS[outcome], balance, held, credit_line, tuple(pairs(more)) if more else ())
+    marks, _, used = more.pop().decode().partition(" ")
+    ended = tuple(pairs(more)) if more else ()
+    return HoldReply(HOLDS[outcome], balance, held, credit_line, ended, marks, int(used or 0))
 
 
 def pairs(flat: list[Any]) -> list[tuple[str, int]]:

@@ -73,6 +73,13 @@ class HoldReply(msgspec.Struct, frozen=True):
     """The requests whose expired hold this call ended, and the charge of each."""
     marks: str = ""
     """The budgets that a held request counts in, with their windows, for its settlement; or the budget that refused it."""
+    used: int = 0
+    """What the budget that refused it counts: micros, or requests."""
+
+    @property
+    def available(self) -> int:
+        """What the account may spend: its balance and credit line without what is held."""
+        return self.balance - self.held + self.credit_line
 
 
 class Settled(msgspec.Struct, frozen=True):

@@ -1,0 +1,221 @@
+"""What an operator does with tokens: create, list, change, replace and delete them."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gateway.errors import GatewayError, StoreAway
+from gateway.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
+from gateway.store import pepper
+from gateway.store.accounts import AccountStatus, account_key, wallet_key
+from gateway.store.client.client import Client, Script
+from gateway.store.known_tokens import Token, TokenStatus
+from gateway.store.token_format import TokenCodec
+from gateway.store.token_record import Record, decode, encode, token_of, tokens_key
+
+SWAP: Final = Script.load(Path(__file__).with_name("token_swap.lua"))
+_ROTATE: Final = Script.load(Path(__file__).with_name("token_rotate.lua"))
+_ID: Final = re.compile(r"([a-z0-9]{3,32})-([a-z0-9]{8})")
+_TRIES: Final = 3
+"""Attempts of a rotation whose reply is lost."""
+
+
+class TokenError(GatewayError):
+    """An operation on a token cannot be done; the message says why and what to do."""
+
+
+class Created(Token, frozen=True, kw_only=True):
+    """A new token. `token` is its text, which is returned only here."""
+
+    token: str
+
+    def __repr__(self) -> str:
+        return f"<Created {self.id}>"
+
+
+class TokenChanges:
+    """The tokens of one store, for those who manage them. Every method may also raise `StoreAway`."""
+
+    def __init__(self, client: Client, pepper: Callable[[], bytes]) -> None:
+        self._client = client
+        self._pepper = pepper
+
+    @cached_property
+    def _codec(self) -> TokenCodec:
+        return TokenCodec(self._pepper())
+
+    async def check_pepper(self) -> None:
+        """Check that the tokens were made with this pepper. Raises `Misconfigured` where they were not, and `StoreAway`."""
+        await pepper.check(self._client, self._pepper())
+
+    async def create(
+        self,
+        account: str,
+        *,
+        name: str = "",
+        expires_at: int | None = None,
+        models: Sequence[str] = (),
+        addresses: Sequence[str] = (),
+        budgets: Budgets = NO_BUDGETS,
+        limits: AccountLimits = NO_LIMITS,
+    ) -> Created:
+        """Create a token. What is left out does not restrict it.
+
+        Raises `TokenError` for an account that is unknown or closed, and for an address that is not a network, and
+        `Misconfigured` where the tokens were made with another pepper.
+        """
+        await self.check_pepper()
+        await self._check_account(account)
+        networks = tuple(_network(address) for address in addresses)
+        while True:
+            short_id, text = self._codec.make(account)
+            token = Token(
+                id=f"{account}-{short_id}",
+                name=name,
+                created_at=int(time.time()),
+                expires_at=expires_at,
+                models=tuple(models),
+                addresses=networks,
+                budgets=budgets,
+                limits=limits,
+            )
+            if await self._swap(token.id, b"", Record(self._codec.digest(text), token)):
+                return Created(**msgspec.structs.asdict(token), token=text)
+
+    async def rotate(self, token_id: str, overlap_s: int, expires_at: int | None = None) -> Created:
+        """Replace a token by another one with the same settings, and let the old one expire after `overlap_s`.
+
+        The two count in the same budgets and limits, so that a token is not worth more for being replaced. The new one expires when
+        the old one would have, or at `expires_at`. A repeated call changes nothing. Raises `TokenError` for a token that does not
+        exist, is disabled, has expired or was replaced already.
+        """
+        await self.check_pepper()
+        account = token_id.rpartition("-")[0]
+        made: dict[str, Created] = {}
+        for last in (False,) * (_TRIES - 1) + (True,):
+            raw = await self._read(token_id)
+            record = decode(raw)
+            if (done := made.get(record.token.replaced_by)) is not None:  # the reply was lost
+                return done
+            await self._check_account(account)
+            old = record.token
+            _check_replaceable(old, expires_at)
+            now = int(time.time())
+            short_id, text = self._codec.make(account)
+            new = msgspec.structs.replace(
+                old,
+                id=f"{account}-{short_id}",
+                created_at=now,
+                expires_at=old.expires_at if expires_at is None else expires_at,
+                last_used=None,
+                replaces=old.id,
+                counts_as=old.counts_as or old.id,
+            )
+            made[new.id] = Created(**msgspec.structs.asdict(new), token=text)
+            ends_at = now + overlap_s if old.expires_at is None else min(old.expires_at, now + overlap_s)
+            ended = encode(record.replaced(expires_at=ends_at, replaced_by=new.id))
+            own = encode(Record(self._codec.digest(text), new))
+            arguments = (old.id.rpartition("-")[2], raw, ended, short_id, own, account)
+            try:
+                if await self._client.run(_ROTATE, [tokens_key(account)], arguments):
+                    return made[new.id]
+            except StoreAway:
+                if last:
+                    raise
+        raise TokenError(f"`{token_id}` is being changed by others: try again")
+
+    async def _check_account(self, account: str) -> None:
+        status = await self._client.call("HGET", account_key(account), "status")
+        if status is None or status.decode() == AccountStatus.CLOSED:
+            raise TokenError(f"there is no open account `{account}`: `gateway account list` shows all")
+
+    async def all_of(self, account: str) -> list[Token]:
+        """Return the account's tokens, the oldest first."""
+        tokens = [token_of(record) for record in await self._client.call("HVALS", tokens_key(account))]
+        return sorted(tokens, key=lambda token: (token.created_at, token.id))
+
+    async def set_status(self, token_id: str, status: TokenStatus) -> Token:
+        """Enable or disable a token from the next request on. Raises `TokenError` if there is none."""
+        return await self._change(token_id, lambda _: {"status": status})
+
+    async def set_allowance(
+        self, token_id: str, budgets: Mapping[str, int | None], limits: Mapping[str, int | None]
+    ) -> Token:
+        """Set the given budgets and limits, None for none, from the next request on. Raises `TokenError` if there is no such token.
+
+        Raises `ValueError` for a number that is out of range.
+        """
+        return await self._change(
+            token_id,
+            lambda token: {
+                "budgets": msgspec.structs.replace(token.budgets, **budgets),
+                "limits": msgspec.structs.replace(token.limits, **limits),
+            },
+        )
+
+    async def _change(self, token_id: str, changes: Callable[[Token], dict[str, object]]) -> Token:
+        while True:
+            raw = await self._read(token_id)
+            record = decode(raw)
+            changed = record.replaced(**changes(record.token))
+            if await self._swap(token_id, raw, changed):
+                return changed.token
+
+    async def delete(self, token_id: str) -> Token:
+        """Delete a token and return it. Raises `TokenError` if there is none."""
+        while True:
+            raw = await self._read(token_id)
+            if await self._swap(token_id, raw, None):
+                return token_of(raw)
+
+    async def get(self, token_id: str) -> Token:
+        """Return a token. Raises `TokenError` if there is none."""
+        return token_of(await self._read(token_id))
+
+    async def _read(self, token_id: str) -> bytes:
+        ids = _ID.fullmatch(token_id)
+        if ids is None:  # it may be the text of a token: never repeat it
+            raise TokenError("a token's id is like ACCOUNT-1a2b3c4d: `gateway token list ACCOUNT` shows them")
+        raw: bytes | None = await self._client.call("HGET", tokens_key(ids[1]), ids[2])
+        if raw is None:
+            raise TokenError(f"there is no token `{token_id}`: `gateway token list {ids[1]}` shows the account's")
+        return raw
+
+    async def _swap(self, token_id: str, expected: bytes, record: Record | None) -> bool:
+        """Replace the record, or delete it, if it still is `expected`; return whether it was."""
+        account, _, short_id = token_id.rpartition("-")
+        raw = b"" if record is None else encode(record)
+        revoked = record is None or record.token.status is TokenStatus.DISABLED
+        arguments: tuple[str | bytes, ...] = (short_id, expected, raw)
+        keys = [tokens_key(account)]
+        if revoked:
+            arguments += (account,)
+        if record is None:
+            keys.append(wallet_key(account))
+            arguments += ((token_of(expected).counts_as or token_id).rpartition("-")[2],)
+        return bool(await self._client.run(SWAP, keys, arguments))
+
+
+def _check_replaceable(token: Token, expires_at: int | None) -> None:
+    """Raise `TokenError` for a token of which there can be no successor that works."""
+    if token.replaced_by:
+        raise TokenError(f"`{token.id}` was replaced by `{token.replaced_by}` already: rotate that one")
+    if token.status is TokenStatus.DISABLED:
+        raise TokenError(f"`{token.id}` is disabled: `gateway token enable {token.id}` first, or create another")
+    if expires_at is None and token.expires_at is not None and token.expires_at <= time.time():
+        raise TokenError(f"`{token.id}` has expired: say when the new one expires, as in `--expires 30d`")
+
+
+def _network(address: str) -> str:
+    try:
+        return str(ipaddress.ip_network(address.strip(), strict=False))
+    except ValueError:
+        raise TokenError(f"`{address}` is no address or network; write 192.0.2.7 or 10.0.0.0/8") from None
