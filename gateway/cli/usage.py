@@ -29,9 +29,12 @@ from gateway.cli.common import (
 )
 from gateway.config.schema import Config
 from gateway.exchange import Outcome
+from gateway.request_id import arrival_ms
 from gateway.usage import queries
 from gateway.usage.damage import UnusableFile
+from gateway.usage.gaps import notes, span_ms
 from gateway.usage.record import Record
+from gateway.usage.search import Found
 from gateway.usage.tables import GROUPS, SUMS
 
 usage = typer.Typer(
@@ -81,7 +84,9 @@ def list_(
     records = queries.select(
         _folder(config), account=account, outcome=outcome, since_ms=since, newest_first=True, unusable=unusable
     )
-    _print(islice(records, limit), as_json, empty="There are no such requests. Does `--since` reach far enough back?")
+    listed = list(islice(records, limit))
+    _print(listed, as_json, empty="There are no such requests. Does `--since` reach far enough back?")
+    _note_gaps(_folder(config), arrival_ms(listed[-1].id) if len(listed) == limit else since)
     _fail(unusable)
 
 
@@ -97,9 +102,9 @@ def show(
 
     Example: `gateway usage show 01a1fccb-1807-7197-9f1b-61a58aba6c92 --json`
     """
-    record = find(config, request_id)
-    if record is None:
-        raise refuse(f"the usage log has no request {request_id}")
+    found = find(config, request_id)
+    if (record := found.record) is None:
+        raise refuse("; ".join([f"the usage log has no request {request_id}", *found.unasked]))
     if as_json:
         print_json(record)
         return
@@ -149,6 +154,7 @@ def summary(
     else:
         columns = [*groups, *(name.removesuffix("_micros") for name in SUMS)]
         print_table(columns, map(_total_cells, totals), empty="No requests ended in that time.")
+    _note_gaps(_folder(config), *span_ms(first, last))
     _fail(unusable)
 
 
@@ -171,6 +177,7 @@ def export(
     else:
         for record in records:
             print_json(record)
+    _note_gaps(_folder(config), since)
     _fail(unusable)
 
 
@@ -202,18 +209,24 @@ async def _follow(settings: Config, as_json: bool) -> None:
         sys.stdout.flush()
 
 
-def find(config: Path | None, request_id: str) -> Record | None:
-    """Return the record of a request from the files, or else from the store if it is not in them yet."""
+def find(config: Path | None, request_id: str) -> Found:
+    """Return the record of a request from the files, or else from the store if it is not in them yet; or who was not asked."""
     settings = configuration(config)
     record = None
     with suppress(UnusableFile):  # the store may have it, or says what is wrong
         record = queries.find(settings.data_path / "usage", request_id)
-    return record if record is not None and record.outcome else asyncio.run(_find_anywhere(settings, request_id))
+    return Found(record) if record is not None and record.outcome else asyncio.run(_find_anywhere(settings, request_id))
 
 
-async def _find_anywhere(settings: Config, request_id: str) -> Record | None:
+async def _find_anywhere(settings: Config, request_id: str) -> Found:
     async with store_of(settings) as store:
-        return await store.usage.find(request_id)
+        return await store.usage.ask(request_id)
+
+
+def _note_gaps(folder: Path, since_ms: int | None = None, until_ms: int | None = None) -> None:
+    """Print what may be missing in an answer about this time, on standard error."""
+    for note in notes(folder, since_ms, until_ms):
+        typer.echo(f"note: {note}", err=True)
 
 
 def _folder(config: Path | None) -> Path:

@@ -14,6 +14,11 @@ from gateway.services import Services
 BASE_ENDS_IN_V1 = "The base address already ends in /v1: remove the repeated /v1 from the path."
 BASE_LACKS_V1 = "The base address must end in /v1: point the client at .../v1."
 ABSOLUTE = "The request line must have the path alone, as in GET /v1/models: this is not a proxy."
+NOT_FOUND = "No request with this id has ended in this account. Check it against x-request-id, or ask again later."
+NOT_IN_ALL = (
+    "No request with this id has been found in this account, but not every gateway could be asked: it may have arrived. Ask again "
+    "later, or ask the operator."
+)
 KNOWN_PATHS = "Known here: POST /v1/chat/completions, GET /v1/models, GET /v1/account, GET /v1/requests/{id}."
 
 
@@ -50,22 +55,18 @@ class LocalRoutes:
 
     async def _record(self, exchange: Exchange) -> Reply:
         caller = _caller(exchange)
-        record = await self._store.usage.find(exchange.request.argument, account=caller.account)
-        if record is None:
-            raise Refused(
-                404,
-                "request_not_found",
-                "No request with this id has ended in this account. Check it against x-request-id, or ask again later.",
-            )
+        found = await self._store.usage.ask(exchange.request.argument, account=caller.account)
+        if (record := found.record) is None:
+            raise Refused(404, "request_not_found", NOT_IN_ALL if found.unasked else NOT_FOUND)
         fields = msgspec.to_builtins(record)
         return _json({key: value for key, value in fields.items() if key not in OPERATOR_FIELDS})
 
 
 OPERATOR_FIELDS = (
     *("channel", "attempts", "upstream_request_id", "upstream_usage"),
-    *("cost_micros", "margin_micros", "cost_price", "upstream_cost_micros"),
+    *("cost_micros", "margin_micros", "cost_price", "upstream_cost_micros", "gateway"),
 )
-"""Fields of a record that callers do not see, because they name upstreams or say what these cost."""
+"""Fields of a record that callers do not see, because they name upstreams or gateways, or say what upstreams cost."""
 
 
 def misdirected(method: str, path: str) -> Refused:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import structlog
 
 from gateway.exchange import Outcome
@@ -21,7 +20,8 @@ from gateway.request_id import month as month_of
 from gateway.usage.damage import UnusableFile, files_aside, lack, named
 from gateway.usage.database import months, path_of
 from gateway.usage.record import Record
-from gateway.usage.tables import COLUMNS, JSON_COLUMNS, SUMS, selected, summed
+from gateway.usage.tables import COLUMNS, SUMS, selected, summed
+from gateway.usage.tables import record_of as _record
 
 _SELECT_LAST_PLACE: Final = "SELECT coalesce(max(place), 0) FROM ends"
 _CURSOR: Final = re.compile(r"\d{4}-\d{2}\.\d{1,18}(\+\d{4}-\d{2}\.\d{1,18})?")
@@ -237,12 +237,3 @@ def _sums(file: sqlite3.Connection, by: Sequence[str], terms: str, days: tuple[s
 
 def _lacks(folder: Path, first: str, last: str) -> list[UnusableFile]:
     return [lack(path) for path in files_aside(folder) if first <= path.name[len("usage-") :][:7] <= last]
-
-
-def _record(row: Sequence[Any]) -> Record:
-    """Return the record of a row. What an earlier version did not write has its default."""
-    values = {name: value for name, value in zip(COLUMNS, row, strict=True) if value is not None}
-    for name in JSON_COLUMNS:
-        if name in values:
-            values[name] = msgspec.json.decode(values[name])
-    return msgspec.convert(values, Record)

@@ -48,6 +48,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     A record with the operation `counted` stands for `events` refused requests, which came within `duration_ms` of `arrived_at`.
     Its other fields are those of the first of them.
+
+    `gateway` is the one that received the request: the first eight digits of its installation, see `gateway gateways list`.
     """
 
     id: str
@@ -82,6 +84,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     cost_price: dict[str, object] = {}
     upstream_cost_micros: int | None = None
     upstream_usage: str = ""
+    gateway: str = ""
 
 
 encode: Final = msgspec.json.Encoder().encode
@@ -91,7 +94,7 @@ decode: Final = msgspec.json.Decoder(Record).decode
 
 TEXTS: Final = (
     *("id", "arrived_at", "operation", "account", "token_id", "group", "model", "channel", "upstream_request_id"),
-    *("error_code", "refused_by", "usage_source", "upstream_usage"),
+    *("error_code", "refused_by", "usage_source", "upstream_usage", "gateway"),
 )
 NUMBERS: Final = (
     *("status", "prompt_tokens", "completion_tokens", "charge_micros", "duration_ms", "longest_gap_ms"),
@@ -127,9 +130,9 @@ def checked(line: bytes) -> Record:
     except RecursionError:
         raise ValueError("the record is nested too deeply") from None
     check_time(record.id)
-    for name, value in zip(record.__struct_fields__, msgspec.structs.astuple(record), strict=True):
-        if isinstance(value, int) and abs(value) > MAX_NUMBER:
-            raise ValueError(f"{name} is too large: {value}")
+    for name, number in zip((*NUMBERS, *NUMBERS_OR_NONE), (*_numbers(record), *_numbers_or_none(record)), strict=True):
+        if number is not None and not -MAX_NUMBER <= number <= MAX_NUMBER:
+            raise ValueError(f"{name} is too large: {number}")
     return record
 
 
