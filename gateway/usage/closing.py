@@ -11,7 +11,6 @@ for each request would cost each of them a call.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Final
 
@@ -50,7 +49,7 @@ class Closing:
             self._own,
             *(short(each.installation) for each in await gateways_of(self._client) if each.about.forgotten_ms),
         }
-        open_ = await asyncio.to_thread(self._database.open_requests, before_ms, gone, AT_ONCE)
+        open_ = self._database.open_requests(before_ms, gone, AT_ONCE)
         lost = [record for record in open_ if not any(_may_have_end(gap, record) for gap in gaps)]
         ended = await self._ends_of_holds(lost[:LOOKED_UP])
         return [ended.get(record.id) or _closed(record) for record in lost]
