@@ -27,6 +27,7 @@ COMMANDS: Final = (
     "alerts",
     "usage",
     "trace",
+    "gateways",
     "verify",
     "reconcile",
     "explain",

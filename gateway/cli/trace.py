@@ -43,7 +43,8 @@ def trace(
     record = found.record
     verdict = _not_found(found) if record is None else in_words(record)
     if as_json:
-        print_json({"id": request_id, "verdict": verdict, "record": record, "unasked": found.unasked})
+        unasked = {"unasked": found.unasked} if record is None else {}
+        print_json({"id": request_id, "verdict": verdict, "record": record} | unasked)
     else:
         typer.echo(f"{request_id}\n{verdict}" if record is None else f"{_heading(record)}\n{verdict}")
     if record is None:

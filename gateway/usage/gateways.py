@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
+from gateway.errors import StoreError
 from gateway.request_id import utc
 from gateway.store.client.client import Client
 from gateway.usage.gaps import Gap
@@ -30,12 +32,12 @@ class About(msgspec.Struct):
 
 
 class Gateway(msgspec.Struct):
-    """One gateway of the store. `heard_ms`, `position_ms`: when it was last heard of, and up to when it has read the stream."""
+    """One gateway of the store. `heard_ms`: when it was last heard of. `behind_ms`: time of the stream that it has not read."""
 
     installation: str
     about: About
     heard_ms: int
-    position_ms: int
+    behind_ms: int
     now_ms: int
 
     @property
@@ -62,12 +64,11 @@ async def gateways_of(client: Client) -> list[Gateway]:
         client.call("TIME"),
         client.call("EXISTS", STREAM),
     )
-    groups = await client.call("XINFO", "GROUPS", STREAM) if exists else []
-    positions = {group[b"name"].decode(): _ms(group[b"last-delivered-id"]) for group in groups}
+    positions, last = await _positions(client) if exists else ({}, 0)
     when = {name.decode(): int(at) for name, at in heard}
     now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
     found = [
-        Gateway(name, _about(text), when.get(name, 0), positions.get(name, 0), now_ms)
+        Gateway(name, _about(text), when.get(name, 0), max(0, last - positions.get(name, last)), now_ms)
         for name, text in sorted((key.decode(), value) for key, value in abouts.items())
     ]
     return sorted(found, key=lambda gateway: gateway.about.host)
@@ -80,7 +81,17 @@ async def forget(client: Client, gateway: Gateway) -> None:
     """
     about = msgspec.structs.replace(gateway.about, forgotten_ms=gateway.now_ms)
     await client.call("HSET", GATEWAYS, gateway.installation, msgspec.json.encode(about))
-    await client.call("XGROUP", "DESTROY", STREAM, gateway.installation)
+    with suppress(StoreError):  # there is no stream
+        await client.call("XGROUP", "DESTROY", STREAM, gateway.installation)
+
+
+async def _positions(client: Client) -> tuple[dict[str, int], int]:
+    """Return up to when each gateway has read the stream, and when its last entry was written."""
+    groups, stream = await asyncio.gather(
+        client.call("XINFO", "GROUPS", STREAM), client.call("XINFO", "STREAM", STREAM)
+    )
+    positions = {group[b"name"].decode(): _ms(group[b"last-delivered-id"]) for group in groups}
+    return positions, _ms(stream[b"last-generated-id"])
 
 
 def _about(text: bytes) -> About:

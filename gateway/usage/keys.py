@@ -15,5 +15,10 @@ TRIMMED: Final = "gw:{usage}:trimmed"
 LATE: Final = "gw:{usage}:late"
 """A sorted set: the arrival of the oldest of some requests that were written late, by the time at which they were written."""
 
+COPIER: Final = "gw:{usage}:copier"
+"""The gateway that copies to ClickHouse; expires."""
+COPIED: Final = "gw:{usage}:copied"
+"""The id of an entry of the stream: it, and all before, is in ClickHouse."""
+
 EARLIER: Final = "gw:usage:"
 """What the name of a stream began with when each gateway had its own; its installation follows."""
