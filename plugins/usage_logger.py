@@ -89,7 +89,7 @@ class UsageLogger(Plugin):
         After too many refusals from an address, its records are opened only once the chain has admitted the request. Raises
         `Refused` for a reference that cannot be kept.
         """
-        arrival = exchange[Arrival] = Arrival(_opened(exchange))
+        arrival = exchange[Arrival] = Arrival(_opened(exchange, self.usage.gateway))
         if self._counted.defers(exchange.request.peer):
             exchange.before_upstream(Deferred(self, exchange))
         else:
@@ -163,7 +163,7 @@ class UsageLogger(Plugin):
         )
         for tally in tallies.values():
             try:
-                await self.usage.end(tally.record())
+                await self.usage.end(msgspec.structs.replace(tally.record(), gateway=self.usage.gateway))
             except (StoreAway, ValueError, TypeError) as error:
                 self.log.error("counted_refusals_lost", requests=tally.count, reason=str(error))
 
@@ -184,12 +184,13 @@ class Deferred:
         return None
 
 
-def _opened(exchange: Exchange) -> Record:
+def _opened(exchange: Exchange, gateway: str) -> Record:
     return Record(
         id=exchange.id,
         arrived_at=utc(arrival_ms(exchange.id)),
         operation=exchange.request.operation,
         config=exchange.generation,
+        gateway=gateway,
     )
 
 

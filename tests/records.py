@@ -9,6 +9,8 @@ from uuid_utils import uuid7
 
 from gateway.exchange import Operation, Outcome
 from gateway.request_id import arrival_ms, utc
+from gateway.usage import queries
+from gateway.usage.database import UsageDatabase
 from gateway.usage.record import AttemptRecord, Record
 
 COSTED: Final[dict[str, Any]] = {
@@ -53,6 +55,14 @@ def end(arrival: Record, **changes: Any) -> Record:
         "bytes": 9000,
     }
     return msgspec.structs.replace(arrival, **{**served, **changes})
+
+
+def close_open(database: UsageDatabase, before_ms: int) -> int:
+    """Close the open requests that arrived before, as the sink does with those of its own gateway; return how many."""
+    gateways = {"", *(record.gateway for record in queries.select(database.folder, unusable=[]))}
+    lost = database.open_requests(before_ms, gateways, 100_000)
+    database.write([msgspec.structs.replace(record, outcome=Outcome.GATEWAY_CRASHED) for record in lost])
+    return len(lost)
 
 
 def id_at(ms: int) -> str:

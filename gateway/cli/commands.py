@@ -26,6 +26,7 @@ COMMANDS: Final = (
     "alerts",
     "usage",
     "trace",
+    "gateways",
     "verify",
     "reconcile",
     "explain",

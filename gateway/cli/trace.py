@@ -10,12 +10,15 @@ from gateway.cli.common import ConfigOption, JsonOption, print_json
 from gateway.cli.usage import find
 from gateway.exchange import Outcome
 from gateway.usage.record import Record
+from gateway.usage.search import Found
 
 NEVER_ARRIVED: Final = (
     "never arrived: the usage log has no request with this id. Compare it with the x-request-id of the response, and the "
     "address with the base address: only requests below /v1 are in the log. If it was refused among very many, a record with the "
     "operation `counted` stands for it: `gateway usage list` shows them."
 )
+
+NOT_IN_ALL: Final = "not found, but it may have arrived: not every gateway of the store could be asked:"
 
 
 def register(app: typer.Typer) -> None:
@@ -32,14 +35,16 @@ def trace(
 ) -> None:
     """Show in a sentence what happened to a request.
 
-    The exit code is 1 if it never arrived.
+    The exit code is 1 if it never arrived, or if it is not found and a gateway that may know of it could not be asked.
 
     Example: `gateway trace 01a1fccb-1807-7197-9f1b-61a58aba6c92`
     """
-    record = find(config, request_id)
-    verdict = NEVER_ARRIVED if record is None else in_words(record)
+    found = find(config, request_id)
+    record = found.record
+    verdict = _not_found(found) if record is None else in_words(record)
     if as_json:
-        print_json({"id": request_id, "verdict": verdict, "record": record})
+        unasked = {"unasked": found.unasked} if record is None else {}
+        print_json({"id": request_id, "verdict": verdict, "record": record} | unasked)
     else:
         typer.echo(f"{request_id}\n{verdict}" if record is None else f"{_heading(record)}\n{verdict}")
     if record is None:
@@ -52,6 +57,10 @@ def in_words(record: Record) -> str:
         return "arrived, still under way"
     parts = [*_arrival(record), *_attempts(record), *_end(record), *_unavailable(record), _charge(record)]
     return ", ".join(part for part in parts if part)
+
+
+def _not_found(found: Found) -> str:
+    return "\n- ".join([NOT_IN_ALL, *found.unasked]) if found.unasked else NEVER_ARRIVED
 
 
 def _heading(record: Record) -> str:

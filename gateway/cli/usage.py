@@ -30,9 +30,12 @@ from gateway.cli.common import (
 from gateway.cli.usage_tables import cells_of, print_requests, print_sums
 from gateway.config.schema import Config
 from gateway.exchange import Outcome
+from gateway.request_id import arrival_ms
 from gateway.usage import queries
 from gateway.usage.damage import UnusableFile
+from gateway.usage.gaps import notes
 from gateway.usage.record import Record
+from gateway.usage.search import Found
 from gateway.usage.sums import NAMES, Selected, grouped
 
 usage = typer.Typer(
@@ -96,23 +99,26 @@ def list_(
     Example: `gateway usage list --account alice --from 1h --outcome caller_gone`
     """
     unusable: list[UnusableFile] = []
-    records = islice(
-        queries.select(
-            _folder(config),
-            account=account,
-            model=model,
-            outcome=outcome,
-            since_ms=since,
-            until_ms=until,
-            newest_first=True,
-            unusable=unusable,
-        ),
-        limit,
+    records = list(
+        islice(
+            queries.select(
+                _folder(config),
+                account=account,
+                model=model,
+                outcome=outcome,
+                since_ms=since,
+                until_ms=until,
+                newest_first=True,
+                unusable=unusable,
+            ),
+            limit,
+        )
     )
     if as_csv or as_json:
         _print_all(records, as_csv)
     else:
         print_requests(records, empty="There are no such requests. Does `--from` reach far enough back?")
+    _note_gaps(_folder(config), arrival_ms(records[-1].id) if len(records) == limit else since, until)
     _fail(unusable)
 
 
@@ -128,9 +134,9 @@ def show(
 
     Example: `gateway usage show 01a1fccb-1807-7197-9f1b-61a58aba6c92 --json`
     """
-    record = find(config, request_id)
-    if record is None:
-        raise refuse(f"the usage log has no request {request_id}")
+    found = find(config, request_id)
+    if (record := found.record) is None:
+        raise refuse("; ".join([f"the usage log has no request {request_id}", *found.unasked]))
     if as_json:
         print_json(record)
         return
@@ -177,6 +183,7 @@ def summary(
             print_json(total)
     else:
         print_sums(groups, totals, empty="No requests ended in that time.")
+    _note_gaps(_folder(config), since, until)
     _fail(unusable)
 
 
@@ -207,6 +214,7 @@ def export(
         ),
         as_csv,
     )
+    _note_gaps(_folder(config), since, until)
     _fail(unusable)
 
 
@@ -237,18 +245,24 @@ async def _follow(settings: Config, as_json: bool) -> None:
         sys.stdout.flush()
 
 
-def find(config: Path | None, request_id: str) -> Record | None:
-    """Return the record of a request from the files, or else from the store if it is not in them yet."""
+def find(config: Path | None, request_id: str) -> Found:
+    """Return the record of a request from the files, or else from the store if it is not in them yet; or who was not asked."""
     settings = configuration(config)
     record = None
     with suppress(UnusableFile):  # the store may have it, or says what is wrong
         record = queries.find(settings.data_path / "usage", request_id)
-    return record if record is not None and record.outcome else asyncio.run(_find_anywhere(settings, request_id))
+    return Found(record) if record is not None and record.outcome else asyncio.run(_find_anywhere(settings, request_id))
 
 
-async def _find_anywhere(settings: Config, request_id: str) -> Record | None:
+async def _find_anywhere(settings: Config, request_id: str) -> Found:
     async with store_of(settings) as store:
-        return await store.usage.find(request_id)
+        return await store.usage.ask(request_id)
+
+
+def _note_gaps(folder: Path, since_ms: int | None = None, until_ms: int | None = None) -> None:
+    """Print what may be missing in an answer about this time, on standard error."""
+    for note in notes(folder, since_ms, until_ms):
+        typer.echo(f"note: {note}", err=True)
 
 
 def _folder(config: Path | None) -> Path:

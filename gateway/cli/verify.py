@@ -120,11 +120,7 @@ def _notes(coverage: Coverage) -> list[str]:
             f"{coverage.waiting} entries of the usage log are not in its files yet; "
             "missing records were not reported as wrong: run this again while the gateway is running"
         )
-    if not coverage.alone:
-        notes.append(
-            "other machines have usage logs of their own: run this on each; balances are fully checked on any of them"
-        )
-    return notes
+    return [*notes, *coverage.known.notes()]
 
 
 @contextmanager

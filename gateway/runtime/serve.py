@@ -41,7 +41,7 @@ from gateway.services import Store
 from gateway.store import layout
 from gateway.store.client.client import Client
 from gateway.store.client.durability import check_store
-from gateway.usage import clickhouse, sink
+from gateway.usage import copying, sink
 
 SINK_STOP_S: Final = 20.0
 """Time that a stop allows for after the drain of the port: for plugins that hang, and for the sink to write the last records."""
@@ -124,7 +124,7 @@ class ParentProcess:
             exporter = Exporter(self._numbers)
             self._supervisor.add("admin", _background(lambda stop: admin.run(config, address, exporter, stop)))
         if config.usage.clickhouse:
-            self._supervisor.add("clickhouse", _background(lambda stop: clickhouse.run(config, stop)))
+            self._supervisor.add("clickhouse", _background(lambda stop: copying.run(config, url, stop)))
         self._start_alerts()
         self._supervisor.add("sink", _background(lambda stop: sink.run(config, url, stop)))
         for index in range(len(self._listeners)):

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
+from gateway.usage import gaps
 from gateway.usage.damage import UnusableFile
 
 _MONTH = re.compile(r"usage-(\d{4}-\d{2})")
 
 
-def notes_of(unusable: Sequence[UnusableFile]) -> list[str]:
-    """Return a sentence for each month of which a file cannot be read, without naming the file."""
+def notes_of(
+    folder: Path, unusable: Sequence[UnusableFile], since_ms: int | None = None, until_ms: int | None = None
+) -> list[str]:
+    """Return a sentence for each month of which a file cannot be read, without naming the file, and for each gap in this time."""
     found = (_MONTH.search(str(error)) for error in unusable)
     months = sorted({match[1] if match else "" for match in found})
-    return [
+    unread = [
         f"Requests of {month or 'some months'} cannot be read at the moment and may be missing." for month in months
     ]
+    return unread + [f"{note[0].upper()}{note[1:]}." for note in gaps.notes(folder, since_ms, until_ms)]

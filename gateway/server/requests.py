@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.errors import Refused
+from gateway.request_id import arrival_ms
 from gateway.server.lookups import Lookups
 from gateway.server.notes import notes_of
 from gateway.server.query import AFTER_REQUEST, DEFAULT, LIMIT, MODEL, OUTCOME, REFERENCE, parameters
@@ -26,6 +27,13 @@ SHOWN: Final = (
     *("charge_micros", "price", "first_byte_ms", "duration_ms", "longest_gap_ms", "events", "bytes", "config"),
 )
 """The fields of a record that callers see. The others name upstreams and gateways, or say what upstreams cost."""
+NOT_FOUND: Final = (
+    "No request with this id has ended in this account. Check it against x-request-id, or ask again later."
+)
+NOT_IN_ALL: Final = (
+    "No request with this id has been found in this account, but not every gateway could be asked: it may have arrived. Ask again "
+    "later, or ask the operator."
+)
 PARAMETERS: Final = {
     "limit": LIMIT,
     "after": AFTER_REQUEST,
@@ -37,14 +45,10 @@ PARAMETERS: Final = {
 
 async def request_of(account: str, id: str, store: Store) -> dict[str, Any]:  # noqa: A002 - the field's name
     """Return the record of one request of an account. Raises `Refused` and `StoreAway`."""
-    record = await store.usage.find(id, account=account)
-    if record is None:
-        raise Refused(
-            404,
-            "request_not_found",
-            "No request with this id has ended in this account. Check it against x-request-id, or ask again later.",
-        )
-    return _shown(record)
+    found = await store.usage.ask(id, account=account)
+    if found.record is None:
+        raise Refused(404, "request_not_found", NOT_IN_ALL if found.unasked else NOT_FOUND)
+    return _shown(found.record)
 
 
 async def requests_of(account: str, query: str, store: Store, lookups: Lookups) -> bytes:
@@ -60,7 +64,8 @@ async def requests_of(account: str, query: str, store: Store, lookups: Lookups) 
 def _list(folder: Path, wanted: Wanted, limit: int) -> bytes:
     unusable: list[UnusableFile] = []
     found = page(folder, wanted, limit, unusable)
-    return listed(list(map(_shown, found.records)), found.next, notes_of(unusable))
+    since_ms = arrival_ms(found.records[-1].id) if found.next else None
+    return listed(list(map(_shown, found.records)), found.next, notes_of(folder, unusable, since_ms))
 
 
 def listed(lines: Sequence[object], next_: str, notes: Sequence[str], **more: object) -> bytes:

@@ -16,6 +16,7 @@ from gateway.server.notes import notes_of
 from gateway.server.query import DAY, GROUPS, parameters
 from gateway.services import Services
 from gateway.usage.damage import UnusableFile
+from gateway.usage.gaps import span_ms
 from gateway.usage.pages import OWN_SUMS, own_sums
 
 PARAMETERS: Final = {"by": GROUPS, "from": DAY, "to": DAY}
@@ -50,7 +51,7 @@ def _sums(folder: Path, account: str, by: Sequence[str], first: date, last: date
             "to": last,
             "data": lines,
             "total": _total(lines),
-            "notes": notes_of(unusable),
+            "notes": notes_of(folder, unusable, *span_ms(f"{first}", f"{last}")),
         }
     )
 

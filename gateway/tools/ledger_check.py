@@ -3,8 +3,8 @@
 1. **The log is read first, then the journal, then the ledger.** A charge is in the ledger, or in the journal on its way
    there, before its record is closed; so a charge that was read in the log must be found in one of them, also while the
    gateway runs.
-2. **What cannot be compared is counted as unknown, never reported as wrong**: a request whose record is open, on another
-   machine, deleted with its month or not yet in the files, or whose line may be in an archive that was not read.
+2. **What cannot be compared is counted as unknown, never reported as wrong**: a request whose record is open, still with
+   another gateway, deleted with its month or not yet in the files, or whose line may be in an archive that was not read.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import msgspec
 from gateway.chat.usage import Usage
 from gateway.exchange import Outcome
 from gateway.prices import price_from
-from gateway.request_id import month
+from gateway.request_id import arrival_ms, month
 from gateway.services import Store
 from gateway.store.money.audit import Audit, Resolved
 from gateway.usage import queries
+from gateway.usage.coverage import Known
 from gateway.usage.damage import UnusableFile
 from gateway.usage.database import months
 from gateway.usage.record import Record
@@ -45,23 +46,22 @@ class Compared(msgspec.Struct):
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """Which requests must be in this machine's files: those of `months`, if no other machine writes a usage log (`alone`).
+    """Which requests must be in this machine's files: those of `months`, unless `known` says who else may have them.
 
     `waiting` entries are not in the files yet; unless it is 0, a request that is missing there proves nothing.
     """
 
     folder: Path
     months: frozenset[str]
-    alone: bool
+    known: Known
     waiting: int
 
     @classmethod
     async def of(cls, store: Store) -> Coverage:
         """Return the present coverage. Raises `StoreAway`."""
         usage = store.usage
-        streams = {key async for key in store.client.keys("gw:usage:*")}
-        waiting = await usage.length() + len(usage.spool.files())
-        return cls(usage.folder, frozenset(months(usage.folder)), streams <= {usage.stream}, waiting)
+        waiting = await usage.waiting() + len(usage.spool.files())
+        return cls(usage.folder, frozenset(months(usage.folder)), await usage.known(), waiting)
 
 
 def damage(store: Store) -> list[str]:
@@ -121,9 +121,9 @@ def compare(logged: Logged, audit: Audit, in_journal: frozenset[str], coverage: 
 def _is_lost(request_id: str, line: Resolved, now_ms: int, coverage: Coverage) -> bool:
     if (
         coverage.waiting
-        or not coverage.alone
         or line.at_ms > now_ms - SETTLED_MS
         or month(request_id) not in coverage.months
+        or coverage.known.lacks(arrival_ms(request_id))
     ):
         return False
     try:

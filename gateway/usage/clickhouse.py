@@ -1,4 +1,4 @@
-"""The copy of the usage log in ClickHouse, for queries about several machines.
+"""The copy of the usage log in ClickHouse, for queries about more than the files keep.
 
 1. **Requests are copied from the files**, in the order in which their ends became known, starting where the last copy
    stopped: a ClickHouse that was away for a day is a day late, and neither requests nor the log wait for it.
@@ -20,7 +20,6 @@ import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from gateway import durable
-from gateway.config.schema import Config
 from gateway.errors import GatewayError, StoreAway
 from gateway.exchange import Outcome
 from gateway.log import Logger
@@ -136,7 +135,7 @@ class ClickHouse:
         try:
             line = await self.execute(FIND, id=id)
         except GatewayError as error:
-            raise StoreAway(f"the requests of other machines cannot be looked up: {error}") from None
+            raise StoreAway(f"the requests in ClickHouse cannot be looked up: {error}") from None
         return _decode(line) if line else None
 
 
@@ -185,11 +184,6 @@ class Copier:
                 failing, pause_s = True, RETRY_S
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), pause_s)
-
-
-async def run(config: Config, stop: asyncio.Event) -> None:
-    """Copy to the configuration's ClickHouse until `stop` is set."""
-    await Copier(ClickHouse(config.usage.clickhouse), config.data_path / "usage").run(stop)
 
 
 def _encode(record: Record) -> bytes:

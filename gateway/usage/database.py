@@ -25,14 +25,13 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from gateway import durable
-from gateway.exchange import Outcome
 from gateway.log import Logger
 from gateway.request_id import first_id
 from gateway.request_id import month as month_of
 from gateway.usage import tables
 from gateway.usage.damage import SUFFIXES, UnusableFile, named, set_aside
 from gateway.usage.record import Record
-from gateway.usage.tables import INSERT_ARRIVAL, INSERT_END, JSON_INDICES
+from gateway.usage.tables import INSERT_ARRIVAL, INSERT_END, JSON_INDICES, SELECT_OPEN, record_of
 
 Result = TypeVar("Result")
 
@@ -41,12 +40,8 @@ log = Logger("gateway.usage.database")
 FILE_NAME: Final = re.compile(r"usage-(\d{4}-\d{2})\.sqlite")
 
 
-CLOSE_CRASHED: Final = (
-    f"UPDATE requests SET outcome = '{Outcome.GATEWAY_CRASHED}' "  # noqa: S608
-    "WHERE outcome IS NULL AND id < ?"
-)
-
-SELECT_OPEN_IDS: Final = "SELECT id FROM requests WHERE outcome IS NULL AND id < ? ORDER BY id LIMIT ?"
+SETTINGS: Final = ("synchronous = FULL", "cache_size = -65536", "wal_autocheckpoint = 16000")
+"""The pages of the indices are in 64 MiB of memory, and written to the file itself after 64 MiB of changes: most change often."""
 
 
 class UsageDatabase:
@@ -68,15 +63,11 @@ class UsageDatabase:
         for month in sorted(arrivals.keys() | ends.keys()):
             self._in(month, partial(_write, arrivals[month], ends[month]))
 
-    def open_ids(self, before_ms: int, limit: int) -> list[str]:
-        """Return the ids of requests that arrived before `before_ms` and have not ended, at most `limit`, oldest first."""
-        terms = (first_id(before_ms), limit)
-        rows = self._in_all(lambda file: file.execute(SELECT_OPEN_IDS, terms).fetchall())
-        return [id for page in rows for (id,) in page][:limit]  # noqa: A001
-
-    def close_crashed(self, before_ms: int) -> int:
-        """Close as `gateway_crashed` the requests that arrived before `before_ms` and have not ended; return how many."""
-        return sum(self._in_all(partial(_close_crashed, before=first_id(before_ms))))
+    def open_requests(self, before_ms: int, gateways: Iterable[str], limit: int) -> list[Record]:
+        """Return requests of some gateways that arrived before `before_ms` and have not ended, at most `limit`, oldest first."""
+        terms = (first_id(before_ms), msgspec.json.encode(sorted(gateways)).decode(), limit)
+        pages = self._in_all(lambda file: [record_of(row) for row in file.execute(SELECT_OPEN, terms)])
+        return [record for page in pages for record in page][:limit]
 
     def drop_before(self, oldest: str) -> list[str]:
         """Delete the files of the months before `oldest` (`2026-11`); return those months."""
@@ -130,7 +121,8 @@ class UsageDatabase:
         with contextlib.ExitStack() as failed:
             failed.callback(file.close)
             tables.create(file)
-            file.execute("PRAGMA synchronous = FULL")
+            for setting in SETTINGS:
+                file.execute(f"PRAGMA {setting}")
             failed.pop_all()
         self._files[month] = _identity(path), file
         return file
@@ -177,11 +169,6 @@ def _write(arrivals: list[Record], ends: list[Record], file: sqlite3.Connection)
     with _transaction(file):
         file.executemany(INSERT_ARRIVAL, (_row(record) for record in arrivals if record.id not in closed))
         file.executemany(INSERT_END, map(_row, ends))
-
-
-def _close_crashed(file: sqlite3.Connection, *, before: str) -> int:
-    with _transaction(file):
-        return file.execute(CLOSE_CRASHED, (before,)).rowcount
 
 
 @contextlib.contextmanager

@@ -1,39 +1,38 @@
 """The usage log as the gateway's processes use it: a stream that the sink drains, and a spool while there is no stream.
 
 1. **An arrival is written before an upstream is called**, or the request is refused.
-2. **The stream is never trimmed**: only the sink removes entries, after it has written them. When the stream is full because
-   the sink does not run, new entries go to the spool, so that the store's memory is left to the balances.
+2. **The stream is never cut to a length**: only sinks remove entries, after those of all gateways have written them. When the
+   stream is full because no sink runs, new entries go to the spool, so that the store's memory is left to the balances.
 3. **A record may be written twice**: records with the same id are merged.
-4. **A request's arrival and end go to the same folder**: every machine has a stream of its own.
+4. **Every gateway of the store reads every entry**: there is one stream, which `reader` reads.
 5. **What a store acknowledged and its successor lost is written again**: the end has all that the arrival had.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from uuid import uuid4
 
-from gateway import crash_points, durable
-from gateway.errors import GatewayError, Misconfigured, StoreAway, cannot_use
+from gateway import crash_points
+from gateway.errors import GatewayError, StoreAway
 from gateway.store.client.client import Client, Script
 from gateway.store.client.replay_buffer import ReplayBuffer
 from gateway.store.client.step import Step
-from gateway.usage import queries
-from gateway.usage.damage import UnusableFile
+from gateway.usage.coverage import Known
+from gateway.usage.installation import installation_of, short
+from gateway.usage.keys import STREAM
+from gateway.usage.late import note_late
 from gateway.usage.record import Record, encode, line_of
+from gateway.usage.search import Found, Search
 from gateway.usage.spool import Spool
 from gateway.usage.unwritten import Unwritten
-from gateway.usage.waiting import Waiting
 
 if TYPE_CHECKING:
     from gateway.usage.clickhouse import ClickHouse
-
-_NAME: Final = re.compile(r"[0-9a-f]{32}")
 
 FIELD: Final = b"record"
 MAX_ENTRIES: Final = 200_000
@@ -51,9 +50,11 @@ PAGE: Final = 1000
 class UsageLog:
     """Arrivals, ends, and the record of one request.
 
-    `folder` holds the files of the sink and the spool; `clickhouse` has the requests that ended on other machines; `longest_s`
+    `folder` holds the files of the sink and the spool; `clickhouse` has the requests that are no longer in the files; `longest_s`
     is the longest time that a request takes.
     """
+
+    stream = STREAM
 
     def __init__(
         self,
@@ -64,18 +65,19 @@ class UsageLog:
         clickhouse: ClickHouse | None = None,
         longest_s: float = 3600,
     ) -> None:
-        self._clickhouse = clickhouse
         self.client = client
         self.folder = folder
         self.spool = Spool(folder / "spool")
         self.max_entries = max_entries
-        self.stream = f"gw:usage:{_installation(folder)}"
+        self.installation = installation_of(folder)
+        self.gateway = short(self.installation)
+        """The name of this gateway in the records of the requests that it received."""
         self._recent = ReplayBuffer(MAX_RECENT_BYTES)
         self._spooling: set[asyncio.Task[None]] = set()
         self._full = False
         self._measured = -MEASURE_S
         self._unwritten = Unwritten()
-        self._waiting = Waiting(client, self.stream, round(longest_s * 1000))
+        self._search = Search(client, folder, self.installation, round(longest_s * 1000), clickhouse)
 
     def submit_arrival(self, record: Record) -> asyncio.Future[object]:
         """Send an arrival with the other calls of this tick; the caller must await the future.
@@ -139,6 +141,7 @@ class UsageLog:
         lines = self._unwritten.take()
         count = len(lines)
         try:
+            await self._note_late(lines)
             while lines and await self._accepted(lines[:PAGE]):
                 del lines[:PAGE]
         finally:
@@ -148,6 +151,7 @@ class UsageLog:
     async def repeat(self) -> int:
         """Write the recent ends again, to a store that may have lost them; return how many. Raises `StoreAway`."""
         recent = list(self._recent)
+        await note_late(self.client, recent)
         for start in range(0, len(recent), PAGE):
             await asyncio.gather(*map(self._send, recent[start : start + PAGE]))
         return len(recent)
@@ -158,26 +162,30 @@ class UsageLog:
         With `account`, return only that account's: a record without one (refused before an account was found, or not yet
         ended) is for operators alone. Raises `StoreAway` where the store is needed and does not answer.
         """
-        try:
-            record = await asyncio.to_thread(queries.find, self.folder, id)
-            unusable = None
-        except UnusableFile as error:
-            record, unusable = None, error
-        if record is None or record.outcome is None:
-            waiting = await self._waiting.find(id)
-            if unusable is None and (waiting is None or waiting.outcome is None):
-                # The sink writes an entry before it removes it: one that left the stream meanwhile is in the files by now.
-                waiting = await asyncio.to_thread(queries.find, self.folder, id) or waiting
-            record = waiting
-        if record is None and unusable is not None:
-            raise StoreAway(str(unusable))
-        if record is None and self._clickhouse is not None:
-            record = await self._clickhouse.find(id)
+        record = await self._search.find(id)
         return record if record is None or account in (None, record.account) else None
 
+    async def ask(self, id: str, account: str | None = None) -> Found:  # noqa: A002
+        """Do as `find`, and return also which gateways may know of a request that is not found. Raises `StoreAway`."""
+        return await self._search.ask(id, account)
+
+    async def known(self) -> Known:
+        """Return what the gateways of the store have handed over by now. Raises `StoreAway`."""
+        return await self._search.coverage.known()
+
+    async def waiting(self) -> int:
+        """Return how many entries of the stream the sink has not written yet. Raises `StoreAway`."""
+        return await self._search.waiting.count()
+
     async def length(self) -> int:
-        """Return how many entries the sink has not removed yet."""
+        """Return how many entries the stream has: those that a gateway has not written yet."""
         return int(await self.client.call("XLEN", self.stream))
+
+    async def _note_late(self, lines: list[bytes]) -> None:
+        with suppress(
+            GatewayError
+        ):  # without the store they go to the spool, whose lines are noted when they are handed over
+            await note_late(self.client, lines)
 
     async def _spool_end(self, record: Record, line: bytes) -> None:
         """Write an end to the spool; where that does not accept it, keep it for `write_down`."""
@@ -237,24 +245,3 @@ class UsageLog:
             raise StoreAway(
                 f"the usage log can be written neither to the store nor to the disk ({error.strerror})"
             ) from None
-
-
-def _installation(folder: Path) -> str:
-    """Return the name of this folder's installation, which its stream is named after, from a file made on first use.
-
-    It keeps the streams of several machines at one store apart: all of a request's entries reach one folder.
-    """
-    path = folder / "installation"
-    try:
-        if not path.exists():
-            durable.make_folder(folder)
-            durable.create(path, uuid4().hex.encode())
-        name = durable.read(path).decode(errors="replace").strip()
-    except OSError as error:
-        raise cannot_use(f"data: cannot use {path}", error) from None
-    if not _NAME.fullmatch(name):
-        raise Misconfigured(
-            f"{path} is damaged: write the 32 digits there that follow gw:usage: in the name of the store's stream, or delete "
-            "the file; then records that wait in the earlier stream are not in the usage log"
-        )
-    return name

@@ -18,9 +18,9 @@ from gateway.exchange import Outcome
 from gateway.request_id import month as month_of
 from gateway.usage.damage import UnusableFile
 from gateway.usage.database import months
-from gateway.usage.reading import collecting, lacks, merged, opened, record_of, select_rows
+from gateway.usage.reading import collecting, lacks, merged, opened, select_rows
 from gateway.usage.record import Record
-from gateway.usage.tables import columns, summed
+from gateway.usage.tables import columns, record_of, summed
 
 MAX_SCANNED: Final = 5_000
 """Rows of a page that are compared with its filters."""

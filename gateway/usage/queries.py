@@ -18,9 +18,9 @@ from gateway.request_id import first_id
 from gateway.request_id import month as month_of
 from gateway.usage.damage import UnusableFile, files_aside, lack
 from gateway.usage.database import months
-from gateway.usage.reading import collecting, lacks, merged, month_at, opened, record_of, select_rows
+from gateway.usage.reading import collecting, lacks, merged, month_at, opened, select_rows
 from gateway.usage.record import Record
-from gateway.usage.tables import SUMS, summed
+from gateway.usage.tables import SUMS, record_of, summed
 
 _SELECT_LAST_PLACE: Final = "SELECT coalesce(max(place), 0) FROM ends"
 _CURSOR: Final = re.compile(r"\d{4}-\d{2}\.\d{1,18}(\+\d{4}-\d{2}\.\d{1,18})?")

@@ -8,13 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from gateway.request_id import utc
 from gateway.usage.damage import UnusableFile, files_aside, lack, named
 from gateway.usage.database import path_of
-from gateway.usage.record import Record
-from gateway.usage.tables import COLUMNS, JSON_COLUMNS, selected
+from gateway.usage.tables import COLUMNS, selected
 
 
 @contextlib.contextmanager
@@ -50,15 +47,6 @@ def select_rows(
     """Yield columns of the requests that these terms select."""
     columns = selected(file, names)
     return file.execute(f"SELECT {before}{columns} FROM requests {terms}", values)  # noqa: S608 - names of ours only
-
-
-def record_of(row: Sequence[Any]) -> Record:
-    """Return the record of a row. What an earlier version did not write has its default."""
-    values = {name: value for name, value in zip(COLUMNS, row, strict=True) if value is not None}
-    for name in JSON_COLUMNS:
-        if name in values:
-            values[name] = msgspec.json.decode(values[name])
-    return msgspec.convert(values, Record)
 
 
 def merged(rows: Iterable[Sequence[Any]], by: Sequence[str], names: Sequence[str]) -> list[dict[str, Any]]:

@@ -54,6 +54,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     A record with the operation `counted` stands for `events` refused requests, which came within `duration_ms` of `arrived_at`.
     Its other fields are those of the first of them.
+
+    `gateway` is the one that received the request: the first eight digits of its installation, see `gateway gateways list`.
     """
 
     id: str
@@ -91,6 +93,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     reference: str = ""
     requested_model: str = ""
     unavailable: dict[str, str] = {}
+    gateway: str = ""
 
 
 encode: Final = msgspec.json.Encoder().encode

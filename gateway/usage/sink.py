@@ -1,12 +1,10 @@
-"""The process that drains the usage log's stream and spool into the database.
+"""The process that moves the usage log of all gateways from the stream, and this gateway's spool, into the database.
 
-1. **Written first, removed afterwards**: an entry leaves the stream, and a file the spool, only when its records are on the
+1. **Written first, removed afterwards**: an entry may leave the stream, and a file the spool, only when its records are on the
    disk. After a kill at any moment a record may be written twice; records with the same id are merged.
 2. **One sink at a time owns a folder**: the kernel holds its lock, and releases it however the sink ends. The next sink
-   begins with what the last one had read and not removed.
-3. **A request whose end never arrives is closed** as `gateway_crashed`, but only when nothing waits that could be its end. Its
-   account is known only where money was held: the arrival is written before the account is authenticated, and a second line
-   for each request would cost each of them a call.
+   begins where the last one had said that all is on the disk.
+3. **What was in the spool is handed over to the stream**, so that the other gateways have it, too.
 """
 
 from __future__ import annotations
@@ -14,31 +12,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import socket
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, Final
 
-import msgspec
-
 from gateway.config.schema import Config
-from gateway.errors import GatewayError, StoreError, cannot_use
-from gateway.exchange import Outcome
+from gateway.errors import GatewayError, cannot_use
 from gateway.log import Logger
-from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
-from gateway.store.money.wallet import Wallet
-from gateway.usage import queries
+from gateway.usage.closing import Closing
 from gateway.usage.database import UsageDatabase, months_ago
+from gateway.usage.earlier import drain_earlier
+from gateway.usage.gateways import About
+from gateway.usage.late import OPEN, id_of, note_late
 from gateway.usage.log import FIELD, UsageLog
-from gateway.usage.record import Record, checked
+from gateway.usage.reader import BATCH, Reader
+from gateway.usage.record import Record, checked, encode
 from gateway.usage.spool import write_lines
 
 log = Logger("gateway.usage.sink")
 
-GROUP: Final = "sink"
-BATCH: Final = 2000
-"""Entries of the stream that share a transaction, at most."""
 SPOOL_BATCH: Final = 200
 """Files of the spool that share a transaction, at most."""
 PAUSE_S: Final = 0.2
@@ -47,12 +42,6 @@ PAUSE_S: Final = 0.2
 LAST_DRAIN_S: Final = 3.0
 HOUSEKEEPING_S: Final = 60.0
 MARGIN_S: Final = 60.0
-LOST_BATCH: Final = 200
-"""Requests without an end whose account is looked up, among all accounts, in one round of housekeeping."""
-
-_FIRST_ENTRY: Final = "0"
-_NEW_ENTRIES: Final = ">"
-"""Where `XREADGROUP` begins: at the entries that this consumer read and did not acknowledge, or at those not yet read."""
 
 
 async def run(config: Config, url: str, stop: asyncio.Event) -> None:
@@ -86,17 +75,17 @@ def crashed_after_s(config: Config) -> float:
 
 
 class Sink:
-    """Moves records from one stream and one spool to the database of one folder."""
+    """Moves records from the stream and one spool to the database of one folder."""
 
     def __init__(self, usage: UsageLog, *, retention_months: int, crashed_after_s: float) -> None:
         self.usage = usage
         self.database = UsageDatabase(usage.folder)
-        self._wallet = Wallet(usage.client)
+        self.reader = Reader(usage.client, usage.folder, usage.installation, room=usage.max_entries // 2)
+        self._closing = Closing(usage.client, self.database, usage.gateway)
         self._retention_months = retention_months
         self._crashed_after_s = crashed_after_s
-        self._joined = False
-        self._start = _FIRST_ENTRY
         self._last_housekeeping = time.monotonic()
+        self._drained_earlier = False
         self._failing = False
         self._reported: set[Path] = set()
 
@@ -109,17 +98,20 @@ class Sink:
         deadline = time.monotonic() + LAST_DRAIN_S
         while await self.move_batch() and time.monotonic() < deadline:
             pass
+        with contextlib.suppress(OSError):
+            await self.reader.save()
         self.database.close()
 
     async def move_batch(self) -> bool:
         """Move one batch; return whether more is waiting. After an error the next call moves the same batch again."""
         try:
             more = self._replay_spool()
-            more |= await self._drain_stream()
+            more |= await self._move_earlier()
+            more |= await self._read_stream()
             if time.monotonic() - self._last_housekeeping >= HOUSEKEEPING_S:
-                await self._housekeep(idle=not more)
+                more |= await self._housekeep(idle=not more)
         except (GatewayError, OSError) as error:
-            self._joined = False
+            self.reader.leave()
             if not self._failing:
                 log.error("sink_waits", reason=str(error))
             self._failing = True
@@ -129,13 +121,21 @@ class Sink:
         self._failing = False
         return more
 
+    async def close_lost(self, before_ms: int) -> int:
+        """Write ends for requests that arrived before `before_ms` and never ended; return how many. Raises `StoreAway`."""
+        ends = await self._closing.ends(before_ms, self.reader.reading.gaps)
+        if ends:
+            await self._send([encode(record) for record in ends])
+            log.warning("requests_never_ended", closed_as="gateway_crashed", count=len(ends))
+        return len(ends)
+
     def _replay_spool(self) -> bool:
         waiting = self.usage.spool.files()
         files = {file: lines for file in waiting[:SPOOL_BATCH] if (lines := self._lines(file)) is not None}
         if files:
             self.database.write(self._records(line for lines in files.values() for line in lines))
             for file in files:
-                file.unlink()
+                self.usage.spool.replayed(file)
         return len(waiting) > SPOOL_BATCH and bool(files)
 
     def _lines(self, file: Path) -> list[bytes] | None:
@@ -148,65 +148,87 @@ class Sink:
                 log.error("spool_file_unusable", file=str(file), reason=error.strerror)
             return None
 
-    async def _drain_stream(self) -> bool:
-        if not self._joined:
-            await self._join()
-        stream, client = self.usage.stream, self.usage.client
-        command = ("XREADGROUP", "GROUP", GROUP, GROUP, "COUNT", BATCH, "STREAMS", stream, self._start)
-        entries = [entry for (page,) in (await client.call(*command) or {}).values() for entry in page]
+    async def _move_earlier(self) -> bool:
+        """Move what waits in the stream that an earlier version of this gateway had of its own; return whether there was any."""
+        if self._drained_earlier:
+            return False
+        lines = await drain_earlier(self.usage.client, self.usage.installation, self._write_and_send)
+        self._drained_earlier = not lines
+        return bool(lines)
+
+    async def _write_and_send(self, lines: list[bytes]) -> None:
+        self.database.write(self._records(lines))
+        await self._send([line for line in lines if _is_record(line)])
+
+    async def _read_stream(self) -> bool:
+        """Write the next entries of the stream, and hand over what was in the spool; return whether more is waiting."""
+        entries = await self.reader.read()
         if entries:
-            self.database.write(self._records(fields[FIELD] for _, fields in entries if fields))
-            ids = [id for id, _ in entries]  # noqa: A001
-            # Deleted first: an entry that is read again and gone is acknowledged; the other way round it would stay.
-            await asyncio.gather(client.submit("XDEL", stream, *ids), client.submit("XACK", stream, GROUP, *ids))
-        if self._start == _FIRST_ENTRY and len(entries) < BATCH:
-            self._start = _NEW_ENTRIES
-            return True
-        return len(entries) == BATCH
+            self.database.write(self._records(fields[FIELD] for _, fields in entries if FIELD in fields))
+        handed_over = await self._hand_over()
+        files = len(self.usage.spool.files()) + len(self.usage.spool.files_to_hand_over())
+        about = About(host=socket.gethostname(), files=files, gaps=self.reader.reading.gaps)
+        await self.reader.advance(entries, about)
+        return len(entries) == BATCH or handed_over
 
-    async def _join(self) -> None:
-        with contextlib.suppress(StoreError):  # the group exists
-            await self.usage.client.call("XGROUP", "CREATE", self.usage.stream, GROUP, _FIRST_ENTRY, "MKSTREAM")
-        self._joined, self._start = True, _FIRST_ENTRY
+    async def _hand_over(self) -> bool:
+        """Write what was in the spool to the stream, if that has room; return whether anything was written."""
+        files = self.usage.spool.files_to_hand_over()[:SPOOL_BATCH]
+        if not files or self.reader.length >= self.usage.max_entries // 2:
+            return False
+        lines = {file: found for file in files if (found := self._lines(file)) is not None}
+        await self._send([line for each in lines.values() for line in each if _is_record(line)])
+        for file in lines:
+            file.unlink()
+        return bool(lines)
 
-    async def _housekeep(self, *, idle: bool) -> None:
-        """Report a stream that grows, drop old months and, when `idle`, close the requests that never ended."""
+    async def _send(self, lines: list[bytes]) -> None:
+        """Write records to the stream that are older than its newest entries."""
+        await note_late(self.usage.client, lines)
+        await asyncio.gather(*(self.usage.client.submit("XADD", self.usage.stream, "*", FIELD, line) for line in lines))
+
+    async def _housekeep(self, *, idle: bool) -> bool:
+        """Report a stream that grows, drop old months and, when `idle`, close the requests that never ended.
+
+        Return whether there is more to read now.
+        """
         self._last_housekeeping = time.monotonic()
+        self._drained_earlier = False
         waiting = await self.usage.length()
         if waiting > self.usage.max_entries // 10:
             log.error("usage_log_lags", entries=waiting, full_at=self.usage.max_entries)
+        if self.reader.reading.earlier:
+            await self.reader.look_for_earlier()
         for dropped in self.database.drop_before(months_ago(self._retention_months)):
             log.info("usage_month_dropped", month=dropped)
-        if idle:
-            before_ms = round((time.time() - self._crashed_after_s) * 1000)
-            ends = await self._ends_of_holds(self.database.open_ids(before_ms, LOST_BATCH))
-            self.database.write(ends)
-            closed = len(ends) + self.database.close_crashed(before_ms)
-            if closed:
-                log.warning("requests_never_ended", closed_as="gateway_crashed", count=closed)
-
-    async def _ends_of_holds(self, ids: list[str]) -> list[Record]:
-        """Return ends for those requests that held money: with the account, and what it was charged for them."""
-        ends = []
-        if ids:
-            async for account in Accounts(self.usage.client).all():
-                for id, charged in (await self._wallet.ends(account.id, ids)).items():  # noqa: A001
-                    arrival = queries.find(self.usage.folder, id)
-                    if arrival is not None:
-                        changes = {"outcome": Outcome.GATEWAY_CRASHED, "account": account.id, "charge_micros": charged}
-                        ends.append(msgspec.structs.replace(arrival, **changes))
-        return ends
+        spooled = self.usage.spool.files() or self.usage.spool.files_to_hand_over()
+        return idle and not spooled and await self.close_lost(round((time.time() - self._crashed_after_s) * 1000)) > 0
 
     def _records(self, lines: Iterable[bytes]) -> list[Record]:
         """Return the records that can be stored; write the other lines to `unreadable`, so that they stop no others."""
         records = []
-        for line in lines:
+        for line in needed(lines):
             try:
                 records.append(checked(line))
             except ValueError:
                 log.error("usage_record_unreadable", set_aside="unreadable")
                 write_lines(self.usage.folder / "unreadable", [line])
         return records
+
+
+def needed(lines: Iterable[bytes]) -> list[bytes]:
+    """Return the lines without the arrivals of requests whose end is among them: an end has all that its arrival has."""
+    all_ = list(lines)
+    ended = {id_of(line) for line in all_ if OPEN not in line}
+    return [line for line in all_ if OPEN not in line or id_of(line) not in ended]
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        checked(line)
+    except ValueError:
+        return False
+    return True
 
 
 async def _alone(lock: BinaryIO, stop: asyncio.Event) -> bool:

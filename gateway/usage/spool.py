@@ -1,8 +1,9 @@
-"""Records on this machine's disk while the stream cannot take them: small files that the sink replays and deletes.
+"""Records on this machine's disk while the stream cannot take them: small files that the sink replays, hands over and deletes.
 
 1. **A file appears whole or not at all.** The sink may therefore replay the files of a running process, and a crash leaves
    no incomplete line.
-2. **Writes are batched**: the lines that arrive while one file is being written go into the next.
+2. **A file is deleted when the stream has its records**: until then the other gateways do not know of them.
+3. **Writes are batched**: the lines that arrive while one file is being written go into the next.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ class Spool:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.outgoing = folder / "outgoing"
+        """Holds the files whose records are in this gateway's own database, and not yet in the stream."""
         self._next: list[bytes] = []
         self._writing: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
@@ -37,6 +40,15 @@ class Spool:
     def files(self) -> list[Path]:
         """Return the files that wait to be replayed, the oldest first."""
         return sorted(self.folder.glob(f"*{SUFFIX}"))
+
+    def replayed(self, file: Path) -> None:
+        """Keep a file, whose records are in the database, until the stream has them."""
+        durable.make_folder(self.outgoing)
+        file.rename(self.outgoing / file.name)
+
+    def files_to_hand_over(self) -> list[Path]:
+        """Return the files whose records are not in the stream, the oldest first."""
+        return sorted(self.outgoing.glob(f"*{SUFFIX}"))
 
     async def _write(self) -> None:
         async with self._turn:

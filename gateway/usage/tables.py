@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -97,6 +97,10 @@ INSERT_END: Final = (
     + f"UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _quoted(_CHANGING_COLUMNS))} "
     + f"WHERE requests.outcome IS NULL OR requests.outcome = '{Outcome.GATEWAY_CRASHED}'"
 )
+SELECT_OPEN: Final = (
+    f"SELECT {_names(COLUMNS)} FROM requests WHERE outcome IS NULL AND id < ? "  # noqa: S608
+    "AND coalesce(gateway, '') IN (SELECT value FROM json_each(?)) ORDER BY id LIMIT ?"
+)
 
 
 def create(file: sqlite3.Connection) -> None:
@@ -123,6 +127,15 @@ def summed(file: sqlite3.Connection, names: Sequence[str] = SUMS) -> str:
     present = columns(file, "days")
     lacking = {"unknown_costs": "sum(requests)"}
     return ", ".join(f"sum({name})" if name in present else lacking.get(name, "0") for name in names)
+
+
+def record_of(row: Sequence[Any]) -> Record:
+    """Return the record of a row of `COLUMNS`. What an earlier version did not write has its default."""
+    values = {name: value for name, value in zip(COLUMNS, row, strict=True) if value is not None}
+    for name in JSON_COLUMNS:
+        if name in values:
+            values[name] = msgspec.json.decode(values[name])
+    return msgspec.convert(values, Record)
 
 
 def _add_missing(file: sqlite3.Connection) -> None:

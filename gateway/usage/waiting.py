@@ -1,4 +1,4 @@
-"""The search for one request among the entries of the stream that the sink has not removed yet.
+"""The search for one request among the entries of the stream that the sink has not written yet.
 
 The store searches, a page at a time, and returns only the entries that name the request: a page takes it a few
 milliseconds, and other calls are served between two pages.
@@ -13,6 +13,9 @@ import msgspec
 
 from gateway.request_id import arrival_ms
 from gateway.store.client.client import Client, Script
+from gateway.usage.gaps import ms_of
+from gateway.usage.keys import LATE, STREAM
+from gateway.usage.reader import FIRST, position_of
 from gateway.usage.record import Record, decode
 
 PAGE: Final = 200
@@ -33,12 +36,21 @@ return {#page == tonumber(ARGV[3]) and page[#page][1] or "", found}
 )
 
 
-class Waiting:
-    """The entries of one stream. `longest_ms`: how long a request may take to end."""
+_COUNT: Final = Script(
+    "count",
+    """
+local page = redis.call("XRANGE", KEYS[1], ARGV[1], "+", "COUNT", ARGV[2])
+return {#page, #page > 0 and page[#page][1] or ""}
+""",
+)
 
-    def __init__(self, client: Client, stream: str, longest_ms: int) -> None:
+
+class Waiting:
+    """The entries that the sink of one gateway has not written yet. `longest_ms`: how long a request may take to end."""
+
+    def __init__(self, client: Client, installation: str, longest_ms: int) -> None:
         self._client = client
-        self._stream = stream
+        self._installation = installation
         self._longest_ms = longest_ms
         self._turn = asyncio.Lock()
 
@@ -48,11 +60,11 @@ class Waiting:
             arrived = arrival_ms(id)
         except ValueError:
             return None
-        start, last = str(max(0, arrived - MAX_CLOCK_SKEW_MS)), str(arrived + self._longest_ms + MAX_CLOCK_STEP_MS)
         arrival: Record | None = None
         async with self._turn:  # one search at a time in a process
+            start, last = await self._range(arrived)
             while start:
-                cursor, lines = await self._client.run(_SEARCH, [self._stream], [start, last, PAGE, id])
+                cursor, lines = await self._client.run(_SEARCH, [STREAM], [start, last, PAGE, id])
                 for line in lines:
                     record = _decoded(line)
                     if record is not None and record.id == id:
@@ -61,6 +73,24 @@ class Waiting:
                         arrival = record
                 start = f"({cursor.decode()}" if cursor else ""
         return arrival
+
+    async def count(self) -> int:
+        """Return how many entries the sink has not written yet. Raises `StoreAway`."""
+        total, start = 0, f"({await position_of(self._client, self._installation) or FIRST}"
+        while start:
+            found, last = await self._client.run(_COUNT, [STREAM], [start, PAGE])
+            total += found
+            start = f"({last.decode()}" if found == PAGE else ""
+        return total
+
+    async def _range(self, arrived_ms: int) -> tuple[str, str]:
+        """Return between which ids the entries of a request may be that the sink has not written."""
+        position = await position_of(self._client, self._installation) or FIRST
+        start, last = max(0, arrived_ms - MAX_CLOCK_SKEW_MS), arrived_ms + self._longest_ms + MAX_CLOCK_STEP_MS
+        late = await self._client.call("ZRANGE", LATE, ms_of(position) - MAX_CLOCK_SKEW_MS, "+inf", "BYSCORE")
+        if any(int(note.partition(b":")[0]) <= arrived_ms for note in late):
+            return f"({position}", "+"
+        return (f"({position}" if ms_of(position) >= start else str(start)), str(last)
 
 
 def _decoded(line: bytes) -> Record | None:

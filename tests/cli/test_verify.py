@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -17,12 +18,16 @@ from gateway.config.schema import Config, load
 from gateway.exchange import Outcome
 from gateway.request_id import month
 from gateway.services import Store
+from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.money.archive import Archive
 from gateway.store.money.archiver import Archiver
 from gateway.store.money.results import Settlement
 from gateway.tools import ledger_check
 from gateway.usage.database import UsageDatabase, path_of
+from gateway.usage.gaps import Gap, Reading, save
+from gateway.usage.gateways import About
+from gateway.usage.keys import GATEWAYS, HEARD
 from gateway.usage.record import Record
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end, id_at
@@ -163,10 +168,40 @@ async def test_records_that_are_not_in_the_files_yet_are_a_note(books: Books) ->
     assert note.startswith("1 entries of the usage log are not in its files yet")
 
 
-async def test_the_log_of_another_machine_is_a_note(books: Books) -> None:
-    await books.store.client.call("XADD", "gw:usage:0123", "*", "record", "{}")
-    (note,) = (await books.verify())["notes"]
-    assert note.startswith("other machines have usage logs of their own")
+async def test_a_gateway_that_is_away_is_a_note_and_what_it_may_have_is_not_wrong(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_check, "SETTLED_MS", 0)
+    await books.request()
+    lost = arrival(id_at(round((time.time() - 60) * 1000)))
+    await books.store.wallet.settle("acme", lost.id, CHARGE)
+    await away(books.store.client, "0" * 32, heard_s_ago=3600)
+    report = await books.verify()
+    assert (report["wrong"], report["unknown"]) == ([], 1)
+    (note,) = report["notes"]
+    assert note.startswith("gateway other-host (00000000) was last heard of at ")
+    await away(books.store.client, "0" * 32, heard_s_ago=1)
+    assert await books.wrong() == f"request {lost.id} was charged 27 micros and is not in the usage log"
+
+
+async def test_a_charge_whose_record_is_in_a_gap_is_a_note_and_not_wrong(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_check, "SETTLED_MS", 0)
+    await books.request()
+    now = round(time.time() * 1000)
+    await books.store.wallet.settle("acme", arrival().id, CHARGE)
+    save(books.config.data_path / "usage", Reading("1-0", [Gap(now - 1000, now)]))
+    report = await books.verify()
+    assert (report["wrong"], report["unknown"]) == ([], 1)
+    assert [note[:35] for note in report["notes"]] == ["requests that arrived or ended betw"]
+
+
+async def away(client: Client, installation: str, heard_s_ago: float) -> None:
+    """Register another gateway, which was last heard of some seconds ago."""
+    about = msgspec.json.encode(About(host="other-host"))
+    await client.call("HSET", GATEWAYS, installation, about)
+    await client.call("ZADD", HEARD, round((time.time() - heard_s_ago) * 1000), installation)
 
 
 async def test_an_archived_charge_is_compared_if_the_archive_is_read(books: Books, tmp_path: Path) -> None:

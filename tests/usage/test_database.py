@@ -22,7 +22,7 @@ from gateway.usage.damage import UnusableFile, files_aside
 from gateway.usage.database import UsageDatabase, months, months_ago, path_of
 from gateway.usage.record import Record
 from gateway.usage.tables import GROUPS, SUM_COLUMNS, SUMS
-from tests.records import arrival, end, id_at
+from tests.records import arrival, close_open, end, id_at
 
 NEW_YEAR_MS = 1_798_761_600_000
 
@@ -91,7 +91,7 @@ def test_requests_around_midnight_on_new_year_are_in_their_own_files(database: U
 def test_close_crashed_closes_only_old_open_requests(database: UsageDatabase) -> None:
     old, ended, young = arrival(id_at(NEW_YEAR_MS)), arrival(id_at(NEW_YEAR_MS)), arrival(id_at(NEW_YEAR_MS + 5000))
     database.write([old, ended, end(ended), young])
-    assert database.close_crashed(NEW_YEAR_MS + 5000) == 1
+    assert close_open(database, NEW_YEAR_MS + 5000) == 1
     outcomes = {row.id: row.outcome for row in queries.select(database.folder)}
     assert outcomes == {old.id: Outcome.GATEWAY_CRASHED, ended.id: Outcome.COMPLETED, young.id: None}
 
@@ -99,7 +99,7 @@ def test_close_crashed_closes_only_old_open_requests(database: UsageDatabase) ->
 def test_an_actual_end_that_comes_late_replaces_a_presumed_one(database: UsageDatabase) -> None:
     opened = arrival()
     database.write([opened])
-    database.close_crashed(arrival_ms(opened.id) + 1)
+    close_open(database, arrival_ms(opened.id) + 1)
     database.write([end(opened)])
     assert queries.find(database.folder, opened.id) == end(opened)
     assert rolled_up(database.folder) == summed(database.folder)
@@ -108,7 +108,7 @@ def test_an_actual_end_that_comes_late_replaces_a_presumed_one(database: UsageDa
 def test_close_crashed_never_replaces_an_actual_end(database: UsageDatabase) -> None:
     opened = arrival()
     database.write([end(opened, outcome=Outcome.CALLER_GONE)])
-    assert database.close_crashed(arrival_ms(opened.id) + 1) == 0
+    assert close_open(database, arrival_ms(opened.id) + 1) == 0
 
 
 def test_the_files_of_old_months_are_dropped_and_may_be_written_again(database: UsageDatabase) -> None:
@@ -172,7 +172,7 @@ def test_the_sums_by_day_equal_the_sum_of_the_rows_whatever_is_written_in_whatev
         written: set[str] = set()
         for step in steps:
             if step is None:
-                database.close_crashed(arrival_ms(REQUESTS[3].id) + 1)
+                close_open(database, arrival_ms(REQUESTS[3].id) + 1)
             else:
                 database.write(step)
                 written |= {record.id for record in step}
@@ -258,7 +258,7 @@ def test_an_old_month_that_is_damaged_stops_no_other(tmp_path: Path) -> None:
     ]
     with pytest.raises(UnusableFile):
         list(queries.select(tmp_path))
-    assert database.close_crashed(9_000_000_000_000) == 1
+    assert close_open(database, 9_000_000_000_000) == 1
     database.close()
 
 

@@ -264,9 +264,10 @@ async def test_without_the_store_a_record_in_the_files_is_found_and_any_other_id
         await frozen.find(arrival().id)
 
 
-async def test_each_folder_has_a_stream_of_its_own_that_stays_the_same(client: Client, tmp_path: Path) -> None:
+async def test_each_folder_is_a_gateway_of_its_own_that_stays_the_same(client: Client, tmp_path: Path) -> None:
     one, again, other = (UsageLog(client, tmp_path / name) for name in ("one", "one", "other"))
-    assert one.stream == again.stream != other.stream
+    assert one.installation == again.installation != other.installation
+    assert one.gateway == again.gateway != other.gateway
 
 
 async def test_ends_that_a_store_lost_are_written_again_to_the_one_that_took_over(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from gateway.request_id import arrival_ms
 from gateway.usage import queries
 from gateway.usage.database import UsageDatabase
 from gateway.usage.record import Record
-from tests.records import COSTED, arrival, end, id_at
+from tests.records import COSTED, arrival, close_open, end, id_at
 
 DAY_MS = 86_400_000
 NEW_YEAR_MS = 1_798_761_600_000
@@ -113,7 +113,7 @@ def test_a_tail_continues_after_any_cursor_of_another(database: UsageDatabase) -
 def test_a_tail_returns_a_request_again_when_its_presumed_end_was_wrong(database: UsageDatabase) -> None:
     tail, opened = queries.Tail(database.folder), arrival()
     database.write([opened])
-    database.close_crashed(arrival_ms(opened.id) + 1)
+    close_open(database, arrival_ms(opened.id) + 1)
     assert [record.outcome for record in polled(tail)] == [Outcome.GATEWAY_CRASHED]
     database.write([end(opened)])
     assert polled(tail) == [end(opened)]

@@ -27,6 +27,7 @@ from gateway.usage.record import Record
 from gateway.usage.sink import Sink
 from tests.cli.processes import free_port
 from tests.patience import PATIENCE_S
+from tests.records import close_open
 
 OPENING = 1_000_000_000
 LEASE_S = 4
@@ -184,6 +185,6 @@ async def records_of(store: Store) -> dict[str, Record]:
     sink = Sink(store.usage, retention_months=13, crashed_after_s=600)
     while await sink.move_batch():
         pass
-    sink.database.close_crashed(round(time.time() * 1000))
+    close_open(sink.database, round(time.time() * 1000))
     sink.database.close()
     return {record.id: record for record in queries.select(store.usage.folder)}

@@ -19,7 +19,7 @@ from gateway.fake_upstream import FakeUpstream
 from gateway.services import Store
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.usage import queries
-from gateway.usage.sink import GROUP, Sink
+from gateway.usage.sink import Sink
 from tests.cli.processes import free_port
 from tests.patience import PATIENCE_S
 from tests.usage.test_database import rolled_up, summed
@@ -110,7 +110,9 @@ async def check_log(config: Config, store: EmbeddedStore, callers: Callers) -> N
         sink = Sink(usage, retention_months=13, crashed_after_s=600)
         while await sink.move_batch():
             pass
-        sink.database.close_crashed(round(time.time() * 1000))
+        await sink.close_lost(round(time.time() * 1000))
+        while await sink.move_batch():
+            pass
         rows = list(queries.select(usage.folder))
         outcomes = {row.id: row.outcome for row in rows}
         assert len(outcomes) == len(rows)
@@ -120,4 +122,4 @@ async def check_log(config: Config, store: EmbeddedStore, callers: Callers) -> N
         assert None not in outcomes.values()
         assert rolled_up(usage.folder) == summed(usage.folder)
         assert (await usage.length(), usage.spool.files()) == (0, [])
-        assert (await stores.client.call("XPENDING", usage.stream, GROUP))["pending"] == 0
+        assert await usage.waiting() == 0

@@ -29,6 +29,7 @@ from gateway.usage.database import UsageDatabase
 from gateway.usage.record import Record, decode
 from tests.cli.processes import demo_in, kill, serving, worker_of
 from tests.patience import PATIENCE_S, wait_until
+from tests.records import close_open
 from tests.whole.aftermath import records_in_stream
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import Answer, ask, chat, get
@@ -437,7 +438,7 @@ async def test_a_request_of_a_killed_gateway_is_closed_as_crashed(tmp_path: Path
     opened = queries.find(folder, answer.headers["x-request-id"])
     assert opened is not None
     assert (opened.outcome, opened.charge_micros) == (None, 0)
-    rows.close_crashed(round(time.time() * 1000))
+    close_open(rows, round(time.time() * 1000))
     rows.close()
     (record,) = queries.select(folder)
     assert record == msgspec.structs.replace(opened, outcome=Outcome.GATEWAY_CRASHED)

@@ -61,8 +61,9 @@ async def read_log(site: Site) -> dict[str, list[Record]]:
         sink = Sink(store.usage, retention_months=13, crashed_after_s=600)
         while await sink.move_batch():
             pass
-        sink.database.write(await sink._ends_of_holds(sink.database.open_ids(_now_ms(), 1_000_000)))
-        sink.database.close_crashed(_now_ms())
+        while await sink.close_lost(_now_ms()):
+            while await sink.move_batch():
+                pass
         sink.database.close()
         for record in queries.select(store.usage.folder):
             rows[record.id].append(record)

@@ -1,0 +1,136 @@
+"""Which gateways of the store may know of a request that this one does not find."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gateway.request_id import arrival_ms, utc
+from gateway.store.client.client import Client
+from gateway.usage import gaps
+from gateway.usage.gaps import Gap, Reading, is_before, ms_of
+from gateway.usage.gateways import Gateway, gateways_of
+from gateway.usage.installation import short
+from gateway.usage.keys import EARLIER, TRIMMED
+from gateway.usage.reader import FIRST, position_of
+from gateway.usage.spool import Spool
+
+SETTLED_MS: Final = 10_000
+"""After its arrival, so long at most it takes until a request is in the stream, or in the spool of its gateway."""
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What the gateways of the store have handed over, at one moment: `gaps` of this one, and the others.
+
+    `unread`: why this gateway's own records are not all in its files.
+    """
+
+    gaps: list[Gap]
+    earlier: list[str]
+    others: list[Gateway]
+    unread: list[str]
+
+    def lacks(self, arrived_ms: int) -> list[str]:
+        """Return a sentence for each reason why a request that arrived then may be missing here."""
+        return [*self._own(arrived_ms), *self._of_others(arrived_ms)]
+
+    def _own(self, arrived_ms: int) -> Iterator[str]:
+        yield from self.unread
+        for gap in self.gaps:
+            if gap.may_have(arrived_ms):
+                having = [each.name for each in self.others if each.present and not _lacks(each, arrived_ms)]
+                there = f"ask there: {', '.join(having)}" if having else "no other gateway has it either"
+                yield f"this gateway was not there to read what arrived {gap}: {there}"
+        if self.earlier:
+            names = ", ".join(self.earlier)
+            yield f"gateways of an earlier version have usage logs of their own: ask there, or upgrade them ({names})"
+
+    def _of_others(self, arrived_ms: int) -> Iterator[str]:
+        for each in self.others:
+            if each.about.forgotten_ms:
+                if each.heard_ms - SETTLED_MS <= arrived_ms <= each.about.forgotten_ms:
+                    yield _lost_with(each)
+            elif each.heard_ms < arrived_ms + SETTLED_MS and each.present and not each.about.files:
+                yield f"gateway {each.name} has not said yet whether it has it: ask again in {SETTLED_MS // 1000} seconds"
+            elif each.heard_ms < arrived_ms + SETTLED_MS or each.about.files:
+                yield (
+                    f"gateway {each.name} was last heard of at {each.heard}{_held(each)}: ask there; if it has gone for good, "
+                    f"`gateway gateways forget {short(each.installation)}`"
+                )
+
+    def notes(self) -> Iterator[str]:
+        """Yield a sentence for each reason why some requests are missing here."""
+        yield from self.unread
+        for gap in self.gaps:
+            yield f"requests that arrived or ended {gap} may be missing here: this gateway was not there to read them"
+        if self.earlier:
+            yield f"gateways of an earlier version have usage logs of their own: {', '.join(self.earlier)}"
+        for each in self.others:
+            if each.about.forgotten_ms:
+                yield _lost_with(each)
+            elif each.about.files or not each.present:
+                yield f"gateway {each.name} was last heard of at {each.heard}{_held(each)}: requests of it may be missing here"
+
+
+class Coverage:
+    """Asks the store what each gateway has handed over."""
+
+    def __init__(self, client: Client, folder: Path, installation: str) -> None:
+        self._client = client
+        self._folder = folder
+        self._installation = installation
+
+    async def unasked(self, id: str) -> list[str]:  # noqa: A002 - the field's name
+        """Return a sentence for each gateway that may know of a request which is not found here. Raises `StoreAway`."""
+        try:
+            arrived = arrival_ms(id)
+        except ValueError:
+            return []
+        return (await self.known()).lacks(arrived)
+
+    async def known(self) -> Known:
+        """Return what the gateways of the store have handed over by now. Raises `StoreAway`."""
+        reading, spooled = await asyncio.to_thread(self._on_disk)
+        gateways, trimmed, position, moving = await asyncio.gather(
+            gateways_of(self._client),
+            self._client.call("GET", TRIMMED),
+            position_of(self._client, self._installation),
+            self._client.call("XLEN", f"{EARLIER}{self._installation}"),
+        )
+        unread = []
+        if spooled:
+            unread.append(f"{spooled} files of records wait in the spool of this gateway: they are read while it runs")
+        if moving:
+            unread.append(
+                f"{moving} entries of the version before are not in the files yet: they are read while it runs"
+            )
+        others = [gateway for gateway in gateways if gateway.installation != self._installation]
+        return Known(_gaps(reading, position, trimmed), reading.earlier, others, unread)
+
+    def _on_disk(self) -> tuple[Reading, int]:
+        return gaps.load(self._folder), len(Spool(self._folder / "spool").files())
+
+
+def _gaps(reading: Reading, position: str | None, trimmed: bytes | None) -> list[Gap]:
+    """Return the gaps of a gateway, with the one that it will have when it reads on."""
+    if trimmed is None:
+        return reading.gaps
+    removed, read = trimmed.decode(), position or reading.position or FIRST
+    return gaps.merged([*reading.gaps, Gap(ms_of(read), ms_of(removed))]) if is_before(read, removed) else reading.gaps
+
+
+def _held(gateway: Gateway) -> str:
+    return f", and had {gateway.about.files} files to hand over" if gateway.about.files else ""
+
+
+def _lost_with(gateway: Gateway) -> str:
+    until = utc(gateway.about.forgotten_ms)
+    return f"gateway {gateway.name} was last heard of at {gateway.heard} and forgotten at {until}: what it had then is lost"
+
+
+def _lacks(gateway: Gateway, arrived_ms: int) -> bool:
+    return any(gap.may_have(arrived_ms) for gap in gateway.about.gaps)

@@ -1,0 +1,143 @@
+"""The reading of the stream by one gateway's sink.
+
+1. **Each gateway has a position in the stream, which is kept with it**: a store that loses the newest entries in a failover
+   loses the newest positions as well, so nothing is skipped. A position on the disk would be beyond entries that came later.
+2. **An entry is removed when every gateway that is present has written it**, one at least. For one that was heard of within a
+   day, entries are kept while they take no more than half of the stream's room.
+3. **A gateway from which entries were removed knows that**, and from when to when: see `gaps`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from gateway.errors import StoreError
+from gateway.log import Logger
+from gateway.store.client.client import Client, Script
+from gateway.usage import gaps
+from gateway.usage.gaps import SKEW_MS, Gap, is_before, ms_of
+from gateway.usage.gateways import PRESENT_MS, About
+from gateway.usage.keys import EARLIER, GATEWAYS, HEARD, LATE, STREAM, TRIMMED
+
+KEPT_MS: Final = 86_400_000
+"""How long entries are kept for a gateway that was not heard of."""
+BATCH: Final = 4000
+"""Entries that are read at once, at most."""
+TURN_S: Final = 1.0
+"""How often a gateway says that it is present while there is nothing to read."""
+SAVE_S: Final = 5.0
+"""How often the position is written to the disk, for the case that the store loses the stream."""
+
+FIRST: Final = "0-0"
+_TURN: Final = Script.load(Path(__file__).with_name("turn.lua"))
+
+log = Logger("gateway.usage.reader")
+
+Entry = tuple[bytes, dict[bytes, bytes]]
+
+
+class Reader:
+    """Reads the stream for the gateway that has `folder`."""
+
+    def __init__(self, client: Client, folder: Path, installation: str, *, room: int) -> None:
+        self._client = client
+        self._folder = folder
+        self._installation = installation
+        self._room = room
+        self._position: str | None = None
+        self._last_turn = self._last_saved = -SAVE_S
+        self.reading = gaps.load(folder)
+        self.length = 0
+        """The stream's length at the last turn."""
+
+    async def read(self) -> list[Entry]:
+        """Return the next entries; the same ones until `advance` is called. Raises `StoreAway` and `OSError`."""
+        if self._position is None:
+            self._position = await self._join()
+        return list(await self._client.call("XRANGE", STREAM, f"({self._position}", "+", "COUNT", BATCH) or ())
+
+    async def advance(self, entries: list[Entry], about: About) -> None:
+        """Say that the entries are on the disk, and what the gateway says about itself. Raises `StoreAway` and `OSError`."""
+        if self._position is None or not (entries or time.monotonic() - self._last_turn >= TURN_S):
+            return
+        await self._turn(self._position, entries[-1][0].decode() if entries else self._position, about)
+
+    def leave(self) -> None:
+        """Join again before the next reading: the store may be another one."""
+        self._position = None
+
+    async def look_for_earlier(self) -> None:
+        """Look for gateways that still have a stream of their own, as an earlier version has: their requests are missing here."""
+        found = {key.removeprefix(EARLIER) async for key in self._client.keys(f"{EARLIER}*")} - {self._installation}
+        if found or self.reading.earlier:
+            self.reading.earlier = sorted(found)
+            self.reading.add(Gap(0, round(time.time() * 1000)))
+            await self.save()
+
+    async def save(self) -> None:
+        """Write to the disk what is known of the reading."""
+        if self._position is not None:
+            self.reading.position = self._position
+        self._last_saved = time.monotonic()
+        await asyncio.to_thread(gaps.save, self._folder, self.reading)
+
+    async def _join(self) -> str:
+        """Take a place among the readers, and return from where on to read."""
+        about = msgspec.json.encode(About())
+        lost = False
+        with suppress(StoreError):  # the group exists
+            await self._client.call("XGROUP", "CREATE", STREAM, self._installation, FIRST, "MKSTREAM")
+            lost = bool(self.reading.position)
+        await self._client.call("HSETNX", GATEWAYS, self._installation, about)
+        if lost:
+            seconds, micros = await self._client.call("TIME")
+            missed = Gap(ms_of(self.reading.position), int(seconds) * 1000 + int(micros) // 1000)
+            await self._miss(missed, "the store no longer has the position of this gateway")
+        await self.look_for_earlier()
+        return await position_of(self._client, self._installation) or FIRST
+
+    async def _turn(self, expected: str, following: str, about: About) -> None:
+        keys, terms = [STREAM, HEARD, GATEWAYS, TRIMMED], [PRESENT_MS, KEPT_MS, self._room]
+        text = msgspec.json.encode(about)
+        reply = await self._client.run(_TURN, keys, [self._installation, expected, following, text, *terms])
+        position, trimmed, self.length, *_ = _texts(reply)
+        self._last_turn = time.monotonic()
+        if is_before(following, position):  # another process has this gateway's name
+            await self._miss(
+                Gap(ms_of(following), ms_of(position)), "another gateway has the same `usage/installation`"
+            )
+        elif is_before(expected, trimmed):
+            await self._miss(
+                Gap(ms_of(expected), ms_of(trimmed)), "this gateway was away for longer than entries are kept"
+            )
+        self._position = position
+        if time.monotonic() - self._last_saved >= SAVE_S and self.reading.position != position:
+            await self.save()
+
+    async def _miss(self, gap: Gap, reason: str) -> None:
+        """Keep a gap. Requests that were written late are missing where these were written in the gap."""
+        late = await self._client.call("ZRANGE", LATE, gap.first_ms - SKEW_MS, gap.last_ms + SKEW_MS, "BYSCORE")
+        first_ms = min([gap.first_ms, *(int(note.partition(b":")[0]) for note in late)])
+        self.reading.add(Gap(first_ms, gap.last_ms))
+        log.error("usage_log_gap", missing=str(Gap(first_ms, gap.last_ms)), reason=reason)
+        await self.save()
+
+
+async def position_of(client: Client, installation: str) -> str | None:
+    """Return up to which entry a gateway has read the stream; None where it has no position. Raises `StoreAway`."""
+    try:
+        groups = await client.call("XINFO", "GROUPS", STREAM)
+    except StoreError:  # there is no stream
+        return None
+    positions = {group[b"name"].decode(): group[b"last-delivered-id"].decode() for group in groups}
+    return positions.get(installation)
+
+
+def _texts(reply: list[Any]) -> list[Any]:
+    return [value.decode() if isinstance(value, bytes) else value for value in reply]

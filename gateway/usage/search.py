@@ -1,0 +1,77 @@
+"""The search for one request: in the files, among the entries that are not in them yet, and in ClickHouse; and who was not asked.
+
+That a request never arrived may be said only where `Found.unasked` is empty, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gateway.errors import StoreAway
+from gateway.store.client.client import Client
+from gateway.usage import queries
+from gateway.usage.coverage import Coverage
+from gateway.usage.damage import UnusableFile
+from gateway.usage.record import Record
+from gateway.usage.waiting import Waiting
+
+if TYPE_CHECKING:
+    from gateway.usage.clickhouse import ClickHouse
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What is known of a request. Without a `record`: `unasked` has a sentence for each gateway that may know of it."""
+
+    record: Record | None
+    unasked: list[str] = []
+
+
+class Search:
+    """Searches for requests of all gateways of the store. `clickhouse` has those that are too old for the files."""
+
+    def __init__(
+        self, client: Client, folder: Path, installation: str, longest_ms: int, clickhouse: ClickHouse | None
+    ) -> None:
+        self._folder = folder
+        self._clickhouse = clickhouse
+        self.waiting = Waiting(client, installation, longest_ms)
+        self.coverage = Coverage(client, folder, installation)
+
+    async def ask(self, id: str, account: str | None = None) -> Found:  # noqa: A002 - the field's name
+        """Return a request's record as far as it is known, or who else may know of it.
+
+        With `account`, return only that account's: a record without one (refused before an account was found, or not yet
+        ended) is for operators alone. Raises `StoreAway` where the store is needed and does not answer.
+        """
+        record = await self.find(id)
+        unasked: list[str] = []
+        if record is None:
+            # What the other gateways hold is asked first: what they hand over afterwards is found by the second search.
+            unasked = await self.coverage.unasked(id)
+            record = await self.find(id)
+        if record is None:
+            return Found(None, unasked)
+        return Found(record if account in (None, record.account) else None)
+
+    async def find(self, id: str) -> Record | None:  # noqa: A002
+        """Return a request's record as far as it is known here. Raises `StoreAway`."""
+        try:
+            record = await asyncio.to_thread(queries.find, self._folder, id)
+            unusable = None
+        except UnusableFile as error:
+            record, unusable = None, error
+        if record is None or record.outcome is None:
+            waiting = await self.waiting.find(id)
+            if unusable is None and (waiting is None or waiting.outcome is None):
+                # The sink writes an entry before it removes it: one that left the stream meanwhile is in the files by now.
+                waiting = await asyncio.to_thread(queries.find, self._folder, id) or waiting
+            record = waiting
+        if record is None and unusable is not None:
+            raise StoreAway(str(unusable))
+        if record is None and self._clickhouse is not None:
+            record = await self._clickhouse.find(id)
+        return record

@@ -1,0 +1,126 @@
+"""That a request never arrived is said only when every gateway of the store was asked."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+
+from gateway.request_id import first_id
+from gateway.store.client.client import Client
+from gateway.usage import gaps
+from gateway.usage.gateways import forget, gateways_of
+from gateway.usage.keys import EARLIER, STREAM
+from gateway.usage.record import encode
+from tests.records import arrival, end, id_at
+from tests.usage.test_reader import Machine, age, machines
+
+__all__ = ["machines"]
+
+
+def an_id(ago_ms: int) -> str:
+    return id_at(round(time.time() * 1000) - ago_ms)
+
+
+async def test_nothing_is_unasked_where_every_gateway_has_handed_over_all(machines: list[Machine]) -> None:
+    for each in machines:
+        assert (await each.usage.ask(an_id(60_000))).unasked == []
+        assert (await each.usage.ask("no id")).unasked == []
+
+
+async def test_a_request_of_just_now_is_not_said_to_be_missing(machines: list[Machine]) -> None:
+    one, *_ = machines
+    unasked = (await one.usage.ask(an_id(0))).unasked
+    assert len(unasked) == 2
+    assert all("has not said yet whether it has it: ask again in 10 seconds" in each for each in unasked)
+
+
+async def test_a_gateway_that_is_not_heard_of_is_named_with_its_host(machines: list[Machine], client: Client) -> None:
+    one, two, _ = machines
+    await age(client, two, 3_600_000)
+    before, since = an_id(2 * 3_600_000), an_id(60_000)
+    assert (await one.usage.ask(before)).unasked == [], "it had handed over all when it was last heard of"
+    (text,) = (await one.usage.ask(since)).unasked
+    assert text.startswith(f"gateway {socket.gethostname()} ({two.usage.gateway}) was last heard of at ")
+    assert text.endswith(f": ask there; if it has gone for good, `gateway gateways forget {two.usage.gateway}`")
+    assert next(iter((await one.usage.known()).notes())).startswith(
+        f"gateway {socket.gethostname()} ({two.usage.gateway})"
+    )
+
+
+async def test_a_gateway_that_was_forgotten_is_still_named_for_the_time_of_which_nothing_is_known(
+    machines: list[Machine], client: Client
+) -> None:
+    one, two, _ = machines
+    await age(client, two, 3_600_000)
+    (gone,) = [each for each in await gateways_of(client) if each.installation == two.usage.installation]
+    await forget(client, gone)
+    (text,) = (await one.usage.ask(an_id(60_000))).unasked
+    assert "and forgotten at" in text
+    assert (await one.usage.ask(an_id(2 * 3_600_000))).unasked == []
+    assert (await one.usage.ask(id_at(round(time.time() * 1000) + 1000))).unasked[0].startswith("gateway "), "the third"
+    groups = await client.call("XINFO", "GROUPS", STREAM)
+    assert len(groups) == 2
+
+
+async def test_records_that_another_gateway_has_not_handed_over_are_named(
+    machines: list[Machine], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, _ = machines
+    held = end(arrival(an_id(60_000)))
+    await two.usage.spool.append(encode(held))
+    two.usage.max_entries = 0  # the stream is full
+    await two.drain()
+    found = await one.usage.ask(held.id)
+    assert found.record is None
+    assert "and had 1 files to hand over" in found.unasked[0]
+    assert (await two.usage.ask(held.id)).record == held, "its own gateway has it at once"
+    two.usage.max_entries = 2000
+    await two.drain()
+    assert (await one.usage.ask(held.id)).record == held, "it is found in the stream, long after its time"
+    await one.drain()
+    assert (await one.usage.ask(held.id)).record == held
+    assert (await one.usage.ask(an_id(60_000))).unasked == []
+
+
+async def test_the_spool_of_this_gateway_is_named(machines: list[Machine]) -> None:
+    one, *_ = machines
+    await one.usage.spool.append(encode(end(arrival())))
+    (text,) = (await one.usage.ask(an_id(60_000))).unasked
+    assert text.startswith("1 files of records wait in the spool of this gateway")
+
+
+async def test_gateways_of_an_earlier_version_are_named_and_what_they_had_before_is_a_gap(
+    machines: list[Machine], client: Client
+) -> None:
+    one, *_ = machines
+    other = f"{EARLIER}{'0' * 32}"
+    await client.call("XADD", other, "*", "record", "{}")
+    one.sink.reader.leave()
+    await one.drain()
+    texts = (await one.usage.ask(an_id(60_000))).unasked
+    assert any(text.startswith("gateways of an earlier version have usage logs of their own") for text in texts)
+    await client.call("DEL", other)  # it has been upgraded
+    one.sink.reader.leave()
+    await one.drain()
+    (text,) = (await one.usage.ask(an_id(60_000))).unasked
+    assert text.startswith("this gateway was not there to read what arrived before ")
+    assert len(gaps.notes(one.usage.folder)) == 1
+
+
+async def test_the_stream_that_this_gateway_had_of_its_own_is_moved_to_that_of_all(
+    machines: list[Machine], client: Client
+) -> None:
+    one, two, _ = machines
+    own = f"{EARLIER}{one.usage.installation}"
+    record = end(arrival(an_id(60_000)))
+    await client.call("XADD", own, "*", "record", encode(record))
+    await client.call("XADD", own, "*", "record", b"\xff")
+    assert (await one.usage.ask(first_id(0) + "7000-8000-000000000000")).unasked[0].startswith("2 entries")
+    one.sink._drained_earlier = False
+    await one.drain()
+    await two.drain()
+    for each in (one, two):
+        assert (await each.usage.ask(record.id)).record == record
+    assert not await client.call("EXISTS", own)
