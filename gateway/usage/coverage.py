@@ -17,6 +17,7 @@ from gateway.usage.gateways import Gateway, gateways_of
 from gateway.usage.installation import short
 from gateway.usage.keys import EARLIER, TRIMMED
 from gateway.usage.reader import FIRST, position_of
+from gateway.usage.record import Record
 from gateway.usage.spool import Spool
 
 SETTLED_MS: Final = 10_000
@@ -38,6 +39,21 @@ class Known(msgspec.Struct, frozen=True):
         """Return a sentence for each reason why a request that arrived then may be missing here."""
         return [*self._own(arrived_ms), *self._of_others(arrived_ms)]
 
+    def may_have_end(self, record: Record) -> list[str]:
+        """Return a sentence for each reason why a request that is open here may have ended."""
+        at = arrival_ms(record.id)
+        reasons = [
+            f"it may have ended {gap}, and this gateway was not there to read it"
+            for gap in self.gaps
+            if gap.touches(at, at)
+        ]
+        for each in self.others:
+            if short(each.installation) == record.gateway and (each.about.files or not each.present):
+                reasons.append(
+                    f"gateway {each.name}, which received it, was last heard of at {each.heard}{_held(each)}: ask there"
+                )
+        return reasons
+
     def _own(self, arrived_ms: int) -> Iterator[str]:
         yield from self.unread
         for gap in self.gaps:
@@ -54,6 +70,8 @@ class Known(msgspec.Struct, frozen=True):
             if each.about.forgotten_ms:
                 if each.heard_ms - SETTLED_MS <= arrived_ms <= each.about.forgotten_ms:
                     yield _lost_with(each)
+            elif each.about.stopped:  # it has handed over all, and receives nothing
+                continue
             elif each.heard_ms < arrived_ms + SETTLED_MS and each.present and not each.about.files:
                 yield f"gateway {each.name} has not said yet whether it has it: ask again in {SETTLED_MS // 1000} seconds"
             elif each.heard_ms < arrived_ms + SETTLED_MS or each.about.files:
@@ -72,7 +90,7 @@ class Known(msgspec.Struct, frozen=True):
         for each in self.others:
             if each.about.forgotten_ms:
                 yield _lost_with(each)
-            elif each.about.files or not each.present:
+            elif each.about.files or not (each.present or each.about.stopped):
                 yield f"gateway {each.name} was last heard of at {each.heard}{_held(each)}: requests of it may be missing here"
 
 

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -17,12 +18,12 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.errors import StoreError
+from gateway.errors import GatewayError, StoreError
 from gateway.log import Logger
 from gateway.store.client.client import Client, Script
 from gateway.usage import gaps
 from gateway.usage.gaps import SKEW_MS, Gap, is_before, ms_of
-from gateway.usage.gateways import PRESENT_MS, About
+from gateway.usage.gateways import PRESENT_MS, About, now_ms
 from gateway.usage.keys import EARLIER, GATEWAYS, HEARD, LATE, STREAM, TRIMMED
 
 KEPT_MS: Final = 86_400_000
@@ -68,6 +69,13 @@ class Reader:
             return
         await self._turn(self._position, entries[-1][0].decode() if entries else self._position, about)
 
+    async def stop(self, about: About) -> None:
+        """Say that this gateway ends in order, unless the store is away. Raises `OSError`."""
+        with suppress(GatewayError):
+            if self._position is not None:
+                await self._turn(self._position, self._position, about)
+        await self.save()
+
     def leave(self) -> None:
         """Join again before the next reading: the store may be another one."""
         self._position = None
@@ -89,16 +97,16 @@ class Reader:
 
     async def _join(self) -> str:
         """Take a place among the readers, and return from where on to read."""
-        about = msgspec.json.encode(About())
+        self.reading = gaps.load(self._folder)
+        about = msgspec.json.encode(About(host=socket.gethostname(), gaps=self.reading.gaps))
         lost = False
         with suppress(StoreError):  # the group exists
             await self._client.call("XGROUP", "CREATE", STREAM, self._installation, FIRST, "MKSTREAM")
             lost = bool(self.reading.position)
-        await self._client.call("HSETNX", GATEWAYS, self._installation, about)
+        await self._client.call("HSET", GATEWAYS, self._installation, about)
         if lost:
-            seconds, micros = await self._client.call("TIME")
-            missed = Gap(ms_of(self.reading.position), int(seconds) * 1000 + int(micros) // 1000)
-            await self._miss(missed, "the store no longer has the position of this gateway")
+            missed = Gap(ms_of(self.reading.position), await now_ms(self._client))
+            await self._miss(missed, "the store has lost its position")
         await self.look_for_earlier()
         return await position_of(self._client, self._installation) or FIRST
 
@@ -108,13 +116,12 @@ class Reader:
         reply = await self._client.run(_TURN, keys, [self._installation, expected, following, text, *terms])
         position, trimmed, self.length, *_ = _texts(reply)
         self._last_turn = time.monotonic()
-        if is_before(following, position):  # another process has this gateway's name
+        if is_before(expected, trimmed):
+            reason = "it is new" if expected == FIRST else "it was away for longer than entries are kept"
+            await self._miss(Gap(ms_of(expected), ms_of(trimmed)), reason)
+        elif is_before(following, position):
             await self._miss(
                 Gap(ms_of(following), ms_of(position)), "another gateway has the same `usage/installation`"
-            )
-        elif is_before(expected, trimmed):
-            await self._miss(
-                Gap(ms_of(expected), ms_of(trimmed)), "this gateway was away for longer than entries are kept"
             )
         self._position = position
         if time.monotonic() - self._last_saved >= SAVE_S and self.reading.position != position:

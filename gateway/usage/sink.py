@@ -18,6 +18,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, Final
 
+import msgspec
+
 from gateway.config.schema import Config
 from gateway.errors import GatewayError, cannot_use
 from gateway.log import Logger
@@ -25,6 +27,7 @@ from gateway.store.client.client import Client
 from gateway.usage.closing import Closing
 from gateway.usage.database import UsageDatabase, months_ago
 from gateway.usage.earlier import drain_earlier
+from gateway.usage.filling import Filling
 from gateway.usage.gateways import About
 from gateway.usage.late import OPEN, id_of, note_late
 from gateway.usage.log import FIELD, UsageLog
@@ -42,6 +45,7 @@ PAUSE_S: Final = 0.2
 LAST_DRAIN_S: Final = 3.0
 HOUSEKEEPING_S: Final = 60.0
 MARGIN_S: Final = 60.0
+FILL_S: Final = 1.0
 
 
 async def run(config: Config, url: str, stop: asyncio.Event) -> None:
@@ -82,6 +86,8 @@ class Sink:
         self.database = UsageDatabase(usage.folder)
         self.reader = Reader(usage.client, usage.folder, usage.installation, room=usage.max_entries // 2)
         self._closing = Closing(usage.client, self.database, usage.gateway)
+        self._filling = Filling(usage.client, usage.folder, usage.installation, self.reader)
+        self._filled = time.monotonic()
         self._retention_months = retention_months
         self._crashed_after_s = crashed_after_s
         self._last_housekeeping = time.monotonic()
@@ -99,7 +105,8 @@ class Sink:
         while await self.move_batch() and time.monotonic() < deadline:
             pass
         with contextlib.suppress(OSError):
-            await self.reader.save()
+            about = self._about()
+            await self.reader.stop(msgspec.structs.replace(about, stopped=not about.files))
         self.database.close()
 
     async def move_batch(self) -> bool:
@@ -108,6 +115,7 @@ class Sink:
             more = self._replay_spool()
             more |= await self._move_earlier()
             more |= await self._read_stream()
+            more |= await self._fill()
             if time.monotonic() - self._last_housekeeping >= HOUSEKEEPING_S:
                 more |= await self._housekeep(idle=not more)
         except (GatewayError, OSError) as error:
@@ -166,10 +174,11 @@ class Sink:
         if entries:
             self.database.write(self._records(fields[FIELD] for _, fields in entries if FIELD in fields))
         handed_over = await self._hand_over()
-        files = len(self.usage.spool.files()) + len(self.usage.spool.files_to_hand_over())
-        about = About(host=socket.gethostname(), files=files, gaps=self.reader.reading.gaps)
-        await self.reader.advance(entries, about)
+        await self.reader.advance(entries, self._about())
         return len(entries) == BATCH or handed_over
+
+    def _about(self) -> About:
+        return About(host=socket.gethostname(), files=self.usage.spool.count(), gaps=self.reader.reading.gaps)
 
     async def _hand_over(self) -> bool:
         """Write what was in the spool to the stream, if that has room; return whether anything was written."""
@@ -181,6 +190,13 @@ class Sink:
         for file in lines:
             file.unlink()
         return bool(lines)
+
+    async def _fill(self) -> bool:
+        """Fill a gap, or answer a gateway that has one, once a second; return whether a page was written."""
+        if time.monotonic() - self._filled < FILL_S:
+            return False
+        self._filled = time.monotonic()
+        return await self._filling.step(self.database.write)
 
     async def _send(self, lines: list[bytes]) -> None:
         """Write records to the stream that are older than its newest entries."""
@@ -201,8 +217,11 @@ class Sink:
             await self.reader.look_for_earlier()
         for dropped in self.database.drop_before(months_ago(self._retention_months)):
             log.info("usage_month_dropped", month=dropped)
-        spooled = self.usage.spool.files() or self.usage.spool.files_to_hand_over()
-        return idle and not spooled and await self.close_lost(round((time.time() - self._crashed_after_s) * 1000)) > 0
+        return (
+            idle
+            and not self.usage.spool.count()
+            and await self.close_lost(round((time.time() - self._crashed_after_s) * 1000)) > 0
+        )
 
     def _records(self, lines: Iterable[bytes]) -> list[Record]:
         """Return the records that can be stored; write the other lines to `unreadable`, so that they stop no others."""
