@@ -19,12 +19,13 @@ from gateway.usage.pages import Wanted, page
 from gateway.usage.record import Record
 from gateway.usage.reference import hashed_reference
 
-OPERATOR_FIELDS: Final = (
-    *("channel", "attempts", "upstream_request_id", "upstream_usage"),
-    *("cost_micros", "margin_micros", "cost_price", "upstream_cost_micros"),
-    "reference",
+OWN_FIELDS: Final = (
+    *("id", "arrived_at", "operation", "account", "token_id", "group", "model"),
+    *("status", "outcome", "error_code", "refused_by", "prompt_tokens", "completion_tokens", "usage_source"),
+    *("charge_micros", "price", "first_byte_ms", "duration_ms", "longest_gap_ms", "events", "bytes", "config"),
+    *("cached_tokens", "cache_write_tokens"),
 )
-"""Fields of a record that callers do not see: those that name upstreams or say what these cost, and the hash of a reference."""
+"""The fields of a record that callers see. The others name upstreams, say what these cost, or are of no use to a caller."""
 PARAMETERS: Final = {
     "limit": LIMIT,
     "after": AFTER_REQUEST,
@@ -78,4 +79,4 @@ def listed(lines: Sequence[object], next_: str, notes: Sequence[str], **more: ob
 
 def _shown(record: Record) -> dict[str, Any]:
     fields = msgspec.to_builtins(record)
-    return {key: value for key, value in fields.items() if key not in OPERATOR_FIELDS}
+    return {name: fields[name] for name in OWN_FIELDS}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -43,9 +44,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_one_query_of_an_account_runs_at_a_time_in_their_order() -> None:
     lookups, order = Lookups(), list[int]()
-    await asyncio.gather(
-        *(lookups.in_thread("alice", lambda number=number: order.append(number)) for number in range(8))
-    )  # type: ignore[misc]
+    await asyncio.gather(*(lookups.in_thread("alice", partial(order.append, number)) for number in range(8)))
     assert order == list(range(8))
 
 
