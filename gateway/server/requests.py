@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.errors import Refused
 from gateway.server.lookups import Lookups
-from gateway.server.notes import notes_of
+from gateway.server.notes import notes_of, readable
 from gateway.server.query import AFTER_REQUEST, DEFAULT, LIMIT, MODEL, OUTCOME, REFERENCE, parameters
 from gateway.services import Store
 from gateway.usage.damage import UnusableFile
@@ -59,7 +59,8 @@ async def requests_of(account: str, query: str, store: Store, lookups: Lookups) 
 
 def _list(folder: Path, wanted: Wanted, limit: int) -> bytes:
     unusable: list[UnusableFile] = []
-    found = page(folder, wanted, limit, unusable)
+    with readable():
+        found = page(folder, wanted, limit, unusable)
     return listed(list(map(_shown, found.records)), found.next, notes_of(unusable))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -269,3 +270,13 @@ async def test_a_list_says_what_it_may_lack(gateway: Running) -> None:
     assert [line["id"] for line in found["data"]] == [own.id]
     assert found["notes"] == ["Requests of 2001-02 cannot be read at the moment and may be missing."]
     assert (await listed(gateway, token, "/v1/usage"))["notes"] == []
+
+
+async def test_a_log_of_which_nothing_can_be_read_is_not_an_empty_list(gateway: Running) -> None:
+    token, folder = await gateway.token(), gateway.store.usage.folder
+    await asyncio.to_thread(shutil.rmtree, folder)
+    folder.write_text("no folder")
+    for path in ("/v1/requests", "/v1/usage"):
+        answer = await fetch(gateway, token, path)
+        assert (answer.status, answer.error["code"]) == (503, "service_unavailable")
+        assert str(folder).encode() not in answer.body
