@@ -12,7 +12,7 @@ import msgspec
 from gateway.errors import Refused
 from gateway.server.lookups import Lookups
 from gateway.server.notes import notes_of, readable
-from gateway.server.query import AFTER_REQUEST, DEFAULT, LIMIT, MODEL, OUTCOME, REFERENCE, parameters
+from gateway.server.query import AFTER_REQUEST, DEFAULT, LIMIT, MODEL, OPERATION, OUTCOME, REFERENCE, parameters
 from gateway.services import Store
 from gateway.usage.damage import UnusableFile
 from gateway.usage.pages import Wanted, page
@@ -31,6 +31,7 @@ PARAMETERS: Final = {
     "after": AFTER_REQUEST,
     "model": MODEL,
     "outcome": OUTCOME,
+    "operation": OPERATION,
     "reference": REFERENCE,
 }
 

@@ -100,6 +100,8 @@ async def test_a_list_has_what_its_filters_select(gateway: Running) -> None:
     assert await ids(gateway, token, "?model=org%2Fmodel%3Afree+%2Bx&outcome=caller_gone") == [both.id]
     assert await ids(gateway, token, f"?outcome=caller_gone&after={both.id}") == [cut.id]
     assert await ids(gateway, token, "?model=nope") == []
+    assert await ids(gateway, token, "?operation=chat.completions&limit=1") == [both.id]
+    assert await ids(gateway, token, "?operation=account") == []
 
 
 async def test_a_filter_that_few_requests_meet_ends_a_page_early(
@@ -194,7 +196,11 @@ async def test_the_ledger_tells_top_ups_adjustments_and_charges_newest_first(gat
 
 
 WRONG: Final = [
-    ("/v1/requests?limt=1", "limt", "no parameter limt here. Known: limit, after, model, outcome, reference"),
+    (
+        "/v1/requests?limt=1",
+        "limt",
+        "no parameter limt here. Known: limit, after, model, outcome, operation, reference",
+    ),
     ("/v1/requests?limit=0", "limit", "limit must be a number from 1 to 100"),
     ("/v1/requests?limit=101", "limit", "from 1 to 100"),
     ("/v1/requests?limit=%D9%A1", "limit", "from 1 to 100"),
