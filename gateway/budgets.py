@@ -87,7 +87,7 @@ class Calendar:
         return datetime.fromtimestamp(ends_ms / 1000, self._zone).isoformat(timespec="seconds")
 
     def report(self, use: BudgetUse) -> dict[str, object]:
-        """Return a budget and its use as JSON has it: whose it is, its window, how much is used of it, and when the window ends."""
+        """Return a budget and its use as JSON has it: whose, its window, what is used and what is left, when the window ends."""
         kind, ends_ms = use.budget.kind, use.ends_ms
         window, unit = ("day", "requests") if kind == "requests" else (kind, "micros")
         return {
@@ -95,6 +95,7 @@ class Calendar:
             "window": window,
             f"limit_{unit}": use.budget.limit,
             f"used_{unit}": use.used,
+            f"left_{unit}": max(0, use.budget.limit - use.used),
             "ends_at": None if ends_ms is None else self.ends_at(ends_ms),
         }
 

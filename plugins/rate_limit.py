@@ -117,6 +117,8 @@ class RateLimit(Plugin):
                 self._holding.pop(exchange.id, None)
                 await self._refusals.wait(caller.account)
                 raise _refusal(result, rules, token, tokens)
+            if exchange.request.operation is Operation.ACCOUNT:
+                await self._look(exchange, caller)
 
         step = self._limits.take_step(
             caller.account,
@@ -131,6 +133,15 @@ class RateLimit(Plugin):
         if _is_given_back(rules) or (token is not None and _is_given_back(token.rules)):
             self._holding[exchange.id] = caller.account, token.token_id if token else None, step
         return step
+
+    async def _look(self, exchange: Exchange, caller: Caller) -> None:
+        """Set the headers for tokens, and take none."""
+        rules, token = self._rules(caller, Operation.CHAT)
+        if _limits_tokens(rules, token):
+            left = await self._limits.look(
+                caller.account, exchange.id, scope=self._scope, rules=rules, tokens=0, token=token
+            )
+            _set_headers(exchange.response_headers, Taken(tokens=left.tokens))
 
     async def explain(self, exchange: Exchange) -> str:
         """Return what is left of each limit, and take nothing."""
@@ -233,10 +244,14 @@ def _of_token(caller: Caller, limits: AccountLimits) -> TokenLimits | None:
 
 async def _tokens(exchange: Exchange, rules: AccountLimits, token: TokenLimits | None) -> int:
     """Return the estimate of the tokens that a request will use."""
-    if rules.tokens_per_minute is None and (token is None or token.rules.tokens_per_minute is None):
+    if not _limits_tokens(rules, token):
         return 0
     body = await exchange.body()
     return body.prompt_tokens_estimate + body.n * (body.max_tokens or 0)
+
+
+def _limits_tokens(rules: AccountLimits, token: TokenLimits | None) -> bool:
+    return rules.tokens_per_minute is not None or (token is not None and token.rules.tokens_per_minute is not None)
 
 
 def _is_given_back(rules: AccountLimits) -> bool:

@@ -50,13 +50,13 @@ def register(app: typer.Typer) -> None:
 
 _SHORT: Final = {"token": "token_id", "error": "error_code"}
 _LONG: Final = {name: short for short, name in _SHORT.items()}
-_GIVEN: Final = ",".join(_LONG.get(name, name) for name in NAMES)
+_GIVEN: Final = ", ".join(_LONG.get(name, name) for name in NAMES)
 
 
 def _groups(text: str) -> list[str]:
     names = [_SHORT.get(name, name) for name in text.split(",")]
     if unknown := [name for name in names if name not in NAMES]:
-        raise typer.BadParameter(f"`{unknown[0]}` is not one of {_GIVEN.replace(',', ', ')}")
+        raise typer.BadParameter(f"`{unknown[0]}` is not one of {_GIVEN}")
     return list(dict.fromkeys(names))
 
 
@@ -98,6 +98,7 @@ def list_(
 
     Example: `gateway usage list --account alice --from 1h --outcome caller_gone`
     """
+    _check_order(since, until)
     unusable: list[UnusableFile] = []
     records = list(
         islice(
@@ -155,7 +156,9 @@ def tail(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 @usage.command()
 def summary(
-    by: Annotated[str, typer.Option(metavar="NAMES", help=f"Group by these: some of {_GIVEN}.")] = "day",
+    by: Annotated[
+        str, typer.Option(metavar="NAMES", help=f"Group by these, with commas between them: {_GIVEN}.")
+    ] = "day",
     account: AccountOption = None,
     model: ModelOption = None,
     outcome: OutcomeOption = None,
@@ -173,6 +176,7 @@ def summary(
     Examples: `gateway usage summary --by account,model,day --from 2026-11`,
     `gateway usage summary --by hour,error --from 12h --account alice`
     """
+    _check_order(since, until)
     groups = _groups(by)
     unusable: list[UnusableFile] = []
     totals = grouped(_folder(config), groups, Selected(account, model, outcome, since, until), unusable)
@@ -201,6 +205,7 @@ def export(
 
     Example: `gateway usage export --from 30d > usage.jsonl`
     """
+    _check_order(since, until)
     unusable: list[UnusableFile] = []
     _print_all(
         queries.select(
@@ -216,6 +221,11 @@ def export(
     )
     _note_gaps(_folder(config), since, until)
     _fail(unusable)
+
+
+def _check_order(since: int | None, until: int | None) -> None:
+    if since is not None and until is not None and since >= until:
+        raise typer.BadParameter("`--from` must be before `--to`")
 
 
 def _print_all(records: Iterable[Record], as_csv: bool) -> None:

@@ -12,7 +12,7 @@ from gateway.usage.record import Record
 from gateway.usage.tables import SUMS
 
 COLUMNS: Final = (
-    *("arrived", "id", "account", "channel", "model", "outcome", "error", "status", "tokens", "charge", "ms"),
+    *("arrived (UTC)", "id", "account", "channel", "model", "outcome", "error", "status", "tokens", "charge", "ms"),
 )
 FIRST_LINE: Final = 4
 """The columns of a request's first line, where one line is too short for all."""

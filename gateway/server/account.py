@@ -33,6 +33,7 @@ async def account_of(caller: Caller, store: Store, calendar: Calendar, headers: 
     fields = msgspec.to_builtins(account)
     return {
         **{name: fields[name] for name in ACCOUNT_FIELDS},
+        "available_micros": account.balance_micros - account.held_micros + account.credit_line_micros,
         "budgets": [calendar.report(use) for use in uses],
         "limits": {**left, "account": _given(caller.limits), "token": _given(caller.token_limits)},
     }

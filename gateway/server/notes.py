@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
+from gateway.errors import StoreAway
 from gateway.usage import gaps
 from gateway.usage.damage import UnusableFile
 
-_MONTH = re.compile(r"usage-(\d{4}-\d{2})")
+_MONTH: Final = re.compile(r"usage-(\d{4}-\d{2})")
 
 
 def notes_of(
@@ -22,3 +25,12 @@ def notes_of(
         f"Requests of {month or 'some months'} cannot be read at the moment and may be missing." for month in months
     ]
     return unread + [f"{note[0].upper()}{note[1:]}." for note in gaps.notes(folder, since_ms, until_ms)]
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """Turn the error of a log of which nothing can be read into `StoreAway`."""
+    try:
+        yield
+    except UnusableFile as error:
+        raise StoreAway(str(error)) from None

@@ -10,7 +10,7 @@ from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 from gateway.errors import Refused
-from gateway.exchange import Outcome
+from gateway.exchange import Operation, Outcome
 from gateway.request_id import check_time
 from gateway.usage.pages import OWN_GROUPS
 from gateway.usage.reference import ACCEPTED, is_reference
@@ -102,6 +102,7 @@ AFTER_REQUEST: Final = Parameter("`next` of the answer before, which is a reques
 AFTER_LINE: Final = Parameter("`next` of the answer before", _line)
 MODEL: Final = Parameter(f"a model's name, of at most {MAX_NAME} characters", _name)
 OUTCOME: Final = Parameter(f"one of {', '.join(Outcome)}", Outcome)
+OPERATION: Final = Parameter(f"one of {', '.join(Operation)}", Operation)
 REFERENCE: Final = Parameter(f"what was sent as X-Client-Request-Id, {ACCEPTED}", _reference)
 DAY: Final = Parameter("a day (UTC), as in 2026-11-21", _day)
 GROUPS: Final = Parameter(f"some of {','.join(_GROUP_NAMES)}, each once, with commas between them", _groups)

@@ -12,21 +12,21 @@ import msgspec
 from gateway.errors import Refused
 from gateway.request_id import arrival_ms
 from gateway.server.lookups import Lookups
-from gateway.server.notes import notes_of
-from gateway.server.query import AFTER_REQUEST, DEFAULT, LIMIT, MODEL, OUTCOME, REFERENCE, parameters
+from gateway.server.notes import notes_of, readable
+from gateway.server.query import AFTER_REQUEST, DEFAULT, LIMIT, MODEL, OPERATION, OUTCOME, REFERENCE, parameters
 from gateway.services import Store
 from gateway.usage.damage import UnusableFile
 from gateway.usage.pages import Wanted, page
 from gateway.usage.record import Record
 from gateway.usage.reference import hashed_reference
 
-SHOWN: Final = (
+OWN_FIELDS: Final = (
     *("id", "arrived_at", "operation", "account", "token_id", "group", "model", "requested_model"),
-    *("status", "outcome", "error_code", "refused_by"),
-    *("prompt_tokens", "cached_tokens", "cache_write_tokens", "completion_tokens", "usage_source"),
+    *("status", "outcome", "error_code", "refused_by", "prompt_tokens", "completion_tokens", "usage_source"),
     *("charge_micros", "price", "first_byte_ms", "duration_ms", "longest_gap_ms", "events", "bytes", "config"),
+    *("cached_tokens", "cache_write_tokens"),
 )
-"""The fields of a record that callers see. The others name upstreams and gateways, or say what upstreams cost."""
+"""The fields of a record that callers see. The others name upstreams, say what these cost, or are of no use to a caller."""
 NOT_FOUND: Final = (
     "No request with this id has ended in this account. Check it against x-request-id, or ask again later."
 )
@@ -39,6 +39,7 @@ PARAMETERS: Final = {
     "after": AFTER_REQUEST,
     "model": MODEL,
     "outcome": OUTCOME,
+    "operation": OPERATION,
     "reference": REFERENCE,
 }
 
@@ -63,7 +64,8 @@ async def requests_of(account: str, query: str, store: Store, lookups: Lookups) 
 
 def _list(folder: Path, wanted: Wanted, limit: int) -> bytes:
     unusable: list[UnusableFile] = []
-    found = page(folder, wanted, limit, unusable)
+    with readable():
+        found = page(folder, wanted, limit, unusable)
     since_ms = arrival_ms(found.records[-1].id) if found.next else None
     return listed(list(map(_shown, found.records)), found.next, notes_of(folder, unusable, since_ms))
 
@@ -83,4 +85,5 @@ def listed(lines: Sequence[object], next_: str, notes: Sequence[str], **more: ob
 
 
 def _shown(record: Record) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in SHOWN}
+    fields = msgspec.to_builtins(record)
+    return {name: fields[name] for name in OWN_FIELDS}

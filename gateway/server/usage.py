@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.errors import Refused
 from gateway.server.lookups import Lookups
-from gateway.server.notes import notes_of
+from gateway.server.notes import notes_of, readable
 from gateway.server.query import DAY, GROUPS, parameters
 from gateway.services import Services
 from gateway.usage.damage import UnusableFile
@@ -40,7 +40,8 @@ async def usage_of(account: str, query: str, services: Services, lookups: Lookup
 
 def _sums(folder: Path, account: str, by: Sequence[str], first: date, last: date) -> bytes:
     unusable: list[UnusableFile] = []
-    lines = own_sums(folder, account, by, f"{first}", f"{last}", unusable)
+    with readable():
+        lines = own_sums(folder, account, by, f"{first}", f"{last}", unusable)
     if len(lines) > MOST_LINES:
         text = f"That is more than {MOST_LINES} lines. Ask for fewer days, or group by less."
         raise Refused(400, "invalid_request", text, param="by")

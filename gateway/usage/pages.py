@@ -45,6 +45,7 @@ class Wanted(msgspec.Struct, frozen=True):
     model: str | None = None
     outcome: Outcome | None = None
     reference: str | None = None
+    operation: str | None = None
 
     @property
     def scope(self) -> tuple[str, list[str]]:
@@ -57,7 +58,7 @@ class Wanted(msgspec.Struct, frozen=True):
     @property
     def filters(self) -> tuple[str, list[str]]:
         """The further conditions, and their values."""
-        pairs = (("model", self.model), ("outcome", self.outcome))
+        pairs = (("model", self.model), ("outcome", self.outcome), ("operation", self.operation))
         given = [(column, value) for column, value in pairs if value is not None]
         return "".join(f" AND {column} = ?" for column, _ in given), [value for _, value in given]
 

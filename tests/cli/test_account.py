@@ -198,7 +198,14 @@ def test_show_has_what_is_used_of_each_budget_of_the_account_and_its_group() -> 
         ("total", True),
         ("day", False),
     ]
-    assert used[1] == {"of": "account", "window": "total", "limit_micros": 7_000_000, "used_micros": 0, "ends_at": None}
+    assert used[1] == {
+        "of": "account",
+        "window": "total",
+        "limit_micros": 7_000_000,
+        "used_micros": 0,
+        "left_micros": 7_000_000,
+        "ends_at": None,
+    }
     assert (used[2]["limit_requests"], used[2]["used_requests"]) == (9, 0)
     shown = run("show", "alice")
     assert re.search(r"budget, month +0\.00 of 0\.50, until 20..-..-01T00:00:00\+00:00\n", shown)

@@ -61,7 +61,7 @@ def test_list_shows_the_newest_first_with_whole_ids(rows: UsageDatabase) -> None
     old, new = end(days_ago(2)), end(days_ago(1), account="other")
     rows.write([old, new])
     header, first, second = run("usage", "list").splitlines()
-    assert header.split()[:3] == ["arrived", "id", "account"]
+    assert header.split()[:4] == ["arrived", "(UTC)", "id", "account"]
     assert first.split()[2:4] == [new.id, "other"]
     assert second.split()[2:4] == [old.id, "demo"]
 
@@ -77,7 +77,7 @@ def test_list_has_two_lines_for_each_request_where_one_would_be_too_long(
     rows.write([old, new])
     lines = run("usage", "list").splitlines()
     assert [line.split() for line in lines] == [
-        ["arrived", "id", "account", "channel"],
+        ["arrived", "(UTC)", "id", "account", "channel"],
         [*new.arrived_at[:19].split("T"), new.id, "-", "-"],
         ["refused", "token_invalid", "401", "0.00", "2300", "ms"],
         [*old.arrived_at[:19].split("T"), old.id, "demo", "openai"],
@@ -128,6 +128,13 @@ def test_an_invalid_time_is_wrong_usage_with_an_example(rows: UsageDatabase) -> 
     for text in ("5x", "yesterday", "2026-13-01", "-1h", ""):
         printed = run("usage", "list", "--since", text, code=2).replace("\u2502", "")
         assert "30m, 12h, 7d" in " ".join(printed.split())
+
+
+def test_a_time_that_ends_before_it_begins_is_wrong_usage(rows: UsageDatabase) -> None:
+    for command in ("list", "summary", "export"):
+        assert "must be before" in run("usage", command, "--from", "1h", "--to", "2h", code=2)
+    assert run("usage", "list", "--json", "--from", "9998-12", "--to", "9999-12-30") == ""
+    assert run("usage", "list", "--json", "--from", "0001-01", "--to", "1970-01") == ""
 
 
 def test_show_prints_every_field(rows: UsageDatabase) -> None:

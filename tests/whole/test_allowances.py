@@ -163,7 +163,25 @@ async def test_a_group_gives_each_of_its_accounts_its_budgets_and_limits(
             assert (await send(gateway, bob)).status == 429, "and the account's own is as it was, as is its rate"
 
 
-async def test_an_account_is_told_what_is_left_of_its_own_budgets_and_of_those_of_the_token_it_sends(
+def money(limit: int, used: int) -> dict[str, int]:
+    return {"limit_micros": limit, "used_micros": used, "left_micros": limit - used}
+
+
+async def test_an_account_is_told_what_is_left_of_its_tokens_a_minute_and_takes_none(
+    upstream: Scripted, store_url: str, client: Client, tmp_path: Path
+) -> None:
+    groups = {"trial": {"limits": {"tokens_per_minute": 1000}}}
+    async with running(yaml(upstream.base_url, groups), tmp_path, store_url) as gateway:
+        token = await gateway.token(group="trial")
+        assert (await send(gateway, token)).status == 200
+        for _ in range(2):
+            limits = (await account_of(gateway, token))["limits"]
+            assert limits["limit_tokens"] == 1000
+            assert 1000 - 150 <= limits["remaining_tokens"] < 1000 - 150 + 100, "some of it is given back meanwhile"
+            assert limits["account"] == {"tokens_per_minute": 1000}
+
+
+async def test_an_account_is_told_what_is_left_of_its_own_its_own_budgets_and_of_those_of_the_token_it_sends(
     upstream: Scripted, store_url: str, client: Client, tmp_path: Path
 ) -> None:
     groups = {"trial": {"budgets": {"day": 1, "requests": 100}, "limits": {"requests_per_minute": 30}}}
@@ -180,11 +198,12 @@ async def test_an_account_is_told_what_is_left_of_its_own_budgets_and_of_those_o
         told = await account_of(gateway, capped.token)
         ends = {(each["of"], each["window"]): each.pop("ends_at") for each in told["budgets"]}
         assert told["budgets"] == [
-            {"of": "account", "window": "day", "limit_micros": 1_000_000, "used_micros": 4 * CHARGE},
-            {"of": "account", "window": "month", "limit_micros": 7_000_000, "used_micros": 4 * CHARGE},
-            {"of": "account", "window": "day", "limit_requests": 100, "used_requests": 4},
-            {"of": "token", "window": "total", "limit_micros": 500_000, "used_micros": 2 * CHARGE},
+            {"of": "account", "window": "day"} | money(1_000_000, 4 * CHARGE),
+            {"of": "account", "window": "month"} | money(7_000_000, 4 * CHARGE),
+            {"of": "account", "window": "day", "limit_requests": 100, "used_requests": 4, "left_requests": 96},
+            {"of": "token", "window": "total"} | money(500_000, 2 * CHARGE),
         ]
+        assert told["available_micros"] == 5_000_000 - 4 * CHARGE == told["balance_micros"]
         assert ends["token", "total"] is None
         month_ends = datetime.fromisoformat(ends["account", "month"])
         assert (month_ends.day, month_ends.hour) == (1, 0)

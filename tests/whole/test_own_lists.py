@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -99,6 +100,8 @@ async def test_a_list_has_what_its_filters_select(gateway: Running) -> None:
     assert await ids(gateway, token, "?model=org%2Fmodel%3Afree+%2Bx&outcome=caller_gone") == [both.id]
     assert await ids(gateway, token, f"?outcome=caller_gone&after={both.id}") == [cut.id]
     assert await ids(gateway, token, "?model=nope") == []
+    assert await ids(gateway, token, "?operation=chat.completions&limit=1") == [both.id]
+    assert await ids(gateway, token, "?operation=account") == []
 
 
 async def test_a_filter_that_few_requests_meet_ends_a_page_early(
@@ -193,7 +196,11 @@ async def test_the_ledger_tells_top_ups_adjustments_and_charges_newest_first(gat
 
 
 WRONG: Final = [
-    ("/v1/requests?limt=1", "limt", "no parameter limt here. Known: limit, after, model, outcome, reference"),
+    (
+        "/v1/requests?limt=1",
+        "limt",
+        "no parameter limt here. Known: limit, after, model, outcome, operation, reference",
+    ),
     ("/v1/requests?limit=0", "limit", "limit must be a number from 1 to 100"),
     ("/v1/requests?limit=101", "limit", "from 1 to 100"),
     ("/v1/requests?limit=%D9%A1", "limit", "from 1 to 100"),
@@ -269,3 +276,13 @@ async def test_a_list_says_what_it_may_lack(gateway: Running) -> None:
     assert [line["id"] for line in found["data"]] == [own.id]
     assert found["notes"] == ["Requests of 2001-02 cannot be read at the moment and may be missing."]
     assert (await listed(gateway, token, "/v1/usage"))["notes"] == []
+
+
+async def test_a_log_of_which_nothing_can_be_read_is_not_an_empty_list(gateway: Running) -> None:
+    token, folder = await gateway.token(), gateway.store.usage.folder
+    await asyncio.to_thread(shutil.rmtree, folder)
+    folder.write_text("no folder")
+    for path in ("/v1/requests", "/v1/usage"):
+        answer = await fetch(gateway, token, path)
+        assert (answer.status, answer.error["code"]) == (503, "service_unavailable")
+        assert str(folder).encode() not in answer.body

@@ -104,12 +104,26 @@ async def world(upstream: FakeUpstream, store_url: str, client: Client, tmp_path
         yield world
 
 
-NAMES: Final = ("limit", "after", "model", "outcome", "reference", "by", "from", "to", "account", "token_id", "id")
+NAMES: Final = (
+    "limit",
+    "after",
+    "model",
+    "outcome",
+    "reference",
+    "operation",
+    "by",
+    "from",
+    "to",
+    "account",
+    "token_id",
+    "id",
+)
 DAYS: Final = [f"{NOW - timedelta(days=days):%Y-%m-%d}" for days in (0, 3, 40)]
 VALUES: Final = st.sampled_from(
     [
         *("1", "5", "100", "0", "-1", "alice", "bob", "bob-1a2b3c4d", "", "*", "%", "' OR 1=1 --", "\0", "\u00e9"),
         *(*MODELS, *REFERENCES, *list(Outcome)[:4], *DAYS, "day", "day,model", "model,token", "token", "account"),
+        *("chat.completions", "ledger"),
     ]
 )
 
@@ -159,7 +173,7 @@ async def test_requests(world: World, data: st.DataObject, headers: dict[str, st
         return
     assert answer.status == 200
     assert given is not None
-    assert given.keys() <= {"limit", "after", "model", "outcome", "reference"}
+    assert given.keys() <= {"limit", "after", "model", "outcome", "operation", "reference"}
     own = sorted(world.records[account], key=lambda each: each.id, reverse=True)
     wanted = [
         shown(each)
@@ -167,6 +181,7 @@ async def test_requests(world: World, data: st.DataObject, headers: dict[str, st
         if each.id < given.get("after", "g")
         and given.get("model", each.model) == each.model
         and given.get("outcome", each.outcome) == each.outcome
+        and given.get("operation", each.operation) == each.operation
         and ("reference" not in given or each.reference == hashed_reference(account, given["reference"]))
     ]
     limit = int(given.get("limit", "20"))
