@@ -75,7 +75,10 @@ class Attempt(msgspec.Struct):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """The head of a request. `path` is raw and has no query. `headers` is case-insensitive. `peer` is the caller's address."""
+    """The head of a request. `path` is raw and has no query. `headers` is case-insensitive.
+
+    `peer` is the caller's address: of the connection, or what a trusted proxy says of whom it forwards.
+    """
 
     method: str
     path: str

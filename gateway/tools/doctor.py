@@ -126,7 +126,7 @@ def _on_the_way(answer: Answer) -> list[Diagnosis]:
     if error is None:
         return []
     if error["code"] == "token_invalid":
-        text = "the gateway got a token, and none was sent: a proxy on the way, or a .netrc file, adds one"
+        text = "the gateway got a token, and none was sent: a proxy on the way adds one"
         remedy = (
             "If the own token is refused below, let the proxy's operator pass on the header Authorization as it is."
         )

@@ -31,6 +31,11 @@ REMEDIES: Final = {
     503: "Retry shortly, or choose another model.",
     504: "The upstream was too slow: retry later or choose another model.",
 }
+RESTRICTED: Final = (
+    "Ask the operator which models and addresses the token is for. Behind a proxy, the gateway sees this address only if "
+    "`port.trusted_proxies` has the proxy's."
+)
+QUOTE_THE_ID: Final = "Quote the request id to the operator."
 ASK_THE_OPERATOR: Final = "Ask the operator of the service for its base address, with the path prefix, if it has one."
 
 
@@ -84,7 +89,8 @@ def failed(subject: str, answer: Answer, url: URL) -> Diagnosis:
         return stranger(subject, answer, url)
     code, message = shown(str(error["code"])), shown(str(error["message"]), 1000)
     text = f"{answer.status} {code}: {message} (request {error['request_id']})"
-    return ill(subject, code, text, REMEDIES.get(answer.status, "Quote the request id to the operator."))
+    remedy = RESTRICTED if code == "token_restricted" else REMEDIES.get(answer.status, QUOTE_THE_ID)
+    return ill(subject, code, text, remedy)
 
 
 def stranger(subject: str, answer: Answer, url: URL) -> Diagnosis:

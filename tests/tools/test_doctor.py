@@ -197,6 +197,13 @@ async def test_the_group_is_disabled(gateway: Running) -> None:
     assert "403 group_forbidden" in (await fault(gateway.base_url, await gateway.token(group="closed"))).text
 
 
+async def test_a_token_of_other_addresses(gateway: Running) -> None:
+    await gateway.token()
+    token = (await gateway.store.tokens.create("tester", addresses=("192.0.2.7",))).token
+    found = await fault(gateway.base_url, token)
+    assert (found.code, "port.trusted_proxies" in found.remedy) == ("token_restricted", True)
+
+
 async def test_the_model_is_wrong_and_the_right_ones_are_named(gateway: Running) -> None:
     token = await gateway.token()
     diagnosis = await fault(gateway.base_url, token, "gpt-77")
