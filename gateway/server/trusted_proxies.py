@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Final
 
 from multidict import CIMultiDictProxy
 
-from gateway.addresses import Address, address_of, network
+from gateway.addresses import Address, Network, address_of, network
 
 HEADER: Final = "X-Forwarded-For"
 MOST_PROXIES: Final = 16
@@ -33,8 +33,7 @@ class TrustedProxies:
     """The addresses whose `X-Forwarded-For` is believed: `port.trusted_proxies`."""
 
     def __init__(self, networks: Sequence[str]) -> None:
-        self._networks = tuple(map(network, networks))
-        self._trusts = lru_cache(maxsize=4096)(self._contain)
+        self._trusts = lru_cache(maxsize=4096)(partial(_contain, tuple(map(network, networks))))
 
     def caller_of(self, peer: str, headers: CIMultiDictProxy[str]) -> str:
         """Return the address of the caller whose request came over a connection from `peer`."""
@@ -50,9 +49,10 @@ class TrustedProxies:
                 break
         return caller
 
-    def _contain(self, peer: str) -> bool:
-        address = address_of(peer)
-        return address is not None and any(address in trusted for trusted in self._networks)
+
+def _contain(networks: Sequence[Network], peer: str) -> bool:
+    address = address_of(peer)
+    return address is not None and any(address in trusted for trusted in networks)
 
 
 def _parts(lines: Sequence[str]) -> Iterator[str]:

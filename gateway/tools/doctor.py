@@ -127,9 +127,7 @@ def _on_the_way(answer: Answer) -> list[Diagnosis]:
         return []
     if error["code"] == "token_invalid":
         text = "the gateway got a token, and none was sent: a proxy on the way adds one"
-        remedy = (
-            "If the own token is refused below, let the proxy's operator pass on the header Authorization as it is."
-        )
+        remedy = "If the token is refused below, let the proxy's operator pass on the header Authorization as it is."
         found.append(note("gateway", "authorization_added", text, remedy))
     if answer.headers.get("x-request-id") != error["request_id"]:
         text = "a proxy on the way removes or replaces the header x-request-id"

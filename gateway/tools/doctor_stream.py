@@ -82,9 +82,8 @@ def _not_a_stream(answer: Answer, url: URL, took_s: float) -> Diagnosis:
     if answer.error is not None:
         return failed("request", answer, url)
     found = stranger("request", answer, url)
-    return msgspec.structs.replace(
-        found, text=f"{found.text}, after {took_s:.1f} s; smaller requests are answered by the gateway"
-    )
+    text = f"after {took_s:.1f} s this request, and no smaller one, is answered by something else: {found.text}"
+    return msgspec.structs.replace(found, text=text)
 
 
 async def _arrival(session: ClientSession, base: URL, headers: dict[str, str], stream: Stream) -> Diagnosis:

@@ -30,7 +30,7 @@ def test_people_get_a_line_and_a_remedy() -> None:
     assert text.splitlines() == [
         f"well  address: http://127.0.0.1:{port}/v1 ends in /v1",
         f"ILL   network: 127.0.0.1:{port} cannot be reached: nothing listens there",
-        "      Check host and port, and that the gateway or its proxy runs. Nothing reached the gateway.",
+        "      Nothing reached the gateway. Check host and port, and that the gateway or its proxy runs.",
     ]
 
 

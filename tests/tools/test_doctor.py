@@ -101,7 +101,7 @@ def way_through(gateway_port: int) -> dict[str, tuple[Proxy, str, str, str]]:
         "a firewall": (Proxy(says=Says(403, body=PAGE)), "/v1", "gateway", "blocked"),
         "another web server": (Proxy(says=Says(404, body=PAGE)), "/v1", "gateway", "other_service"),
         "another API": (Proxy(says=json_page), "/v1", "gateway", "other_service"),
-        "OpenAI": (Proxy(says=Says(401, {}, openai)), "/v1", "gateway", "blocked"),
+        "OpenAI": (Proxy(says=Says(401, {}, openai)), "/v1", "gateway", "other_service"),
         "502 of the proxy": (Proxy(says=Says(502, body=PAGE)), "/v1", "gateway", "proxy_without_gateway"),
         "503 of the proxy": (Proxy(says=Says(503)), "/v1", "gateway", "proxy_without_gateway"),
         "522 of the proxy": (Proxy(says=Says(522)), "/v1", "gateway", "proxy_without_gateway"),
@@ -154,7 +154,7 @@ SIDE_NOTE = {
 
 async def test_a_redirect_and_a_page_are_named(paced: Running) -> None:
     for name, where, words in (
-        ("a redirect to https", "remedy", ["https://ai.example.com/v1."]),
+        ("a redirect to https", "remedy", ["https://ai.example.com/v1"]),
         ("a captive portal", "text", ["Airport WiFi", "fake-proxy/1.0", "status 200"]),
         ("no /v1 behind a prefix", "remedy", ["/ai/v1"]),
         ("a prefix that is passed on", "text", ["Known here"]),

@@ -8,10 +8,11 @@ from gateway.tools.doctor_address import parsed
 
 WRONG = {
     "": ("address_invalid", ""),
-    "localhost": ("address_invalid", "https://localhost"),
+    "localhost": ("address_invalid", "http://localhost"),
     "api.example.com/v1": ("address_invalid", "https://api.example.com/v1"),
-    "localhost:8080/v1": ("address_invalid", "https://localhost:8080/v1"),
-    "http:/host/v1": ("address_invalid", ""),
+    "localhost:8080/v1": ("address_invalid", "http://localhost:8080/v1"),
+    "http:/host/v1": ("address_invalid", ": http://host/v1"),
+    "https:host/v1": ("address_invalid", ": https://host/v1"),
     "https:///v1": ("address_invalid", ""),
     "ftp://host/v1": ("address_invalid", ""),
     "wss://host/v1": ("address_invalid", ""),
