@@ -25,14 +25,15 @@ def parsed(base_url: str) -> tuple[URL, Diagnosis]:
     text = base_url.strip()
     try:
         url = URL(text)
-        port = url.port
-    except ValueError:
+        host, port = url.host or "", url.port
+        host.encode("idna")
+    except ValueError:  # also what cannot be a name in the DNS
         return URL(), _no_address(text, "Check host and port: https://HOST:PORT/v1, the port from 1 to 65535.")
     if not text.isprintable() or " " in text:
         return URL(), _no_address(text, "Remove what is no part of an address, such as spaces.")
     if "://" not in text:
         return URL(), _no_address(text, _with_scheme(text))
-    if url.scheme not in ("http", "https") or not url.host or not port:
+    if url.scheme not in ("http", "https") or not host or not port:
         return URL(), _no_address(text, "Give the whole base address, as in https://host/v1.")
     return url, _check(url)
 

@@ -22,7 +22,7 @@ SILENCE_S: Final = 120
 """How long to wait for the next piece of the answer: longer than the gateway waits for an upstream by default."""
 BUFFERED_MS: Final = 50
 """An answer that took so much longer to leave the gateway than to arrive was kept back on the way."""
-RECORD_AFTER_S: Final = (0.0, 0.2, 0.5, 1.0)
+RECORD_AFTER_S: Final = (0.0, 0.2, 0.5, 1.0, 2.0)
 """When to ask for the record: it is closed soon after the answer."""
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.admin.app import Admin, serving
 from gateway.fake_upstream import FakeUpstream
+from gateway.metrics.exporter import Exporter
 from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
@@ -163,6 +165,11 @@ async def test_a_redirect_and_a_page_are_named(paced: Running) -> None:
         async with proxy:
             (*_, last) = await diagnoses(proxy.url(path))
         assert [word for word in words if word not in getattr(last, where)] == [], last
+
+
+async def test_the_port_of_the_operator(tmp_path: Path) -> None:
+    async with serving(Admin(tmp_path, "an-admin-token-of-31-characters", Exporter({})), "127.0.0.1:0") as port:
+        assert (await fault(f"http://127.0.0.1:{port}/v1")).code == "admin_port"
 
 
 async def test_a_proxy_of_the_environment_is_noted(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
