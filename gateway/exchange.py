@@ -77,9 +77,10 @@ class Attempt(msgspec.Struct):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """The head of a request. `headers` is case-insensitive. `peer` is the caller's address.
+    """The head of a request. `headers` is case-insensitive.
 
-    `path` is raw and has no query. `query` is raw, too: only lists read it, and no upstream gets it.
+    `peer` is the caller's address: of the connection, or what a trusted proxy says of whom it forwards. `path` is raw and has no
+    query. `query` is raw, too: only lists read it, and no upstream gets it.
     """
 
     method: str

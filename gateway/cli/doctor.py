@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -59,5 +60,6 @@ def doctor(
                 console().print(f"      {diagnosis.remedy}")
         return ill
 
+    os.environ["NETRC"] = os.devnull  # an entry for the host would be sent in place of the token
     if asyncio.run(run()):
         raise typer.Exit(1)

@@ -31,6 +31,8 @@ from gateway.tools.doctor_network import (
 from gateway.tools.doctor_stream import request
 
 MAX_TOKENS: Final = 16
+ADMIN_PORT: Final = "Send the admin token"
+"""What only the admin port says."""
 MOST_NAMES: Final = 20
 """Models that are named where the one that was asked for does not exist."""
 
@@ -97,8 +99,11 @@ async def _gateway(session: ClientSession, base: URL, answer: Answer) -> Diagnos
         scheme = await other_scheme(base) if answer.status == 400 else None  # what a port with TLS says to plain HTTP
         return scheme or stranger("gateway", answer, base / "models")
     error = answer.error or {}
+    message = shown(str(error.get("message")))
+    if ADMIN_PORT in message:
+        remedy = "Use the address of the public port: `listen:` in the configuration, and not `admin:`."
+        return ill("address", "admin_port", "this is the port of the gateway's operator", remedy)
     if error.get("code") == "unknown_path":
-        message = shown(str(error["message"]))
         if not ends_in_v1:
             return _lacks_v1(base, f"the gateway answers: {message}")
         remedy = (
@@ -109,7 +114,7 @@ async def _gateway(session: ClientSession, base: URL, answer: Answer) -> Diagnos
             "gateway", "path_changed", f"a gateway answers, and got another path than /v1/models: {message}", remedy
         )
     if answer.status == 503:
-        text = f"the gateway answers that it cannot serve now: {shown(str(error.get('message')))}"
+        text = f"the gateway answers that it cannot serve now: {message}"
         return ill("gateway", "not_ready", text, "Retry shortly; tell the operator if it persists.")
     through = f", through {shown(answer.headers['Server'], 60)}" if "Server" in answer.headers else ""
     return well("gateway", f"a gateway answers below {shown(str(base))}{through}")
@@ -126,10 +131,8 @@ def _on_the_way(answer: Answer) -> list[Diagnosis]:
     if error is None:
         return []
     if error["code"] == "token_invalid":
-        text = "the gateway got a token, and none was sent: a proxy on the way, or a .netrc file, adds one"
-        remedy = (
-            "If the own token is refused below, let the proxy's operator pass on the header Authorization as it is."
-        )
+        text = "the gateway got a token, and none was sent: a proxy on the way adds one"
+        remedy = "If the token is refused below, let the proxy's operator pass on the header Authorization as it is."
         found.append(note("gateway", "authorization_added", text, remedy))
     if answer.headers.get("x-request-id") != error["request_id"]:
         text = "a proxy on the way removes or replaces the header x-request-id"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from yarl import URL
@@ -24,14 +25,15 @@ def parsed(base_url: str) -> tuple[URL, Diagnosis]:
     text = base_url.strip()
     try:
         url = URL(text)
-        port = url.port
-    except ValueError:
+        host, port = url.host or "", url.port
+        host.encode("idna")
+    except ValueError:  # also what cannot be a name in the DNS
         return URL(), _no_address(text, "Check host and port: https://HOST:PORT/v1, the port from 1 to 65535.")
     if not text.isprintable() or " " in text:
         return URL(), _no_address(text, "Remove what is no part of an address, such as spaces.")
     if "://" not in text:
-        return URL(), _no_address(text, f"Write the scheme, too: https://{shown(text)}")
-    if url.scheme not in ("http", "https") or not url.host or not port:
+        return URL(), _no_address(text, _with_scheme(text))
+    if url.scheme not in ("http", "https") or not host or not port:
         return URL(), _no_address(text, "Give the whole base address, as in https://host/v1.")
     return url, _check(url)
 
@@ -59,6 +61,15 @@ def _check(url: URL) -> Diagnosis:
         text = "the path does not end in /v1"
         return note("address", "address_without_v1", text, "This is right only if a proxy adds /v1.")
     return well("address", f"{shown(str(url))} ends in /v1")
+
+
+def _with_scheme(text: str) -> str:
+    """Return what to do with an address that has no `://`."""
+    rest = re.sub(r"^https?:/?", "", text)
+    if not rest:
+        return "Give the whole base address, as in https://host/v1."
+    is_here = rest.startswith(("localhost", "127.", "[::1]"))
+    return f"Write the scheme, too: {'http' if is_here or text.startswith('http:') else 'https'}://{shown(rest)}"
 
 
 def _no_address(text: str, remedy: str) -> Diagnosis:

@@ -31,6 +31,11 @@ REMEDIES: Final = {
     503: "Retry shortly, or choose another model.",
     504: "The upstream was too slow: retry later or choose another model.",
 }
+RESTRICTED: Final = (
+    "Ask the operator which models and addresses the token is for. Behind a proxy, the gateway sees this address only if "
+    "`port.trusted_proxies` has the proxy's."
+)
+QUOTE_THE_ID: Final = "Quote the request id to the operator."
 ASK_THE_OPERATOR: Final = "Ask the operator of the service for its base address, with the path prefix, if it has one."
 
 
@@ -84,7 +89,8 @@ def failed(subject: str, answer: Answer, url: URL) -> Diagnosis:
         return stranger(subject, answer, url)
     code, message = shown(str(error["code"])), shown(str(error["message"]), 1000)
     text = f"{answer.status} {code}: {message} (request {error['request_id']})"
-    return ill(subject, code, text, REMEDIES.get(answer.status, "Quote the request id to the operator."))
+    remedy = RESTRICTED if code == "token_restricted" else REMEDIES.get(answer.status, QUOTE_THE_ID)
+    return ill(subject, code, text, remedy)
 
 
 def stranger(subject: str, answer: Answer, url: URL) -> Diagnosis:
@@ -111,7 +117,7 @@ def stranger(subject: str, answer: Answer, url: URL) -> Diagnosis:
     if status >= 500:
         remedy = "Ask its operator whether the gateway runs, and whether the proxy has the right address of it."
         return ill(subject, "proxy_without_gateway", f"a proxy answers in place of the gateway ({by})", remedy)
-    if status in (401, 403, 451):
+    if status in (401, 403, 451) and not _object(answer.body):
         remedy = "Ask who operates the firewall, VPN or filter on the way to let this address pass."
         return ill(subject, "blocked", f"something on the way refuses the request ({by})", remedy)
     if status in (408, 413, 429, 431):
@@ -123,7 +129,7 @@ def stranger(subject: str, answer: Answer, url: URL) -> Diagnosis:
             "Open the address in a browser: where a network asks for a login (captive portal), or a company for a sign-in, it "
             "shows the page. " + ASK_THE_OPERATOR
         )
-        return ill(subject, "web_page", f"a web page is there, and no gateway ({by})", remedy)
+        return ill(subject, "web_page", f"a web page answers in place of the gateway ({by})", remedy)
     text = f"something else answers at {url.host}:{url.port} ({by})"
     return ill(subject, "other_service", text, ASK_THE_OPERATOR)
 
@@ -133,11 +139,11 @@ def _redirect(subject: str, answer: Answer, url: URL) -> Diagnosis:
         target = url.join(URL(answer.headers["Location"]))
         place = str(target.with_query(None).with_fragment(None).with_user(None))
     except ValueError:
-        return ill(subject, "redirect", "it redirects to no address", ASK_THE_OPERATOR)
-    text = f"it redirects with {answer.status} to {shown(place)} ({_signature(answer)})"
+        return ill(subject, "redirect", f"it redirects to no address ({_signature(answer)})", ASK_THE_OPERATOR)
+    text = f"it redirects to {shown(place)} ({_signature(answer)})"
     if target.path.rstrip("/").endswith(("/models", "/chat/completions")):
         base = shown(re.sub(r"/(models|chat/completions)/?$", "", place))
-        remedy = f"Use the address behind it: {base}. Clients that follow a redirect drop the token, or the body."
+        remedy = f"Clients that follow a redirect drop the token, or the body. Use the address behind it: {base}"
         return ill(subject, "redirect", text, remedy)
     remedy = "This is a login page: of the network (captive portal), or a sign-in in front of the service. "
     return ill(subject, "redirect_to_login", text, remedy + ASK_THE_OPERATOR)

@@ -74,10 +74,13 @@ async def unreached(url: URL, error: Exception) -> Diagnosis:
         return _connected(url, "answer_timeout", "it takes the request and does not respond in time", remedy)
     if isinstance(error, aiohttp.ClientSSLError):
         remedy = "Something between may break TLS; the gateway and the shipped proxies speak TLS 1.2 and 1.3."
-        return _ill(url, "tls_failed", f"the TLS handshake fails: {shown(_reason(error))}", remedy)
+        return _ill(url, "tls_failed", f"fails in the TLS handshake: {_in_words(_reason(error))}", remedy)
     if isinstance(error, aiohttp.ClientResponseError):
         return _ill(
-            url, "not_http", "what answers does not speak HTTP", "Check the port: another service listens there."
+            url,
+            "not_http",
+            "is answered by something that does not speak HTTP",
+            "Check the port: another service listens there.",
         )
     remedy = "Check that no proxy or firewall closes the connection, and ask the operator for its log at this time."
     return _connected(url, "connection_cut", "it closes them without a whole answer", remedy)
@@ -94,7 +97,9 @@ def _before_the_port(url: URL, error: Exception) -> Diagnosis | None:
         remedy = f"Correct HTTP_PROXY or HTTPS_PROXY, or add {url.host} to NO_PROXY."
         return ill("proxy", "proxy_unreachable", text, remedy)
     if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return _ill(url, "name_unknown", "the name does not resolve", "Check the spelling of the host, and the DNS.")
+        return _ill(
+            url, "name_unknown", "has a name that does not resolve", "Check the spelling of the host, and the DNS."
+        )
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return _certificate(url, error.certificate_error)
     if isinstance(error, aiohttp.ConnectionTimeoutError):
@@ -140,6 +145,11 @@ def _reason(error: Exception) -> str:
     return str(getattr(getattr(error, "os_error", None), "reason", None) or "no reason given")
 
 
+def _in_words(reason: str) -> str:
+    meaning = "what answers does not speak TLS" if reason == "WRONG_VERSION_NUMBER" else ""
+    return f"{meaning} ({shown(reason)})" if meaning else shown(reason)
+
+
 async def other_scheme(url: URL) -> Diagnosis | None:
     """Return the verdict where the port speaks TLS and the address says http, or the reverse."""
     if _is_proxied(url):
@@ -149,8 +159,8 @@ async def other_scheme(url: URL) -> Diagnosis | None:
         return _ill(url, "needs_https", "speaks TLS, and the address begins with http", remedy)
     if url.scheme == "https" and not await _speaks_tls(url) and await _speaks_plain_http(url):
         remedy = (
-            f"Begin the base address with http: {shown(str(url.with_scheme('http').with_port(url.port)))}; or ask the operator "
-            "for the address with TLS: http shows the token to all on the way."
+            "Ask the operator for the address with TLS, since http shows the token to all on the way; or begin the base address "
+            f"with http: {shown(str(url.with_scheme('http').with_port(url.port)))}"
         )
         return _ill(url, "needs_http", "does not speak TLS, and the address begins with https", remedy)
     return None
@@ -188,7 +198,7 @@ def _connected(url: URL, code: str, text: str, remedy: str) -> Diagnosis:
 
 
 def _ill(url: URL, code: str, text: str, remedy: str) -> Diagnosis:
-    return ill("network", code, f"{at(url)} {text}", f"{remedy} Nothing reached the gateway.")
+    return ill("network", code, f"{at(url)} {text}", f"Nothing reached the gateway. {remedy}")
 
 
 def at(url: URL) -> str:

@@ -22,7 +22,7 @@ SILENCE_S: Final = 120
 """How long to wait for the next piece of the answer: longer than the gateway waits for an upstream by default."""
 BUFFERED_MS: Final = 50
 """An answer that took so much longer to leave the gateway than to arrive was kept back on the way."""
-RECORD_AFTER_S: Final = (0.0, 0.2, 0.5, 1.0)
+RECORD_AFTER_S: Final = (0.0, 0.2, 0.5, 1.0, 2.0)
 """When to ask for the record: it is closed soon after the answer."""
 
 
@@ -82,9 +82,8 @@ def _not_a_stream(answer: Answer, url: URL, took_s: float) -> Diagnosis:
     if answer.error is not None:
         return failed("request", answer, url)
     found = stranger("request", answer, url)
-    return msgspec.structs.replace(
-        found, text=f"{found.text}, after {took_s:.1f} s; smaller requests are answered by the gateway"
-    )
+    text = f"after {took_s:.1f} s this request, and no smaller one, is answered by something else: {found.text}"
+    return msgspec.structs.replace(found, text=text)
 
 
 async def _arrival(session: ClientSession, base: URL, headers: dict[str, str], stream: Stream) -> Diagnosis:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.admin.app import Admin, serving
 from gateway.fake_upstream import FakeUpstream
+from gateway.metrics.exporter import Exporter
 from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
@@ -101,7 +103,7 @@ def way_through(gateway_port: int) -> dict[str, tuple[Proxy, str, str, str]]:
         "a firewall": (Proxy(says=Says(403, body=PAGE)), "/v1", "gateway", "blocked"),
         "another web server": (Proxy(says=Says(404, body=PAGE)), "/v1", "gateway", "other_service"),
         "another API": (Proxy(says=json_page), "/v1", "gateway", "other_service"),
-        "OpenAI": (Proxy(says=Says(401, {}, openai)), "/v1", "gateway", "blocked"),
+        "OpenAI": (Proxy(says=Says(401, {}, openai)), "/v1", "gateway", "other_service"),
         "502 of the proxy": (Proxy(says=Says(502, body=PAGE)), "/v1", "gateway", "proxy_without_gateway"),
         "503 of the proxy": (Proxy(says=Says(503)), "/v1", "gateway", "proxy_without_gateway"),
         "522 of the proxy": (Proxy(says=Says(522)), "/v1", "gateway", "proxy_without_gateway"),
@@ -154,7 +156,7 @@ SIDE_NOTE = {
 
 async def test_a_redirect_and_a_page_are_named(paced: Running) -> None:
     for name, where, words in (
-        ("a redirect to https", "remedy", ["https://ai.example.com/v1."]),
+        ("a redirect to https", "remedy", ["https://ai.example.com/v1"]),
         ("a captive portal", "text", ["Airport WiFi", "fake-proxy/1.0", "status 200"]),
         ("no /v1 behind a prefix", "remedy", ["/ai/v1"]),
         ("a prefix that is passed on", "text", ["Known here"]),
@@ -163,6 +165,11 @@ async def test_a_redirect_and_a_page_are_named(paced: Running) -> None:
         async with proxy:
             (*_, last) = await diagnoses(proxy.url(path))
         assert [word for word in words if word not in getattr(last, where)] == [], last
+
+
+async def test_the_port_of_the_operator(tmp_path: Path) -> None:
+    async with serving(Admin(tmp_path, "an-admin-token-of-31-characters", Exporter({})), "127.0.0.1:0") as port:
+        assert (await fault(f"http://127.0.0.1:{port}/v1")).code == "admin_port"
 
 
 async def test_a_proxy_of_the_environment_is_noted(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +202,13 @@ async def test_the_account_is_suspended(gateway: Running) -> None:
 
 async def test_the_group_is_disabled(gateway: Running) -> None:
     assert "403 group_forbidden" in (await fault(gateway.base_url, await gateway.token(group="closed"))).text
+
+
+async def test_a_token_of_other_addresses(gateway: Running) -> None:
+    await gateway.token()
+    token = (await gateway.store.tokens.create("tester", addresses=("192.0.2.7",))).token
+    found = await fault(gateway.base_url, token)
+    assert (found.code, "port.trusted_proxies" in found.remedy) == ("token_restricted", True)
 
 
 async def test_the_model_is_wrong_and_the_right_ones_are_named(gateway: Running) -> None:

@@ -80,7 +80,7 @@ async def test_verdicts(
     _, _, ca = certificates(tmp_path / "authority")
     wrong: dict[str, tuple[str, object]] = {}
     async with (
-        FakeUpstream(pace_s=0.03, words=WORDS, key="channel-credential-4711") as upstream,
+        FakeUpstream(pace_s=0.05, words=WORDS, key="channel-credential-4711") as upstream,
         running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
     ):
         token = await gateway.token()
