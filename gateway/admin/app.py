@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import date
 from pathlib import Path
@@ -22,8 +22,8 @@ from aiohttp.typedefs import Handler
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from gateway.admin.live import LIVE, LiveUsage
+from gateway.admin.token import AdminToken
 from gateway.config.schema import Config, host_port
-from gateway.config.secrets import secret_of
 from gateway.errors import GatewayError, Refused, cannot_listen, headers_of, internal, render
 from gateway.log import Logger
 from gateway.metrics.exporter import Exporter
@@ -39,20 +39,12 @@ MAX_GAPS: Final = 20
 log = Logger("gateway.admin.app")
 
 
-def token_of(config: Config) -> str:
-    """Return the admin port's token: `$GATEWAY_ADMIN_TOKEN`, else the file `admin.token` in `data`.
-
-    The file is created where it is missing. Raises `Misconfigured` for a token that is too short.
-    """
-    return secret_of(config.data_path / "admin.token", "GATEWAY_ADMIN_TOKEN").decode("utf-8", "replace")
-
-
 async def run(config: Config, address: str, exporter: Exporter, stop: asyncio.Event) -> None:
     """Serve the admin port on `address` until `stop` is set; while another program listens there, try again."""
     reported = False
     while not stop.is_set():
         try:
-            async with serving(Admin(config.data_path / "usage", token_of(config), exporter), address):
+            async with serving(Admin(config.data_path / "usage", AdminToken(config), exporter), address):
                 log.info("admin_port_served", address=address)
                 await stop.wait()
         except OSError as error:
@@ -82,11 +74,11 @@ async def serving(admin: Admin, address: str) -> AsyncIterator[int]:
 class Admin:
     """The routes of the admin port, and the check of the token before them."""
 
-    def __init__(self, folder: Path, token: str, exporter: Exporter) -> None:
-        """Answer from the usage log in `folder` and the metrics of `exporter`."""
+    def __init__(self, folder: Path, token: Callable[[], str], exporter: Exporter) -> None:
+        """Answer from the usage log in `folder` and the metrics of `exporter`. `token` is asked for at each request."""
         self._folder = folder
         self._exporter = exporter
-        self._authorization = f"Bearer {token}".encode()
+        self._token = token
         self._live = LiveUsage(folder)
 
     def application(self) -> web.Application:
@@ -104,7 +96,8 @@ class Admin:
         """Check the token, and turn what the handler raises into an error response."""
         authorization = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         try:
-            if request.path != "/healthz" and not hmac.compare_digest(authorization, self._authorization):
+            wanted = f"Bearer {self._token()}".encode()
+            if request.path != "/healthz" and not hmac.compare_digest(authorization, wanted):
                 raise Refused(401, "token_invalid", "Send the admin token: `Authorization: Bearer TOKEN`.")
             return await handler(request)
         except Refused as refused:

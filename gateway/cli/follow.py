@@ -8,8 +8,8 @@ from contextlib import aclosing, suppress
 
 from aiohttp import ClientError, ClientResponseError, ClientSession, ClientTimeout
 
-from gateway.admin.app import token_of
 from gateway.admin.live import LIVE, PING_S
+from gateway.admin.token import token_of
 from gateway.config.schema import Config, host_port
 from gateway.usage import queries
 from gateway.usage.record import Record, decode

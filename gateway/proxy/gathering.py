@@ -21,16 +21,18 @@ class Gathering:
         self.completion = GatheredCompletion()
         self.invalid = False
         """An event was no chunk."""
-        self.on_invalid: Callable[[], None] = lambda: None
+        self.on_invalid: Callable[[], None] | None = None
 
     @property
     def on_gone(self) -> Callable[[], None] | None:
-        """Called when the caller leaves."""
+        """Called when the caller leaves. Without it, `on_invalid` is forgotten, too: it refers to the relay."""
         return self._caller.on_gone
 
     @on_gone.setter
     def on_gone(self, called: Callable[[], None] | None) -> None:
         self._caller.on_gone = called
+        if called is None:
+            self.on_invalid = None
 
     def stream_head(self, headers: Mapping[str, str]) -> bytes:
         """Return no head: none is written."""
@@ -49,4 +51,5 @@ class Gathering:
                     self.completion.add(text)
                 except ValueError:
                     self.invalid = True
-                    self.on_invalid()
+                    if self.on_invalid is not None:
+                        self.on_invalid()

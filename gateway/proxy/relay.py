@@ -75,9 +75,10 @@ class Relay:
         self.state = RelayState.COLLECTING
         self.failure: Exception | None = None
         """What `begin` raised, or why its headers cannot be sent."""
-        self.events = _events(body, channel, gathered=isinstance(caller, Gathering))
-        self._max_prelude = channel.max_response_bytes if isinstance(caller, Gathering) else MAX_PRELUDE
-        self._streamed = body.stream or isinstance(caller, Gathering)
+        gathered = isinstance(caller, Gathering)
+        self.events = _events(body, channel, gathered)
+        self._max_prelude = channel.max_response_bytes if gathered else MAX_PRELUDE
+        self._streamed = body.stream or gathered
         self._secrets = Redaction(channel.scrubbed, self.events)
         self.ended: asyncio.Future[EndReason] = self._loop.create_future()
         caller.on_gone = self._on_caller_gone
@@ -276,7 +277,7 @@ class Relay:
             self._stall_timer = None
 
 
-def _events(body: Body, channel: Channel, *, gathered: bool) -> EventStream:
+def _events(body: Body, channel: Channel, gathered: bool) -> EventStream:
     """Return the parser of an answer's events. Of one that is gathered nothing is dropped, and no event is too long to wait for."""
     if gathered:
         return EventStream(drop_usage=False, choices=body.n, max_event_bytes=channel.max_response_bytes)

@@ -31,7 +31,7 @@ def rows(tmp_path: Path) -> Iterator[UsageDatabase]:
 
 @pytest.fixture
 def application(rows: UsageDatabase) -> web.Application:
-    return Admin(rows.folder, TOKEN, Exporter({})).application()
+    return Admin(rows.folder, lambda: TOKEN, Exporter({})).application()
 
 
 @pytest.fixture

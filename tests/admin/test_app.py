@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import stat
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ from aiohttp import ClientSession
 from structlog.testing import capture_logs
 
 from gateway.admin import app
-from gateway.admin.app import Admin, run, serving, token_of
+from gateway.admin.app import Admin, run, serving
 from gateway.config.schema import Config
-from gateway.errors import Misconfigured
 from gateway.metrics.exporter import Exporter
 from gateway.usage.database import UsageDatabase
 from gateway.usage.gaps import Gap, Reading, save
@@ -74,19 +72,6 @@ async def test_unknown_paths_and_methods_have_the_shape_of_all_errors(client: Cl
             assert (response.status, (await response.json())["error"]["code"]) == (status, "unknown_path")
 
 
-def test_the_token_is_made_once_and_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GATEWAY_ADMIN_TOKEN", raising=False)
-    made = token_of(Config(data=str(tmp_path)))
-    assert len(made) >= 32
-    assert token_of(Config(data=str(tmp_path))) == made
-    assert stat.S_IMODE((tmp_path / "admin.token").stat().st_mode) == 0o600
-    monkeypatch.setenv("GATEWAY_ADMIN_TOKEN", TOKEN)
-    assert token_of(Config(data=str(tmp_path))) == TOKEN
-    monkeypatch.setenv("GATEWAY_ADMIN_TOKEN", "short")
-    with pytest.raises(Misconfigured, match="too short"):
-        token_of(Config(data=str(tmp_path)))
-
-
 async def test_a_taken_port_is_logged_once_and_served_when_it_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +96,7 @@ async def test_a_taken_port_is_logged_once_and_served_when_it_is_free(
 async def test_a_stop_does_not_wait_for_live_streams(rows: UsageDatabase) -> None:
     async with ClientSession() as session:
         async with AsyncExitStack() as stack:
-            admin = Admin(rows.folder, TOKEN, Exporter({}))
+            admin = Admin(rows.folder, lambda: TOKEN, Exporter({}))
             port = await stack.enter_async_context(serving(admin, "127.0.0.1:0"))
             url, headers = f"http://127.0.0.1:{port}/usage/live", {"Authorization": f"Bearer {TOKEN}"}
             response = await session.get(url, headers=headers)

@@ -226,3 +226,30 @@ def test_odd_values_end_nothing() -> None:
         '{"choices":[{"delta":{"content":"c","c":["d"]},"logprobs":5},{"logprobs":{"content":5}}]}',
     )
     assert answer["choices"][0]["message"]["n"] == 2
+
+
+NAMES = ("content", "tool_calls", "function", "name", "arguments", "index", "id", "type", "text", "role", "thinking")
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from(["", "a", "text", "function"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=4),
+    max_leaves=12,
+)
+choices = st.fixed_dictionaries(
+    {"index": st.just(0)}, optional={"delta": values, "logprobs": values, "finish_reason": values}
+)
+chunks = st.fixed_dictionaries(
+    {"choices": st.lists(choices | values, max_size=3)}, optional={"usage": values, "id": values}
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(chunks, min_size=1, max_size=4))
+def test_no_json_breaks_it(stream: list[Chunk]) -> None:
+    completion = GatheredCompletion()
+    for each in stream:
+        completion.add(json.dumps(each).encode())
+    if any(isinstance(choice, dict) for each in stream for choice in each["choices"]):
+        assert json.loads(completion.encode())["object"] == "chat.completion"
+    else:
+        with pytest.raises(ValueError, match="no choice"):
+            completion.encode()

@@ -12,7 +12,8 @@ import pytest
 from aiohttp import web
 from pytest_aiohttp import AiohttpRawServer
 
-from gateway.admin.app import Admin, serving, token_of
+from gateway.admin.app import Admin, serving
+from gateway.admin.token import AdminToken
 from gateway.cli import follow
 from gateway.config.schema import Config
 from gateway.metrics.exporter import Exporter
@@ -42,7 +43,7 @@ async def first_of(ended: AsyncIterator[Record], rows: UsageDatabase) -> list[Re
 async def test_a_broken_connection_is_continued_in_the_files(config: Config) -> None:
     rows = UsageDatabase(config.data_path / "usage")
     async with AsyncExitStack() as running, aclosing(follow.ended(config)) as ended:
-        served = serving(Admin(rows.folder, token_of(config), Exporter({})), cast(str, config.admin))
+        served = serving(Admin(rows.folder, AdminToken(config), Exporter({})), cast(str, config.admin))
         await running.enter_async_context(served)
         waiting = await first_of(ended, rows)
         assert [await anext(ended) for _ in waiting] == waiting
@@ -60,7 +61,7 @@ async def test_a_broken_connection_is_continued_in_the_files(config: Config) -> 
 async def test_the_admin_port_is_tried_first(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = UsageDatabase(config.data_path / "usage")
     monkeypatch.setattr(follow, "POLL_S", 3600)
-    served = serving(Admin(rows.folder, token_of(config), Exporter({})), cast(str, config.admin))
+    served = serving(Admin(rows.folder, AdminToken(config), Exporter({})), cast(str, config.admin))
     async with served, aclosing(follow.ended(config)) as ended, asyncio.timeout(PATIENCE_S):
         await first_of(ended, rows)
     rows.close()
