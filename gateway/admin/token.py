@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-import structlog
-
 from gateway.config.schema import Config
 from gateway.config.secrets import secret_of
 from gateway.errors import GatewayError
+from gateway.log import Logger
 
 VARIABLE: Final = "GATEWAY_ADMIN_TOKEN"
 
-log = structlog.get_logger("gateway.admin.token")
+log = Logger("gateway.admin.token")
 
 
 def token_of(config: Config, *, create: bool = True) -> str:

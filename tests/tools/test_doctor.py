@@ -168,7 +168,7 @@ async def test_a_redirect_and_a_page_are_named(paced: Running) -> None:
 
 
 async def test_the_port_of_the_operator(tmp_path: Path) -> None:
-    async with serving(Admin(tmp_path, "an-admin-token-of-31-characters", Exporter({})), "127.0.0.1:0") as port:
+    async with serving(Admin(tmp_path, lambda: "an-admin-token-of-31-characters", Exporter({})), "127.0.0.1:0") as port:
         assert (await fault(f"http://127.0.0.1:{port}/v1")).code == "admin_port"
 
 
