@@ -26,7 +26,6 @@ from gateway import (
     Limited,
     Operation,
     Plugin,
-    Refused,
     Services,
     Step,
     StoreAway,
@@ -34,17 +33,12 @@ from gateway import (
     Taken,
     TokenLimits,
 )
+from plugins.limit_answers import refusal, set_headers
 from plugins.paced_refusals import PacedRefusals
-
-_REQUESTS: Final = ("x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests")
-_TOKENS: Final = ("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens")
-"""The headers of a limit, of what remains of it, and of when all of it is available again."""
 
 NO_LIMITS: Final = AccountLimits()
 LEASE_MARGIN_S: Final = 60
 RETRY_AFTER_S = 1.0
-LONG_MS: Final = 59_000
-"""The gateway adds a longer wait to the message by itself."""
 MAX_PENDING: Final = 10_000
 """How many releases are kept to be retried. Slots beyond that are freed when their lease ends."""
 MOST_CALLERS: Final = 4096
@@ -109,14 +103,14 @@ class RateLimit(Plugin):
         never = self._limits.never_fits(tokens, rules, token)
         if never is not None:
             await self._refusals.wait(caller.account)
-            raise _refusal(never, rules, token, tokens)
+            raise refusal(never, rules, token, tokens)
 
         async def read(result: Taken | Limited) -> None:
-            _set_headers(exchange.response_headers, result)
+            set_headers(exchange.response_headers, result)
             if isinstance(result, Limited):
                 self._holding.pop(exchange.id, None)
                 await self._refusals.wait(caller.account)
-                raise _refusal(result, rules, token, tokens)
+                raise refusal(result, rules, token, tokens)
             if exchange.request.operation is Operation.ACCOUNT:
                 await self._look(exchange, caller)
 
@@ -141,7 +135,7 @@ class RateLimit(Plugin):
             left = await self._limits.look(
                 caller.account, exchange.id, scope=self._scope, rules=rules, tokens=0, token=token
             )
-            _set_headers(exchange.response_headers, Taken(tokens=left.tokens))
+            set_headers(exchange.response_headers, Taken(tokens=left.tokens))
 
     async def explain(self, exchange: Exchange) -> str:
         """Return what is left of each limit, and take nothing."""
@@ -152,7 +146,7 @@ class RateLimit(Plugin):
             caller.account, exchange.id, scope=self._scope, rules=rules, tokens=tokens, token=token
         )
         if isinstance(result, Limited):
-            raise _refusal(result, rules, token, tokens)
+            raise refusal(result, rules, token, tokens)
         parts = []
         if result.requests is not None:
             parts.append(f"1 of {result.requests.remaining} requests left of {result.requests.limit} a minute")
@@ -257,35 +251,3 @@ def _limits_tokens(rules: AccountLimits, token: TokenLimits | None) -> bool:
 def _is_given_back(rules: AccountLimits) -> bool:
     """Return whether a request that has ended gives something back: its slot, or tokens that it did not use."""
     return rules.tokens_per_minute is not None or rules.concurrent is not None
-
-
-def _set_headers(headers: dict[str, str], result: Taken | Limited) -> None:
-    """Set the `x-ratelimit-*` headers; of the tightest limit, if several plugins of this kind are in the chain."""
-    for (limit, remaining, reset), rate in ((_REQUESTS, result.requests), (_TOKENS, result.tokens)):
-        if rate is not None and (remaining not in headers or rate.remaining <= int(headers[remaining])):
-            headers[limit] = str(rate.limit)
-            headers[remaining] = str(rate.remaining)
-            headers[reset] = f"{rate.reset_ms}ms"
-
-
-def _refusal(limited: Limited, rules: AccountLimits, token: TokenLimits | None, tokens: int) -> Refused:
-    wait_ms = limited.retry_after_ms
-    of = "account"
-    if limited.of_token and token is not None:
-        rules, of = token.rules, "token"
-    if wait_ms is None:
-        return Refused(
-            429,
-            "rate_limited",
-            f"This request counts {tokens} tokens, over the {of}'s limit of {rules.tokens_per_minute} a minute. "
-            "Send less, or ask for fewer output tokens.",
-            should_retry=False,
-        )
-    if limited.kind == "concurrent":
-        text = f"Over the {of}'s limit of {rules.concurrent} requests at once. Wait for one to end, then try again."
-        return Refused(429, "too_many_concurrent", text, retry_after_s=wait_ms / 1000)
-    limit = rules.requests_per_minute if limited.kind == "requests" else rules.tokens_per_minute
-    text = f"Over the {of}'s limit of {limit} {limited.kind} a minute."
-    if wait_ms <= LONG_MS:
-        text += f" Try again in {wait_ms / 1000:g} s."
-    return Refused(429, "rate_limited", text, retry_after_s=wait_ms / 1000)

@@ -107,6 +107,6 @@ def _short(value: object) -> str:
         if isinstance(value, str)
         else repr(value)
         if isinstance(value, Section)
-        else str(msgspec.to_builtins(value))
+        else str(msgspec.to_builtins(list(value) if isinstance(value, tuple) else value))
     )
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -66,7 +66,7 @@ def _list(folder: Path, wanted: Wanted, limit: int) -> bytes:
     unusable: list[UnusableFile] = []
     with readable():
         found = page(folder, wanted, limit, unusable)
-    since_ms = arrival_ms(found.records[-1].id) if found.next else None
+    since_ms = arrival_ms(found.next) if found.next else None
     return listed(list(map(_shown, found.records)), found.next, notes_of(folder, unusable, since_ms))
 
 

@@ -337,7 +337,9 @@ LIMITS: dict[type[Port] | type[Timers], dict[str, Any]] = {
         "idle_timeout": 75,
         "allow_non_streaming": False,
         "allow_fields": (),
+        "trusted_proxies": (),
         "drain": 30,
+        "open_streams": "end",
     },
     Timers: {"connect": 5, "first_byte": 60, "idle": 60, "total": 600, "write_stall": 60},
 }

@@ -21,9 +21,9 @@ SHAPES = {
     "comments": b":\n\n",
     "blank-lines": b"\n",
     "carriage-returns": b"\r",
-    "parsed": b"data: {}\n\n",
+    "parsed": b'data: {"choices":[{}]}\n\n',
     "windows": TEXT.replace(b"\n", b"\r\n"),
-    "mixed": TEXT + b": ping\n\n" + TEXT.replace(b"\n", b"\r\n") + b"id: 1\n\ndata: {}\r\n\r\n",
+    "mixed": TEXT + b": ping\n\n" + TEXT.replace(b"\n", b"\r\n") + b'id: 1\n\ndata: {"choices":[{}]}\r\n\r\n',
 }
 
 
@@ -56,7 +56,7 @@ async def test_a_long_read_is_relayed_whole_and_in_order(
 async def test_other_callers_are_served_beside_streams_of_events_that_must_be_parsed(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    flood: list[Step] = [CHUNKED, Forever(chunk(TEXT + b"data: {}\n\n" * 7000))]
+    flood: list[Step] = [CHUNKED, Forever(chunk(TEXT + b'data: {"choices":[{}]}\n\n' * 7000))]
     async with (
         Scripted(flood) as upstream,
         running(configuration(upstream.base_url), tmp_path, store_url) as gateway,
