@@ -17,6 +17,9 @@ from tests.whole.raw import CHAT, head
 HANG_S: Final = 45.0
 """No timer of the gateway is longer, and a worker that died is there again by then."""
 _FINISH: Final = re.compile(rb'"finish_reason":\s*"')
+SHAPE: Final = {"message", "type", "param", "code", "request_id"}
+SHORTAGE: Final = {"needed_micros", "available_micros", "max_tokens_that_fit"}
+"""The fields of an error, and what one with status 402 has besides."""
 _ERROR: Final = re.compile(rb'^data: (\{"error":\s*\{.*)$', re.MULTILINE)
 _BARE: Final = re.compile(rb'^(event: error|data: \{"object":\s*"error")', re.MULTILINE)
 
@@ -123,8 +126,7 @@ def judge_body(seen: Seen, body: bytes) -> None:
         try:
             error = json.loads(body)["error"]
             seen.code = error["code"]
-            shape = {"message", "type", "param", "code", "request_id"}
-            if error["request_id"] != seen.id or set(error) != shape:
+            if error["request_id"] != seen.id or set(error) - (SHORTAGE if seen.status == 402 else set()) != SHAPE:
                 seen.saw, seen.problem = Saw.UNREADABLE, f"an error in another shape: {body[:300]!r}"
         except (ValueError, KeyError, TypeError):
             seen.saw, seen.problem = Saw.UNREADABLE, f"an error in another shape: {body[:300]!r}"
