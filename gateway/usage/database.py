@@ -40,6 +40,10 @@ log = structlog.get_logger("gateway.usage.database")
 FILE_NAME: Final = re.compile(r"usage-(\d{4}-\d{2})\.sqlite")
 
 
+SETTINGS: Final = ("synchronous = FULL", "cache_size = -65536", "wal_autocheckpoint = 16000")
+"""The pages of the indices are in 64 MiB of memory, and written to the file itself after 64 MiB of changes: most change often."""
+
+
 class UsageDatabase:
     """The writer of a folder's files. One process at a time writes; any number may read at the same time."""
 
@@ -117,7 +121,8 @@ class UsageDatabase:
         with contextlib.ExitStack() as failed:
             failed.callback(file.close)
             tables.create(file)
-            file.execute("PRAGMA synchronous = FULL")
+            for setting in SETTINGS:
+                file.execute(f"PRAGMA {setting}")
             failed.pop_all()
         self._files[month] = _identity(path), file
         return file

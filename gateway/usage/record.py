@@ -130,9 +130,9 @@ def checked(line: bytes) -> Record:
     except RecursionError:
         raise ValueError("the record is nested too deeply") from None
     check_time(record.id)
-    for name, number in zip((*NUMBERS, *NUMBERS_OR_NONE), (*_numbers(record), *_numbers_or_none(record)), strict=True):
-        if number is not None and not -MAX_NUMBER <= number <= MAX_NUMBER:
-            raise ValueError(f"{name} is too large: {number}")
+    numbers = [number for number in (*_numbers(record), *_numbers_or_none(record)) if number is not None]
+    if max(numbers) > MAX_NUMBER or min(numbers) < -MAX_NUMBER:
+        raise ValueError(f"a number is too large: {max(map(abs, numbers))}")
     return record
 
 

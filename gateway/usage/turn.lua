@@ -39,6 +39,9 @@ local position = positions[me]
 if not position then
   return redis.error_reply("ERR no position: join first")
 end
+if earlier(following, trimmed) then
+  following = trimmed -- what was removed cannot be read any more
+end
 if position == expected and following ~= expected then
   redis.call("XGROUP", "SETID", KEYS[1], me, following)
   position = following

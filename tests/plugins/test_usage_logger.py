@@ -55,7 +55,10 @@ async def test_the_arrival_is_recorded_before_an_upstream_may_be_called(given: S
     await run_request(logger, of, given)
     await of.settle_pending()
     (opened,) = await log_of(given)
-    assert opened == Record(id=of.id, arrived_at=utc(arrival_ms(of.id)), operation="models")
+    expected = Record(
+        id=of.id, arrived_at=utc(arrival_ms(of.id)), operation="models", gateway=given.store.usage.gateway
+    )
+    assert opened == expected
     assert abs(arrival_ms(of.id) - time.time() * 1000) < 60_000
 
 
@@ -125,6 +128,7 @@ async def test_the_closed_record_has_all_that_is_known(given: Services) -> None:
         },
         upstream_cost_micros=99,
         upstream_usage='{"prompt_tokens": 11}',
+        gateway=given.store.usage.gateway,
     )
 
 

@@ -133,7 +133,7 @@ class OldData:
 
     def _pending(self, store: Raw) -> list[object]:
         files = [*(self.data / "journal").glob("*.jsonl"), *(self.data / "usage" / "spool").glob("*.jsonl")]
-        streams = [key for key in store.keys("gw:usage:*") if store.ask("XLEN", key)]
+        streams = [key for key in (*store.keys("gw:usage:*"), "gw:{usage}:stream") if store.ask("XLEN", key)]
         return [*files, *streams, *store.keys("gw:{*}:leases")]
 
     async def _started(self, *arguments: str, stderr: int) -> asyncio.subprocess.Process:
@@ -190,7 +190,7 @@ def pattern(key: str) -> str:
     """Return a key with `*` for each name in it."""
     key = REQUEST.sub("*", key)
     key = re.sub(r"^gw:\{channels\}:.*:", "gw:{channels}:*:", key)
-    key = re.sub(r"^gw:\{(?!channels\})[a-z0-9]+\}", "gw:{*}", key)
+    key = re.sub(r"^gw:\{(?!channels\}|usage\})[a-z0-9]+\}", "gw:{*}", key)
     return re.sub(r"^gw:usage:[0-9a-f]{32}$", "gw:usage:*", key)
 
 
