@@ -28,11 +28,13 @@ from gateway.config.secrets import secret_of
 from gateway.errors import GatewayError, Refused, cannot_listen, headers_of, internal, render
 from gateway.metrics.exporter import Exporter
 from gateway.request_id import new_id
-from gateway.usage import queries
+from gateway.usage import gaps, queries
 from gateway.usage.tables import GROUPS
 
 RETRY_INTERVAL_S: Final = 10.0
 SHUTDOWN_TIMEOUT_S: Final = 0.5
+MAX_GAPS: Final = 20
+"""Gaps of the usage log that a header names, the last ones."""
 
 log = structlog.get_logger("gateway.admin.app")
 
@@ -132,7 +134,9 @@ class Admin:
             raise Refused(400, "invalid_request", f"`by` is some of {', '.join(GROUPS)}, with commas.", param="by")
         first, last = _day(request, "from"), _day(request, "to")
         totals = await asyncio.to_thread(queries.summary, self._folder, by, since=first, until=last)
-        return web.Response(body=msgspec.json.encode(totals), content_type="application/json")
+        notes = await asyncio.to_thread(gaps.notes, self._folder, *gaps.span_ms(first, last))
+        missing = {"Usage-Log-Gaps": "; ".join(notes[-MAX_GAPS:])} if notes else {}
+        return web.Response(body=msgspec.json.encode(totals), headers=missing, content_type="application/json")
 
 
 def _day(request: web.Request, name: str) -> str | None:

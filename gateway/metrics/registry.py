@@ -74,7 +74,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "store_call_seconds": Family("histogram", "Seconds until the store replied to a call.", (), STORE_CALL_BOUNDS),
     "store_errors": Family("counter", "Calls that the store did not reply to (away) or refused (error).", ("kind",)),
     "loop_lag_seconds": Family("histogram", "Seconds by which the event loop was late, sampled.", (), STORE_CALL_BOUNDS),
-    "usage_log_waiting": Family("gauge", "Entries of the usage log that are not on the disk yet.", merge=max),
+    "usage_log_waiting": Family("gauge", "Entries of the usage log's stream: those that a gateway has not written yet.", merge=max),
     "usage_log_spooled": Family("gauge", "Files of the usage log's spool.", merge=max),
     "config_generation": Family("gauge", "The generation of the configuration in use.", ("process",), merge=None),
     "reloads": Family("counter", "Reloads of the configuration, taken up or refused.", ("result",)),

@@ -48,7 +48,7 @@ class Sampler(BackgroundTask):
         usage = self._gateway.services.store.usage
         with suppress(GatewayError, OSError):
             self._metrics.set("usage_log_waiting", await usage.length())
-            self._metrics.set("usage_log_spooled", len(await asyncio.to_thread(usage.spool.files)))
+            self._metrics.set("usage_log_spooled", await asyncio.to_thread(usage.spool.count))
 
     def report_hanging(self) -> None:
         """Log each end hook that does not end, once. It is not cancelled: it may be at work on a charge."""

@@ -82,8 +82,7 @@ class SharedCopier(Copier):
             self._known = None
         if self._known is None:
             place = (await asyncio.to_thread(queries.Tail, self._folder)).cursor
-            spool = Spool(self._folder / "spool")
-            if not spool.files() and not spool.files_to_hand_over():
+            if not Spool(self._folder / "spool").count():
                 last = (await self._client.call("XINFO", "STREAM", STREAM))[b"last-generated-id"]
                 self._known = place, last.decode()
         return 0

@@ -167,8 +167,7 @@ class Sink:
         if entries:
             self.database.write(self._records(fields[FIELD] for _, fields in entries if FIELD in fields))
         handed_over = await self._hand_over()
-        files = len(self.usage.spool.files()) + len(self.usage.spool.files_to_hand_over())
-        about = About(host=socket.gethostname(), files=files, gaps=self.reader.reading.gaps)
+        about = About(host=socket.gethostname(), files=self.usage.spool.count(), gaps=self.reader.reading.gaps)
         await self.reader.advance(entries, about)
         return len(entries) == BATCH or handed_over
 
@@ -202,8 +201,11 @@ class Sink:
             await self.reader.look_for_earlier()
         for dropped in self.database.drop_before(months_ago(self._retention_months)):
             log.info("usage_month_dropped", month=dropped)
-        spooled = self.usage.spool.files() or self.usage.spool.files_to_hand_over()
-        return idle and not spooled and await self.close_lost(round((time.time() - self._crashed_after_s) * 1000)) > 0
+        return (
+            idle
+            and not self.usage.spool.count()
+            and await self.close_lost(round((time.time() - self._crashed_after_s) * 1000)) > 0
+        )
 
     def _records(self, lines: Iterable[bytes]) -> list[Record]:
         """Return the records that can be stored; write the other lines to `unreadable`, so that they stop no others."""

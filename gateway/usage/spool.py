@@ -50,6 +50,10 @@ class Spool:
         """Return the files whose records are not in the stream, the oldest first."""
         return sorted(self.outgoing.glob(f"*{SUFFIX}"))
 
+    def count(self) -> int:
+        """Return how many files have records that the stream does not have."""
+        return len(self.files()) + len(self.files_to_hand_over())
+
     async def _write(self) -> None:
         async with self._turn:
             lines, self._next, self._writing = self._next, [], None

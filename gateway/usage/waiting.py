@@ -14,7 +14,7 @@ import msgspec
 from gateway.request_id import arrival_ms
 from gateway.store.client.client import Client, Script
 from gateway.usage.gaps import ms_of
-from gateway.usage.keys import LATE, STREAM
+from gateway.usage.keys import EARLIER, LATE, STREAM
 from gateway.usage.reader import FIRST, position_of
 from gateway.usage.record import Record, decode
 
@@ -60,37 +60,47 @@ class Waiting:
             arrived = arrival_ms(id)
         except ValueError:
             return None
-        arrival: Record | None = None
         async with self._turn:  # one search at a time in a process
-            start, last = await self._range(arrived)
-            while start:
-                cursor, lines = await self._client.run(_SEARCH, [STREAM], [start, last, PAGE, id])
-                for line in lines:
-                    record = _decoded(line)
-                    if record is not None and record.id == id:
-                        if record.outcome is not None:
-                            return record
-                        arrival = record
-                start = f"({cursor.decode()}" if cursor else ""
+            found = await self._search(STREAM, id, *await self._range(arrived))
+            if found is None:
+                found = await self._search(f"{EARLIER}{self._installation}", id, *self._times(arrived))
+        return found
+
+    async def _search(self, stream: str, id: str, start: str, last: str) -> Record | None:  # noqa: A002
+        arrival: Record | None = None
+        while start:
+            cursor, lines = await self._client.run(_SEARCH, [stream], [start, last, PAGE, id])
+            for line in lines:
+                record = _decoded(line)
+                if record is not None and record.id == id:
+                    if record.outcome is not None:
+                        return record
+                    arrival = record
+            start = f"({cursor.decode()}" if cursor else ""
         return arrival
 
     async def count(self) -> int:
         """Return how many entries the sink has not written yet. Raises `StoreAway`."""
-        total, start = 0, f"({await position_of(self._client, self._installation) or FIRST}"
+        total = await self._client.call("XLEN", f"{EARLIER}{self._installation}")
+        start = f"({await position_of(self._client, self._installation) or FIRST}"
         while start:
             found, last = await self._client.run(_COUNT, [STREAM], [start, PAGE])
             total += found
             start = f"({last.decode()}" if found == PAGE else ""
-        return total
+        return int(total)
 
     async def _range(self, arrived_ms: int) -> tuple[str, str]:
         """Return between which ids the entries of a request may be that the sink has not written."""
         position = await position_of(self._client, self._installation) or FIRST
-        start, last = max(0, arrived_ms - MAX_CLOCK_SKEW_MS), arrived_ms + self._longest_ms + MAX_CLOCK_STEP_MS
+        start, last = self._times(arrived_ms)
         late = await self._client.call("ZRANGE", LATE, ms_of(position) - MAX_CLOCK_SKEW_MS, "+inf", "BYSCORE")
         if any(int(note.partition(b":")[0]) <= arrived_ms for note in late):
             return f"({position}", "+"
-        return (f"({position}" if ms_of(position) >= start else str(start)), str(last)
+        return (f"({position}" if ms_of(position) >= int(start) else start), last
+
+    def _times(self, arrived_ms: int) -> tuple[str, str]:
+        """Return between which ids the entries of a request are, by the times at which they are written."""
+        return str(max(0, arrived_ms - MAX_CLOCK_SKEW_MS)), str(arrived_ms + self._longest_ms + MAX_CLOCK_STEP_MS)
 
 
 def _decoded(line: bytes) -> Record | None:

@@ -19,6 +19,7 @@ from gateway.config.schema import Config
 from gateway.errors import Misconfigured
 from gateway.metrics.exporter import Exporter
 from gateway.usage.database import UsageDatabase
+from gateway.usage.gaps import Gap, Reading, save
 from tests.admin.conftest import TOKEN, Client, ClientWith
 from tests.cli.processes import free_port
 from tests.patience import PATIENCE_S, soon
@@ -39,6 +40,15 @@ async def test_the_summary_adds_up_by_the_columns_of_the_query(client: Client, r
     accounts = await summary(client, by="account,model")
     assert [(total["account"], total["requests"]) for total in accounts] == [("demo", 1), ("other", 1)]
     assert await summary(client, **{"from": "2001-01-01", "to": "2001-01-02"}) == []
+
+
+async def test_the_summary_names_the_gaps_that_it_has(client: Client, rows: UsageDatabase) -> None:
+    gap = Gap(1_000_000_000_000, 1_000_000_001_000)
+    save(rows.folder, Reading("1-0", [gap]))
+    async with client.get("/usage/summary?to=2001-09-08") as response:
+        assert "Usage-Log-Gaps" not in response.headers
+    async with client.get("/usage/summary?from=2001-09-09") as response:
+        assert f"requests that arrived or ended {gap} may be missing" in response.headers["Usage-Log-Gaps"]
 
 
 @pytest.mark.parametrize(("name", "value"), [("by", "nope"), ("by", "day;--"), ("from", "2026-13-01"), ("to", "x")])

@@ -14,6 +14,7 @@ from typing import Any, Final
 import pytest
 
 from gateway.store.layout import FINGERPRINT, KEY
+from gateway.usage.keys import GATEWAYS, HEARD, LATE, STREAM, TRIMMED
 from tests.whole.old_data import CHARGE, FIXTURE, ON_LINUX, OldData, Raw, as_before, money, state, usage
 from tests.whole.raw import Answer, ask, chat, get
 
@@ -133,8 +134,11 @@ def assert_keys(store: Raw) -> None:
     assert fields.items() <= EXPECTED["fields"].items()
 
 
-ADDED: Final = {FINGERPRINT: "hash", KEY: "string", "gw:{*}:wallet": "hash"}
-CONVERTED: Final = re.compile(r"gw:\{\*\}:(holds|ended|ended_at|limits:rate-limit:(requests|tokens))")
+ADDED: Final = {
+    **{FINGERPRINT: "hash", KEY: "string", "gw:{*}:wallet": "hash"},
+    **{STREAM: "stream", HEARD: "zset", GATEWAYS: "hash", TRIMMED: "string", LATE: "zset"},
+}
+CONVERTED: Final = re.compile(r"gw:usage:\*|gw:\{\*\}:(holds|ended|ended_at|limits:rate-limit:(requests|tokens))")
 
 
 def converted(keys: dict[str, str]) -> dict[str, str]:
