@@ -10,13 +10,15 @@ import msgspec
 
 from gateway.errors import StoreError
 from gateway.request_id import utc
-from gateway.store.client.client import Client
+from gateway.store.client.client import Client, Script
 from gateway.usage.gaps import Gap
 from gateway.usage.installation import short
 from gateway.usage.keys import GATEWAYS, HEARD, STREAM
 
 PRESENT_MS: Final = 20_000
 """A gateway that was not heard of for longer does not count as present."""
+
+_TIME: Final = Script("time", 'return redis.call("TIME")')
 
 
 class About(msgspec.Struct):
@@ -58,20 +60,25 @@ class Gateway(msgspec.Struct):
 
 async def gateways_of(client: Client) -> list[Gateway]:
     """Return the gateways of a store, also forgotten ones. Raises `StoreAway`."""
-    abouts, heard, time, exists = await asyncio.gather(
+    abouts, heard, now, exists = await asyncio.gather(
         client.call("HGETALL", GATEWAYS),
         client.call("ZRANGE", HEARD, 0, -1, "WITHSCORES"),
-        client.call("TIME"),
+        now_ms(client),
         client.call("EXISTS", STREAM),
     )
     positions, last = await _positions(client) if exists else ({}, 0)
     when = {name.decode(): int(at) for name, at in heard}
-    now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
     found = [
-        Gateway(name, _about(text), when.get(name, 0), max(0, last - positions.get(name, last)), now_ms)
+        Gateway(name, _about(text), when.get(name, 0), max(0, last - positions.get(name, last)), now)
         for name, text in sorted((key.decode(), value) for key, value in abouts.items())
     ]
     return sorted(found, key=lambda gateway: gateway.about.host)
+
+
+async def now_ms(client: Client) -> int:
+    """Return the time by the clock of the store, or in a cluster of the node that has the usage log. Raises `StoreAway`."""
+    seconds, micros = await client.run(_TIME, [STREAM])
+    return int(seconds) * 1000 + int(micros) // 1000
 
 
 async def forget(client: Client, gateway: Gateway) -> None:

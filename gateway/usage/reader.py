@@ -22,7 +22,7 @@ from gateway.errors import StoreError
 from gateway.store.client.client import Client, Script
 from gateway.usage import gaps
 from gateway.usage.gaps import SKEW_MS, Gap, is_before, ms_of
-from gateway.usage.gateways import PRESENT_MS, About
+from gateway.usage.gateways import PRESENT_MS, About, now_ms
 from gateway.usage.keys import EARLIER, GATEWAYS, HEARD, LATE, STREAM, TRIMMED
 
 KEPT_MS: Final = 86_400_000
@@ -96,8 +96,7 @@ class Reader:
             lost = bool(self.reading.position)
         await self._client.call("HSETNX", GATEWAYS, self._installation, about)
         if lost:
-            seconds, micros = await self._client.call("TIME")
-            missed = Gap(ms_of(self.reading.position), int(seconds) * 1000 + int(micros) // 1000)
+            missed = Gap(ms_of(self.reading.position), await now_ms(self._client))
             await self._miss(missed, "the store no longer has the position of this gateway")
         await self.look_for_earlier()
         return await position_of(self._client, self._installation) or FIRST

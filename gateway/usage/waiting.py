@@ -62,8 +62,9 @@ class Waiting:
             return None
         async with self._turn:  # one search at a time in a process
             found = await self._search(STREAM, id, *await self._range(arrived))
-            if found is None:
-                found = await self._search(f"{EARLIER}{self._installation}", id, *self._times(arrived))
+            earlier = f"{EARLIER}{self._installation}"
+            if found is None and await self._client.call("XLEN", earlier):
+                found = await self._search(earlier, id, *self._times(arrived))
         return found
 
     async def _search(self, stream: str, id: str, start: str, last: str) -> Record | None:  # noqa: A002
