@@ -26,6 +26,7 @@ from gateway.store.client.client import Client
 from gateway.usage.closing import Closing
 from gateway.usage.database import UsageDatabase, months_ago
 from gateway.usage.earlier import drain_earlier
+from gateway.usage.filling import Filling
 from gateway.usage.gateways import About
 from gateway.usage.late import OPEN, id_of, note_late
 from gateway.usage.log import FIELD, UsageLog
@@ -43,6 +44,7 @@ PAUSE_S: Final = 0.2
 LAST_DRAIN_S: Final = 3.0
 HOUSEKEEPING_S: Final = 60.0
 MARGIN_S: Final = 60.0
+FILL_S: Final = 1.0
 
 
 async def run(config: Config, url: str, stop: asyncio.Event) -> None:
@@ -83,6 +85,8 @@ class Sink:
         self.database = UsageDatabase(usage.folder)
         self.reader = Reader(usage.client, usage.folder, usage.installation, room=usage.max_entries // 2)
         self._closing = Closing(usage.client, self.database, usage.gateway)
+        self._filling = Filling(usage.client, usage.folder, usage.installation, self.reader)
+        self._filled = time.monotonic()
         self._retention_months = retention_months
         self._crashed_after_s = crashed_after_s
         self._last_housekeeping = time.monotonic()
@@ -109,6 +113,7 @@ class Sink:
             more = self._replay_spool()
             more |= await self._move_earlier()
             more |= await self._read_stream()
+            more |= await self._fill()
             if time.monotonic() - self._last_housekeeping >= HOUSEKEEPING_S:
                 more |= await self._housekeep(idle=not more)
         except (GatewayError, OSError) as error:
@@ -181,6 +186,13 @@ class Sink:
         for file in lines:
             file.unlink()
         return bool(lines)
+
+    async def _fill(self) -> bool:
+        """Fill a gap, or answer a gateway that has one, once a second; return whether a page was written."""
+        if time.monotonic() - self._filled < FILL_S:
+            return False
+        self._filled = time.monotonic()
+        return await self._filling.step(self.database.write)
 
     async def _send(self, lines: list[bytes]) -> None:
         """Write records to the stream that are older than its newest entries."""

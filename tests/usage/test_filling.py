@@ -1,0 +1,93 @@
+"""A gap is filled from the files of another gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from gateway.exchange import Outcome
+from gateway.store.client.client import Client
+from gateway.usage import filling, queries, reader, sink
+from gateway.usage.gaps import Gap
+from gateway.usage.keys import FILLED, WANTED
+from tests.records import arrival, id_at
+from tests.usage.test_database import rolled_up, summed
+from tests.usage.test_reader import Machine, age, machines
+
+__all__ = ["machines"]
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink, "FILL_S", 0)
+    monkeypatch.setattr(filling, "ASK_S", 0)
+    monkeypatch.setattr(filling, "PAGE", 7)
+
+
+async def turns(machines: list[Machine], count: int) -> None:
+    for _ in range(count):
+        for each in machines:
+            await each.drain()
+
+
+async def test_a_gateway_that_was_away_for_too_long_has_everything_after_a_while(
+    machines: list[Machine], client: Client
+) -> None:
+    one, two, three = machines
+    under_way = arrival()
+    await one.usage.submit_arrival(under_way)
+    await turns(machines, 1)
+    await age(client, three, reader.KEPT_MS + 1000)
+    ids = await one.served(20)
+    open_still = arrival()
+    await one.usage.submit_arrival(open_still)
+    await one.drain()
+    await two.drain()
+    await three.drain()
+    assert len(three.gaps) == 1
+    assert not three.ids()
+    first_ms = three.gaps[0].first_ms
+    await turns(machines, 2)
+    assert three.gaps
+    assert three.gaps[0].first_ms == first_ms
+    await turns(machines, 6)
+    assert three.gaps == []
+    assert three.ids() == ids
+    found = {record.id: record.outcome for record in queries.select(three.usage.folder)}
+    assert found[under_way.id] is found[open_still.id] is None
+    assert rolled_up(three.usage.folder) == summed(three.usage.folder)
+    assert (await three.usage.ask(id_at(round(time.time() * 1000) - 60_000))).unasked == []
+    assert not await client.call("EXISTS", WANTED, f"{FILLED}:{three.usage.installation}")
+
+
+async def test_a_gateway_that_joins_later_has_what_was_before(
+    machines: list[Machine], client: Client, tmp_path: Path
+) -> None:
+    one, *_ = machines
+    old_ms = round(time.time() * 1000) - 40 * 86_400_000
+    await one.usage.spool.append(b'{"id":"%b","arrived_at":"","outcome":"completed"}' % id_at(old_ms).encode())
+    ids = await one.served(10)
+    await turns(machines, 2)
+    late = Machine(client, tmp_path / "late")
+    await turns([late, *machines], 8)
+    assert late.gaps == []
+    assert late.ids() == one.ids() > ids
+    assert {record.outcome for record in queries.select(late.usage.folder)} == {Outcome.COMPLETED}
+
+
+async def test_nothing_is_filled_from_a_gateway_that_has_the_same_gap_or_is_away(
+    machines: list[Machine], client: Client
+) -> None:
+    one, two, three = machines
+    gap = Gap(1_790_000_000_000, 1_790_000_001_000)
+    for each in (one, two):
+        each.sink.reader.reading.add(gap)
+    await turns([one, two], 3)
+    await age(client, three, 60_000)
+    one.sink._filling._asked = -1.0
+    await turns([one, two], 3)
+    await asyncio.gather(one.sink.reader.save(), two.sink.reader.save())
+    assert (one.gaps, two.gaps) == ([gap], [gap])
