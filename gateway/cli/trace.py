@@ -20,6 +20,8 @@ NEVER_ARRIVED: Final = (
 
 NOT_IN_ALL: Final = "not found, but it may have arrived: not every gateway of the store could be asked:"
 
+END_UNKNOWN: Final = "arrived; how it ended is not known here:"
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
@@ -41,9 +43,9 @@ def trace(
     """
     found = find(config, request_id)
     record = found.record
-    verdict = _not_found(found) if record is None else in_words(record)
+    verdict = in_words(record) if record is not None and not found.unasked else _uncertain(found)
     if as_json:
-        unasked = {"unasked": found.unasked} if record is None else {}
+        unasked = {"unasked": found.unasked} if record is None or found.unasked else {}
         print_json({"id": request_id, "verdict": verdict, "record": record} | unasked)
     else:
         typer.echo(f"{request_id}\n{verdict}" if record is None else f"{_heading(record)}\n{verdict}")
@@ -59,8 +61,10 @@ def in_words(record: Record) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _not_found(found: Found) -> str:
-    return "\n- ".join([NOT_IN_ALL, *found.unasked]) if found.unasked else NEVER_ARRIVED
+def _uncertain(found: Found) -> str:
+    if not found.unasked:
+        return NEVER_ARRIVED
+    return "\n- ".join([NOT_IN_ALL if found.record is None else END_UNKNOWN, *found.unasked])
 
 
 def _heading(record: Record) -> str:

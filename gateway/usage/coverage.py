@@ -17,6 +17,7 @@ from gateway.usage.gateways import Gateway, gateways_of
 from gateway.usage.installation import short
 from gateway.usage.keys import EARLIER, TRIMMED
 from gateway.usage.reader import FIRST, position_of
+from gateway.usage.record import Record
 from gateway.usage.spool import Spool
 
 SETTLED_MS: Final = 10_000
@@ -37,6 +38,21 @@ class Known(msgspec.Struct, frozen=True):
     def lacks(self, arrived_ms: int) -> list[str]:
         """Return a sentence for each reason why a request that arrived then may be missing here."""
         return [*self._own(arrived_ms), *self._of_others(arrived_ms)]
+
+    def may_have_end(self, record: Record) -> list[str]:
+        """Return a sentence for each reason why a request that is open here may have ended."""
+        at = arrival_ms(record.id)
+        reasons = [
+            f"it may have ended {gap}, and this gateway was not there to read it"
+            for gap in self.gaps
+            if gap.touches(at, at)
+        ]
+        for each in self.others:
+            if short(each.installation) == record.gateway and (each.about.files or not each.present):
+                reasons.append(
+                    f"gateway {each.name}, which received it, was last heard of at {each.heard}{_held(each)}: ask there"
+                )
+        return reasons
 
     def _own(self, arrived_ms: int) -> Iterator[str]:
         yield from self.unread

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What is known of a request. Without a `record`: `unasked` has a sentence for each gateway that may know of it."""
+    """What is known of a request. `unasked` has a sentence for each reason why more may be known elsewhere: of one without a
+    `record` that it arrived, of one whose record is open how it ended.
+    """
 
     record: Record | None
     unasked: list[str] = []
@@ -55,7 +57,9 @@ class Search:
             record = await self.find(id)
         if record is None:
             return Found(None, unasked)
-        return Found(record if account in (None, record.account) else None)
+        if account not in (None, record.account):
+            return Found(None)
+        return Found(record, [] if record.outcome else (await self.coverage.known()).may_have_end(record))
 
     async def find(self, id: str) -> Record | None:  # noqa: A002
         """Return a request's record as far as it is known here. Raises `StoreAway`."""

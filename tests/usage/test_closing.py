@@ -7,6 +7,7 @@ import time
 import msgspec
 import pytest
 
+from gateway.cli.trace import _uncertain
 from gateway.exchange import Outcome
 from gateway.request_id import arrival_ms
 from gateway.store.client.client import Client
@@ -15,7 +16,7 @@ from gateway.usage.gaps import Gap
 from gateway.usage.gateways import forget, gateways_of
 from gateway.usage.record import Record
 from tests.records import arrival, end, id_at
-from tests.usage.test_reader import Machine, machines
+from tests.usage.test_reader import Machine, age, machines
 
 __all__ = ["machines"]
 
@@ -48,6 +49,25 @@ async def test_only_the_gateway_that_received_a_request_closes_it_and_all_learn_
         await each.drain()
         assert outcomes(each) == {Outcome.GATEWAY_CRASHED}
         assert len(each.ids()) == 3
+
+
+async def test_an_open_request_of_a_gateway_that_is_away_is_not_said_to_be_under_way(
+    machines: list[Machine], client: Client
+) -> None:
+    one, two, _ = machines
+    (record,) = await opened(one)
+    await two.drain()
+    assert (await two.usage.ask(record.id)).unasked == []
+    await age(client, one, 60_000)
+    found = await two.usage.ask(record.id)
+    assert found.record == record
+    (text,) = found.unasked
+    assert f"({one.usage.gateway}), which received it, was last heard of at" in text
+    assert _uncertain(found).startswith("arrived; how it ended is not known here:\n- gateway ")
+    at = arrival_ms(record.id) + 1000
+    two.sink.reader.reading.add(Gap(at, at + 1))
+    await two.sink.reader.save()
+    assert len((await two.usage.ask(record.id)).unasked) == 2
 
 
 async def test_the_requests_of_a_forgotten_gateway_are_closed(machines: list[Machine], client: Client) -> None:
