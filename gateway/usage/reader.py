@@ -97,7 +97,7 @@ class Reader:
         await self._client.call("HSETNX", GATEWAYS, self._installation, about)
         if lost:
             missed = Gap(ms_of(self.reading.position), await now_ms(self._client))
-            await self._miss(missed, "the store no longer has the position of this gateway")
+            await self._miss(missed, "the store has lost its position")
         await self.look_for_earlier()
         return await position_of(self._client, self._installation) or FIRST
 
@@ -107,13 +107,12 @@ class Reader:
         reply = await self._client.run(_TURN, keys, [self._installation, expected, following, text, *terms])
         position, trimmed, self.length, *_ = _texts(reply)
         self._last_turn = time.monotonic()
-        if is_before(following, position):  # another process has this gateway's name
+        if is_before(expected, trimmed):
+            reason = "it is new" if expected == FIRST else "it was away for longer than entries are kept"
+            await self._miss(Gap(ms_of(expected), ms_of(trimmed)), reason)
+        elif is_before(following, position):
             await self._miss(
                 Gap(ms_of(following), ms_of(position)), "another gateway has the same `usage/installation`"
-            )
-        elif is_before(expected, trimmed):
-            await self._miss(
-                Gap(ms_of(expected), ms_of(trimmed)), "this gateway was away for longer than entries are kept"
             )
         self._position = position
         if time.monotonic() - self._last_saved >= SAVE_S and self.reading.position != position:
