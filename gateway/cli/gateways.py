@@ -85,7 +85,7 @@ async def _forget(store: Store, name: str, yes: bool) -> None:
 def _state(gateway: Gateway, own: str) -> str:
     if gateway.about.forgotten_ms:
         return f"forgotten at {utc(gateway.about.forgotten_ms)}"
-    state = "present" if gateway.present else "away"
+    state = "present" if gateway.present else "stopped" if gateway.about.stopped else "away"
     return f"{state}, this one" if gateway.installation == own else state
 
 

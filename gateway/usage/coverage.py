@@ -70,6 +70,8 @@ class Known(msgspec.Struct, frozen=True):
             if each.about.forgotten_ms:
                 if each.heard_ms - SETTLED_MS <= arrived_ms <= each.about.forgotten_ms:
                     yield _lost_with(each)
+            elif each.about.stopped:  # it has handed over all, and receives nothing
+                continue
             elif each.heard_ms < arrived_ms + SETTLED_MS and each.present and not each.about.files:
                 yield f"gateway {each.name} has not said yet whether it has it: ask again in {SETTLED_MS // 1000} seconds"
             elif each.heard_ms < arrived_ms + SETTLED_MS or each.about.files:
@@ -88,7 +90,7 @@ class Known(msgspec.Struct, frozen=True):
         for each in self.others:
             if each.about.forgotten_ms:
                 yield _lost_with(each)
-            elif each.about.files or not each.present:
+            elif each.about.files or not (each.present or each.about.stopped):
                 yield f"gateway {each.name} was last heard of at {each.heard}{_held(each)}: requests of it may be missing here"
 
 

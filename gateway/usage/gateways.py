@@ -24,12 +24,14 @@ _TIME: Final = Script("time", 'return redis.call("TIME")')
 class About(msgspec.Struct):
     """What a gateway says about itself. `files`: files of records in its folder that the stream does not have yet.
 
-    `forgotten_ms`: when an operator declared that it has gone for good, else 0.
+    `stopped`: it ended in order, with nothing left to hand over. `forgotten_ms`: when an operator said that it has gone for good, else
+    0.
     """
 
     host: str = ""
     files: int = 0
     gaps: list[Gap] = []
+    stopped: bool = False
     forgotten_ms: int = 0
 
 
@@ -50,7 +52,7 @@ class Gateway(msgspec.Struct):
     @property
     def present(self) -> bool:
         """Whether it was heard of just now."""
-        return self.now_ms - self.heard_ms <= PRESENT_MS
+        return not self.about.stopped and self.now_ms - self.heard_ms <= PRESENT_MS
 
     @property
     def heard(self) -> str:

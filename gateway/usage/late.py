@@ -35,14 +35,14 @@ async def note_late(client: Client, lines: Sequence[bytes]) -> None:
         await client.run(_NOTE, [LATE], [min(arrivals), MAX_NOTES])
 
 
-def id_of(line: bytes) -> str:
+def id_of(line: bytes) -> bytes:
     """Return the id in the line of a record: it is the first field of each line that the gateway writes."""
-    return line[_ID].decode("latin-1")
+    return line[_ID]
 
 
 def arrival_of(line: bytes) -> int | None:
     """Return when the request of a line arrived; None for a line that is no record."""
     try:
-        return arrival_ms(id_of(line))
+        return arrival_ms(id_of(line).decode("latin-1"))
     except ValueError:
         return None

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
-from gateway.errors import StoreError
+from gateway.errors import GatewayError, StoreError
 from gateway.store.client.client import Client, Script
 from gateway.usage import gaps
 from gateway.usage.gaps import SKEW_MS, Gap, is_before, ms_of
@@ -68,6 +69,13 @@ class Reader:
             return
         await self._turn(self._position, entries[-1][0].decode() if entries else self._position, about)
 
+    async def stop(self, about: About) -> None:
+        """Say that this gateway ends in order, unless the store is away. Raises `OSError`."""
+        with suppress(GatewayError):
+            if self._position is not None:
+                await self._turn(self._position, self._position, about)
+        await self.save()
+
     def leave(self) -> None:
         """Join again before the next reading: the store may be another one."""
         self._position = None
@@ -89,12 +97,13 @@ class Reader:
 
     async def _join(self) -> str:
         """Take a place among the readers, and return from where on to read."""
-        about = msgspec.json.encode(About())
+        self.reading = gaps.load(self._folder)
+        about = msgspec.json.encode(About(host=socket.gethostname(), gaps=self.reading.gaps))
         lost = False
         with suppress(StoreError):  # the group exists
             await self._client.call("XGROUP", "CREATE", STREAM, self._installation, FIRST, "MKSTREAM")
             lost = bool(self.reading.position)
-        await self._client.call("HSETNX", GATEWAYS, self._installation, about)
+        await self._client.call("HSET", GATEWAYS, self._installation, about)
         if lost:
             missed = Gap(ms_of(self.reading.position), await now_ms(self._client))
             await self._miss(missed, "the store has lost its position")

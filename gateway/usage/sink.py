@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, Final
 
+import msgspec
 import structlog
 
 from gateway.config.schema import Config
@@ -104,7 +105,8 @@ class Sink:
         while await self.move_batch() and time.monotonic() < deadline:
             pass
         with contextlib.suppress(OSError):
-            await self.reader.save()
+            about = self._about()
+            await self.reader.stop(msgspec.structs.replace(about, stopped=not about.files))
         self.database.close()
 
     async def move_batch(self) -> bool:
@@ -172,9 +174,11 @@ class Sink:
         if entries:
             self.database.write(self._records(fields[FIELD] for _, fields in entries if FIELD in fields))
         handed_over = await self._hand_over()
-        about = About(host=socket.gethostname(), files=self.usage.spool.count(), gaps=self.reader.reading.gaps)
-        await self.reader.advance(entries, about)
+        await self.reader.advance(entries, self._about())
         return len(entries) == BATCH or handed_over
+
+    def _about(self) -> About:
+        return About(host=socket.gethostname(), files=self.usage.spool.count(), gaps=self.reader.reading.gaps)
 
     async def _hand_over(self) -> bool:
         """Write what was in the spool to the stream, if that has room; return whether anything was written."""

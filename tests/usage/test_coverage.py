@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 
@@ -47,6 +48,25 @@ async def test_a_gateway_that_is_not_heard_of_is_named_with_its_host(machines: l
     assert next(iter((await one.usage.known()).notes())).startswith(
         f"gateway {socket.gethostname()} ({two.usage.gateway})"
     )
+
+
+async def test_a_gateway_that_was_stopped_in_order_need_not_be_asked(machines: list[Machine], client: Client) -> None:
+    one, two, three = machines
+    stop = asyncio.Event()
+    stop.set()
+    await two.sink.run(stop)
+    await three.usage.spool.append(encode(end(arrival())))
+    three.usage.max_entries = 0
+    await three.sink.run(stop)
+    await age(client, two, 3_600_000)
+    await one.drain()
+    (text,) = (await one.usage.ask(an_id(60_000))).unasked
+    assert f"({three.usage.gateway})" in text, "it has not handed over all"
+    assert [
+        each.about.stopped for each in await gateways_of(client) if each.installation == two.usage.installation
+    ] == [True]
+    await two.drain()  # it is started again
+    assert not any(each.about.stopped for each in await gateways_of(client))
 
 
 async def test_a_gateway_that_was_forgotten_is_still_named_for_the_time_of_which_nothing_is_known(
