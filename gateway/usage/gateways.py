@@ -24,8 +24,7 @@ _TIME: Final = Script("time", 'return redis.call("TIME")')
 class About(msgspec.Struct):
     """What a gateway says about itself. `files`: files of records in its folder that the stream does not have yet.
 
-    `stopped`: it ended in order, with nothing left to hand over. `forgotten_ms`: when an operator said that it has gone for good, else
-    0.
+    `stopped`: it ended in order, with nothing left to hand over. `forgotten_ms`: when an operator said that it has gone, else 0.
     """
 
     host: str = ""
