@@ -32,6 +32,8 @@ PAGE: Final = 2000
 ASK_S: Final = 10.0
 """How long an answer may take before another gateway is asked."""
 EXPIRES_S: Final = 60
+MIN_MS: Final = 3 * SKEW_MS
+"""For less no question is asked: a gap that others have, too, would be asked for again and again."""
 AFTER_ALL_IDS: Final = "g"
 
 log = structlog.get_logger("gateway.usage.filling")
@@ -86,12 +88,17 @@ class Filling:
         return False
 
     async def _ask_another(self, ask: Ask) -> None:
-        """Ask a gateway that was there. It has read further: entries are not removed before those that are there have them."""
+        """Ask a gateway that was there. It has read further: entries are not removed before those that are there have them.
+
+        One that has a gap itself is asked for what came after it, of several the one that has most.
+        """
         self._asked = time.monotonic()
-        for each in await gateways_of(self._client):
-            if each.installation != self._own and each.present and not _has_gap(each.about.gaps, ask):
-                await self._client.call("HSET", WANTED, each.installation, msgspec.json.encode(ask))
-                return
+        others = [each for each in await gateways_of(self._client) if each.installation != self._own and each.present]
+        since = {each.installation: _after_gaps(each.about.gaps, ask) for each in others}
+        best = min(since, key=since.__getitem__, default=None)
+        if best is not None and since[best] < ask.until_ms - MIN_MS:
+            self._ask = msgspec.structs.replace(ask, since_ms=since[best])
+            await self._client.call("HSET", WANTED, best, msgspec.json.encode(self._ask))
 
     async def _took(self, page: Page, gap: Gap) -> None:
         reading = self._reader.reading
@@ -99,6 +106,8 @@ class Filling:
         if page.whole:
             log.warning("usage_log_gap_filled", was_missing=str(gap))
             self._gap = None
+            if page.ask.since_ms > _about(gap, self._own).since_ms:
+                reading.add(Gap(gap.first_ms, page.ask.since_ms))
         else:
             oldest = page.records[-1].id
             until_ms = arrival_ms(oldest) + 1
@@ -131,6 +140,12 @@ class Filling:
 def _about(gap: Gap, own: str) -> Ask:
     """Return the first question about a gap: also requests that arrived before it may have ended in it."""
     return Ask(own, max(0, gap.first_ms - SKEW_MS - LONGEST_MS), gap.last_ms + SKEW_MS, AFTER_ALL_IDS)
+
+
+def _after_gaps(gaps: Iterable[Gap], ask: Ask) -> int:
+    """Return from when on a gateway with these gaps has everything that is asked for."""
+    ends = [gap.last_ms + SKEW_MS + 1 for gap in gaps if gap.touches(ask.since_ms, ask.until_ms)]
+    return max([ask.since_ms, *ends])
 
 
 def _has_gap(gaps: Iterable[Gap], ask: Ask) -> bool:

@@ -11,7 +11,7 @@ import pytest
 from gateway.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.usage import filling, queries, reader, sink
-from gateway.usage.gaps import Gap
+from gateway.usage.gaps import SKEW_MS, Gap
 from gateway.usage.keys import FILLED, WANTED
 from tests.records import arrival, id_at
 from tests.usage.test_database import rolled_up, summed
@@ -76,6 +76,28 @@ async def test_a_gateway_that_joins_later_has_what_was_before(
     assert late.gaps == []
     assert late.ids() == one.ids() > ids
     assert {record.outcome for record in queries.select(late.usage.folder)} == {Outcome.COMPLETED}
+
+
+async def test_what_came_after_a_gap_of_all_gateways_is_filled(
+    machines: list[Machine], client: Client, tmp_path: Path
+) -> None:
+    one, *_ = machines
+    now_ms = round(time.time() * 1000)
+    shared = Gap(0, now_ms - 40 * 86_400_000)
+    for each in machines:
+        each.sink.reader.reading.add(shared)
+    young = id_at(now_ms - 86_400_000)
+    await one.usage.spool.append(b'{"id":"%b","arrived_at":"","outcome":"completed"}' % young.encode())
+    ids = await one.served(10)
+    await turns(machines, 2)
+    late = Machine(client, tmp_path / "late")
+    await turns([late, *machines], 8)
+    assert late.ids() == one.ids() == ids | {young}
+    (gap,) = late.gaps
+    assert (gap.first_ms, gap.last_ms) == (0, shared.last_ms + SKEW_MS + 1)
+    await turns([late, *machines], 2)
+    assert late.gaps == [gap]
+    assert not await client.call("EXISTS", WANTED)
 
 
 async def test_nothing_is_filled_from_a_gateway_that_has_the_same_gap_or_is_away(
