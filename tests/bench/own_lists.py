@@ -109,8 +109,8 @@ async def stall(gateway: Running, token: str, paths: list[str]) -> tuple[float, 
     return longest * 1000, answered
 
 
-async def measure(folder: Path, count: int) -> None:
-    store = EmbeddedStore.start(folder / "store")
+async def measure(folder: Path, store_folder: Path, count: int) -> None:
+    store = EmbeddedStore.start(store_folder)
     chain = """
 plugins:
   - use: usage-logger
@@ -176,7 +176,7 @@ def main() -> None:
         if not months(log):
             fill(log, count)
         tell("kept: bytes for each request", sum(path_of(log, name).stat().st_size for name in months(log)) / count)
-        asyncio.run(measure(folder, count))
+        asyncio.run(measure(folder, Path(own) / "store", count))
         commands(log)
 
 
