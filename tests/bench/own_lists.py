@@ -68,12 +68,14 @@ def fill(folder: Path, count: int) -> None:
 
 async def book(url: str, count: int) -> None:
     """Give every account a ledger."""
-    async with Redis.from_url(url) as redis:
+    async with Redis.from_url(url, socket_timeout=60) as redis:
         for name, lines in ((LARGE, count // 10), *((f"account{number}", LINES) for number in range(ACCOUNTS))):
             pipe = redis.pipeline(transaction=False)
             for number in range(lines):
                 request = id_at(round(time.time() * 1000))
                 pipe.xadd(f"gw:{{{name}}}:ledger", {"kind": "settle", "id": request, "amount": -number})
+                if number % BATCH == BATCH - 1:
+                    await pipe.execute()
             await pipe.execute()
 
 
