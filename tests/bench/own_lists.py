@@ -68,12 +68,14 @@ def fill(folder: Path, count: int) -> None:
 
 async def book(url: str, count: int) -> None:
     """Give every account a ledger."""
-    async with Redis.from_url(url) as redis:
+    async with Redis.from_url(url, socket_timeout=60) as redis:
         for name, lines in ((LARGE, count // 10), *((f"account{number}", LINES) for number in range(ACCOUNTS))):
             pipe = redis.pipeline(transaction=False)
             for number in range(lines):
                 request = id_at(round(time.time() * 1000))
                 pipe.xadd(f"gw:{{{name}}}:ledger", {"kind": "settle", "id": request, "amount": -number})
+                if number % BATCH == BATCH - 1:
+                    await pipe.execute()
             await pipe.execute()
 
 
@@ -109,8 +111,8 @@ async def stall(gateway: Running, token: str, paths: list[str]) -> tuple[float, 
     return longest * 1000, answered
 
 
-async def measure(folder: Path, count: int) -> None:
-    store = EmbeddedStore.start(folder / "store")
+async def measure(folder: Path, store_folder: Path, count: int) -> None:
+    store = EmbeddedStore.start(store_folder)
     chain = """
 plugins:
   - use: usage-logger
@@ -176,7 +178,7 @@ def main() -> None:
         if not months(log):
             fill(log, count)
         tell("kept: bytes for each request", sum(path_of(log, name).stat().st_size for name in months(log)) / count)
-        asyncio.run(measure(folder, count))
+        asyncio.run(measure(folder, Path(own) / "store", count))
         commands(log)
 
 
