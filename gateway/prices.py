@@ -27,6 +27,12 @@ LARGEST_COST: Final = 10**15
 _PARTS: Final = ("input", "output", "cached_input", "cache_write", "request")
 
 
+def amount(micros: int) -> str:
+    """Format micros as an amount in currency units, with two decimals at least: `5.00`, `0.000123`."""
+    whole, _, decimals = f"{Decimal(micros) / MICROS:.6f}".partition(".")
+    return f"{whole}.{decimals.rstrip('0').ljust(2, '0')}"
+
+
 class Price(msgspec.Struct, frozen=True):
     """The price of a model: micros per million tokens, and the ratio of the caller's group.
 

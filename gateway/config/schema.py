@@ -26,6 +26,7 @@ from gateway.config.channel import Channel
 from gateway.config.decode import convert
 from gateway.config.document import Document, KeyPath
 from gateway.config.model import Model
+from gateway.config.origins import check_origins
 from gateway.config.section import Bytes, Count, Seconds, SecondsOrNone, Section, is_amount
 from gateway.config.time_zone import time_zone
 from gateway.errors import Misconfigured
@@ -92,11 +93,13 @@ class Port(Section, frozen=True):
     idle_timeout: Seconds = 75
     allow_non_streaming: bool = False
     allow_fields: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
     drain: SecondsOrNone = 30
 
     def __post_init__(self) -> None:
         if not REMEDIES.keys() >= set(self.allow_fields):
             raise ValueError(f"allow_fields may name {', '.join(REMEDIES)}; any other field needs no permission")
+        check_origins(self.cors_origins)
 
 
 class Tls(Section, frozen=True):

@@ -26,6 +26,7 @@ from gateway.runtime.reload import Reloader
 from gateway.runtime.revocation import RevocationWatch
 from gateway.runtime.revocation_news import RevocationNews
 from gateway.runtime.sampler import Sampler
+from gateway.server.cors import gateway_of
 from gateway.server.gateway import Gateway
 from gateway.server.tls import Certificate, certificate_of, renewing
 from gateway.services import Store, services_of
@@ -51,7 +52,7 @@ async def opened(
         metrics = Metrics(shared or SharedNumbers(), services.catalogue)
         store.alerts.dropped = partial(metrics.count, "alerts", "dropped")
         metrics.count_store_calls()
-        gateway = Gateway(loaded.config.port, chain, services, ExchangeRunner(failover, metrics))
+        gateway = gateway_of(loaded.config.port, chain, services, ExchangeRunner(failover, metrics))
         news = RevocationNews(store.client)
         try:
             async with AlertWriter(store.alerts), news, RevocationWatch(gateway.runner, store.client, news):
