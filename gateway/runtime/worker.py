@@ -26,6 +26,7 @@ from gateway.runtime.reload import Reloader
 from gateway.runtime.revocation import RevocationWatch
 from gateway.runtime.revocation_news import RevocationNews
 from gateway.runtime.sampler import Sampler
+from gateway.runtime.stopping import CUT
 from gateway.server.cors import gateway_of
 from gateway.server.gateway import Gateway
 from gateway.server.tls import Certificate, certificate_of, renewing
@@ -92,6 +93,7 @@ async def serve(
         Reloader(gateway, loaded.document.path, offers) as reloader,
     ):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.schedule)
+        asyncio.get_running_loop().add_signal_handler(CUT, gateway.cut.set)
         if offers is not None:
             reloader.schedule()  # an offer may have been made before
         await gateway.listen(listener, tls)

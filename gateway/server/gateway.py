@@ -52,6 +52,8 @@ class Gateway:
         self.runner = runner
         self.routes = LocalRoutes(services)
         self.draining = False
+        self.cut = asyncio.Event()
+        """Ends the wait of `drain` for open exchanges."""
         self.budget = BodyBudget(port.body_budget)
         self.connections = Connections(port)
         self._large_bodies = LargeBodies()
@@ -84,7 +86,7 @@ class Gateway:
         self.draining = True
         if self._web_runner is None or self._listener is None:
             return
-        await self.runner.wait_idle(self.port.drain)
+        await self.runner.wait_idle(self.port.drain, self.cut)
         self.runner.failover.stop_relays()
         self._listener.stop()
         await self.runner.wait_ended()
