@@ -24,7 +24,9 @@ def register(app: typer.Typer) -> None:
 
 def check(
     config: ConfigOption = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the bound of every balance in figures.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show the bound of every balance in figures.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check the configuration, the order of the chain, the plugins' settings and the store, without serving.
@@ -51,7 +53,9 @@ def check(
         print_json(result)
     else:
         result["bound"] = _in_words(report.exposure, verbose=verbose)
-        print_fields({key: ", ".join(value) or "none" if isinstance(value, list) else value for key, value in result.items()})
+        print_fields(
+            {key: ", ".join(value) or "none" if isinstance(value, list) else value for key, value in result.items()}
+        )
         typer.echo("good")
 
 

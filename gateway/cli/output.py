@@ -36,6 +36,9 @@ class _Output(io.FileIO):
 def ending_by_sigpipe() -> Iterator[None]:
     """Write standard output so that a command ends by SIGPIPE once nothing reads it, after everything that it does at its end."""
     stdout = sys.stdout
+    if stdout is None:  # closed before the start
+        yield
+        return
     output = _Output(stdout.fileno(), "wb", closefd=False)
     sys.stdout = io.TextIOWrapper(
         io.BufferedWriter(output), stdout.encoding, stdout.errors, line_buffering=stdout.isatty()

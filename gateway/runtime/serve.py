@@ -111,6 +111,8 @@ class ParentProcess:
             if self._embedded is not None:
                 self._embedded.stop()
             self._supervisor.ignore_signals()
+        if self._farewell is not None:
+            self._farewell.end(self._config.data_path)
 
     def _start_children(self) -> None:
         """Start each child and wait until it is ready. They stop in the opposite order."""
@@ -167,7 +169,9 @@ class ParentProcess:
         if config.demo is not None and token is not None:
             typer.echo(welcome.demo(config, config.demo.account, address, token, self._active.loaded.document.path))
         if logs.on_terminal():
-            typer.echo(welcome.on_terminal(config, recorded=any(entry.use == "usage-logger" for entry in config.plugins)))
+            typer.echo(
+                welcome.on_terminal(config, recorded=any(entry.use == "usage-logger" for entry in config.plugins))
+            )
         if config.demo is not None or logs.on_terminal():
             typer.echo(welcome.LAST)
 

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Final
 
 from gateway.metrics.shared import SharedNumbers
@@ -46,8 +47,16 @@ class Farewell:
             them = "it" if requests == 1 else "them"
             text = f"waiting for {many}, up to {self._drain_s:g} s; Ctrl-C again cuts {them}"
         if text and text != self._said:
-            self._say(text if self._said else f"\n{text}")
-            self._said = text
+            self._line(text)
+
+    def end(self, folder: Path) -> None:
+        """Say that the gateway has stopped, and where its data is."""
+        self._line(f"stopped; balances and records are in {folder}")
+
+    def _line(self, text: str) -> None:
+        """Say a line, the first one below the `^C` that a terminal shows."""
+        self._say(text if self._said else f"\n{text}")
+        self._said = text
 
     def _sum(self, name: str) -> int:
         return sum(int(values[0]) for numbers in self._numbers for key, values in numbers if key == (name,))

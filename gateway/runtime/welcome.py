@@ -22,27 +22,25 @@ def demo(config: Config, account: str, base_url: str, token: str, path: Path) ->
     message = {"role": "user", "content": "Tell me a story"}
     body = msgspec.json.encode({"model": next(iter(config.models)), "stream": True, "messages": [message]}).decode()
     given = f"--config {shlex.quote(str(path))}"
-    looks = {
-        f"{program()} usage tail {given}": "each request, when it has ended",
-        f"{program()} trace ID {given}": "what became of one; ID is its x-request-id",
-        f"{program()} account show {account} {given}": "what is left of the balance",
-    }
-    width = max(map(len, looks))
     return "\n".join(
         [
+            "This is the demo: a gateway, its store, and an upstream that streams words.",
             "",
             f"  base address  {base_url}",
             f"  token         {token}",
             "",
-            "Paste this into another terminal. -N shows each word as it comes, -i the head of the answer:",
+            "Paste this into another terminal (-N shows each word as it comes, -i the head):",
             "",
             f"  curl -iN {base_url}/chat/completions \\",
             f"    -H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' \\",
             f"    -d {shlex.quote(body)}",
             "",
-            "Then look there:",
+            "Then look at each request that ends, at what became of one (ID is its",
+            "x-request-id), and at what is left of the balance:",
             "",
-            *(f"  {command:{width}}  # {what}" for command, what in looks.items()),
+            f"  {program()} usage tail {given}",
+            f"  {program()} trace ID {given}",
+            f"  {program()} account show {account} {given}",
             "",
         ]
     )
@@ -50,9 +48,11 @@ def demo(config: Config, account: str, base_url: str, token: str, path: Path) ->
 
 def on_terminal(config: Config, *, recorded: bool) -> str:
     """Return what a person at the terminal will see next. `recorded`: the chain writes the usage log."""
-    lines = [f"The operator's port is {config.admin}; its token is in {config.data_path / 'admin.token'}."] * bool(config.admin)
+    lines = []
+    if config.admin is not None:
+        lines.append(f"The operator's port is {config.admin}, its token in {config.data_path / 'admin.token'}.")
     if recorded:
-        lines.append(f"Each request that has ended is a line here: {request_lines.COLUMNS}.")
+        lines += ["Each request that has ended is a line here:", f"{request_lines.COLUMNS}."]
     return "\n".join(lines)
 
 
