@@ -39,15 +39,13 @@ format: $(VENV)/.dev
 # Everything that runs comes from the lock file, exact and checked by hash; the project itself is installed in place. With a C
 # compiler, its compiled modules are built, too. Of what only tests need, a module is compiled when it is imported first.
 $(VENV)/.serve: $(LOCK) pyproject.toml hatch_build.py gateway/chat/_plain.pxd $(wildcard gateway/*/_*.pyx gateway/*/*/_*.pyx)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --require-hashes -r $(LOCK)
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	@sh deploy/install.sh "$(PYTHON)" $(VENV) serve
 	$(BIN)/gateway --version
-	touch $@
+	@touch $@
 
 $(VENV)/.dev: deploy/requirements-dev.lock $(VENV)/.serve
-	$(BIN)/pip install --quiet --no-deps --no-compile --require-hashes -r deploy/requirements-dev.lock
-	touch $@
+	@sh deploy/install.sh "$(PYTHON)" $(VENV) dev
+	@touch $@
 
 clean:
 	rm -rf $(VENV) $(wildcard gateway/*/_*.so gateway/*/*/_*.so)
