@@ -43,7 +43,7 @@ make_environment() {
         check_python
         "$python" -m venv --clear "$venv" > "$log" 2>&1 || no_venv
     }
-    "$bin/python" -m pip --version > /dev/null 2>&1 || "$bin/python" -m ensurepip > "$log" 2>&1 || no_venv
+    "$bin/python" -m pip --version > /dev/null 2>&1 || "$bin/python" -m ensurepip --default-pip > "$log" 2>&1 || no_venv
 }
 
 no_venv() {
@@ -71,6 +71,7 @@ run_pip() {
 }
 
 log=$(mktemp)
+export PIP_RETRIES="${PIP_RETRIES:-3}"
 make_environment
 echo "Installing into $venv, which takes a minute ..."
 case $what in
