@@ -21,6 +21,7 @@ test: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 4
 	if $(BIN)/gateway --version | grep -q 'by the compiled path'; then GATEWAY_PURE=1 $(BIN)/python -m pytest -n 4 $(STREAMS); fi
+	@command -v chromium chromium-browser google-chrome > /dev/null || echo "No page was tried in a browser: chromium is not installed."
 	if command -v valgrind callgrind_control > /dev/null; then $(BIN)/python -m tests.bench.instructions; \
 	  else echo "The instructions of a request and of an event are not counted: valgrind is not installed."; fi
 

@@ -197,7 +197,7 @@ def _credential(headers: Mapping[str, str]) -> str:
     if scheme.lower() != "bearer":
         raise _wrong_header("does not begin with `Bearer `")
     credential = credential.strip(" ")
-    if credential.lower().startswith("bearer "):
+    if " " in credential and credential.lower().startswith("bearer "):
         raise _wrong_header("has `Bearer` twice")
     if len(values[0]) > MAX_CREDENTIAL or not values[0].isascii():
         raise invalid_token()

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 def main() -> None:
     """Run the command line."""
-    from gateway.cli.commands import program
-    from gateway.cli.output import ending_by_sigpipe
+    try:
+        from gateway.cli.commands import program
+        from gateway.cli.output import ending_by_sigpipe
 
-    with ending_by_sigpipe():
-        program()()
+        with ending_by_sigpipe():
+            program()()
+    except KeyboardInterrupt:  # before there is a command that says something
+        raise SystemExit(130) from None

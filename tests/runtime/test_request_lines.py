@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -56,7 +56,12 @@ def test_it_follows_the_log_from_its_start_and_writes_the_last_ones_after_sigter
     rows = UsageDatabase(tmp_path)
     before, after, last = [[end(arrival(), **FIELDS)] for _ in range(3)]
     rows.write(before)
-    output = Terminal(lambda: (rows.write(last), signal.raise_signal(signal.SIGTERM)))
+
+    def write_and_stop() -> None:
+        rows.write(last)
+        signal.raise_signal(signal.SIGTERM)
+
+    output = Terminal(write_and_stop)
     request_lines.work(tmp_path, output)(lambda: rows.write(after))
     rows.close()
     assert output.getvalue().splitlines() == [request_lines.line_of(each) for each in (*after, *last)]
@@ -83,15 +88,12 @@ def test_a_terminal_that_is_gone_does_not_end_it_before_sigterm(tmp_path: Path) 
 
 
 class Terminal(io.StringIO):
-    """A terminal where something happens after the first lines."""
+    """A terminal where something happens once, after the first lines."""
 
-    def __init__(self, then: object) -> None:
+    def __init__(self, then: Callable[[], None]) -> None:
         super().__init__()
-        self._then = then
+        self._then = [then]
 
     def flush(self) -> None:
-        then, self._then = self._then, None
-        if self.getvalue() and callable(then):
-            then()
-        elif then is not None:
-            self._then = then
+        while self.getvalue() and self._then:
+            self._then.pop()()
