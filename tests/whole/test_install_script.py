@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 OLD = '#!/bin/sh\ncase "$2" in *exit*) exit 1 ;; esac\necho 3.9.18\n'
 """A Python 3.9.18, as far as it is asked for its version."""
 WITHOUT_VENV = (
