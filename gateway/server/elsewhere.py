@@ -25,17 +25,17 @@ HOW: Final = {
     "realtime": ("The Realtime API", "`client.chat.completions.create(..., stream=True)`"),
 }
 OTHERS: Final = {
-    "embeddings": "Embeddings",
-    "images": "Making images",
-    "videos": "Making videos",
-    "audio": "Speech and transcription",
+    "embeddings": "The Embeddings API",
+    "images": "The Images API",
+    "videos": "The Videos API",
+    "audio": "The Audio API",
     "files": "The Files API",
     "uploads": "The Uploads API",
     "batches": "The Batch API",
-    "moderations": "Moderation",
-    "fine_tuning": "Fine-tuning",
+    "moderations": "The Moderations API",
+    "fine_tuning": "The Fine-tuning API",
     "vector_stores": "The Vector stores API",
-    "rerank": "Reranking",
+    "rerank": "The Rerank API",
 }
 
 
