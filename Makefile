@@ -21,6 +21,7 @@ test: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 4
 	if $(BIN)/gateway --version | grep -q 'by the compiled path'; then GATEWAY_PURE=1 $(BIN)/python -m pytest -n 4 $(STREAMS); fi
+	@command -v chromium chromium-browser google-chrome > /dev/null || echo "No page was tried in a browser: chromium is not installed."
 	if command -v valgrind callgrind_control > /dev/null; then $(BIN)/python -m tests.bench.instructions; \
 	  else echo "The instructions of a request and of an event are not counted: valgrind is not installed."; fi
 
@@ -39,15 +40,13 @@ format: $(VENV)/.dev
 # Everything that runs comes from the lock file, exact and checked by hash; the project itself is installed in place. With a C
 # compiler, its compiled modules are built, too. Of what only tests need, a module is compiled when it is imported first.
 $(VENV)/.serve: $(LOCK) pyproject.toml hatch_build.py gateway/chat/_plain.pxd $(wildcard gateway/*/_*.pyx gateway/*/*/_*.pyx)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --require-hashes -r $(LOCK)
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	@sh deploy/install.sh "$(PYTHON)" $(VENV) serve
 	$(BIN)/gateway --version
-	touch $@
+	@touch $@
 
 $(VENV)/.dev: deploy/requirements-dev.lock $(VENV)/.serve
-	$(BIN)/pip install --quiet --no-deps --no-compile --require-hashes -r deploy/requirements-dev.lock
-	touch $@
+	@sh deploy/install.sh "$(PYTHON)" $(VENV) dev
+	@touch $@
 
 clean:
 	rm -rf $(VENV) $(wildcard gateway/*/_*.so gateway/*/*/_*.so)

@@ -1,7 +1,8 @@
 """Authenticates callers by the token in the `Authorization` header.
 
 1. The body is never read: requests are refused on their headers alone.
-2. Unknown, wrong and malformed tokens all get the same answer. A malformed one costs no call of the store.
+2. Unknown, wrong and malformed tokens all get the same answer. A malformed one costs no call of the store, nor does a header that
+   is not `Bearer` and a token, whose answer says so.
 3. A valid token is never refused or delayed because of wrong tokens from the same address.
 4. The refusals of an address without an account, or of an account, are paced by `plugins.paced_refusals`.
 """
@@ -192,10 +193,22 @@ def _credential(headers: Mapping[str, str]) -> str:
     if not values or (len(values) == 1 and values[0].strip().lower() in ("", "bearer")):
         raise Refused(401, "token_missing", "No token was sent. Send one header: `Authorization: Bearer YOUR_TOKEN`.")
     scheme, _, credential = values[0].partition(" ")
-    well_formed = len(values) == 1 and len(values[0]) <= MAX_CREDENTIAL and values[0].isascii()
-    if not well_formed or scheme.lower() != "bearer":
+    if len(values) > 1:
+        raise _wrong_header("was sent more than once")
+    if scheme.lower() != "bearer":
+        raise _wrong_header("does not begin with `Bearer `")
+    credential = credential.strip(" ")
+    if " " in credential and credential.lower().startswith("bearer "):
+        raise _wrong_header("has `Bearer` twice")
+    if len(values[0]) > MAX_CREDENTIAL or not values[0].isascii():
         raise invalid_token()
-    return credential.strip(" ")
+    return credential
+
+
+def _wrong_header(what: str) -> Refused:
+    """Return the error for a header that cannot be read, whatever the token in it is. Nothing of it is repeated."""
+    text = f"The header `Authorization` {what}. Send it once, with a space in it: `Authorization: Bearer YOUR_TOKEN`."
+    return Refused(401, "token_invalid", text)
 
 
 def _set_token(exchange: Exchange, token_id: str) -> None:

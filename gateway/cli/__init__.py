@@ -1,6 +1,7 @@
 """The command `gateway`: one file for each subcommand. Imports `contract` and what lies below it.
 
-Exit codes: 0 for success, 1 if the command is refused or a check fails, 2 for wrong usage or a wrong configuration.
+Exit codes: 0 for success, 1 if the command is refused or a check fails, 2 for wrong usage or a wrong configuration. A command
+whose output is closed before its end, as by `| head`, ends by SIGPIPE without a word.
 """
 
 from __future__ import annotations
@@ -8,6 +9,11 @@ from __future__ import annotations
 
 def main() -> None:
     """Run the command line."""
-    from gateway.cli.commands import program
+    try:
+        from gateway.cli.commands import program
+        from gateway.cli.output import ending_by_sigpipe
 
-    program()()
+        with ending_by_sigpipe():
+            program()()
+    except KeyboardInterrupt:  # before there is a command that says something
+        raise SystemExit(130) from None

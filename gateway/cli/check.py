@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Annotated
 
 import typer
 
@@ -13,6 +14,7 @@ from gateway.runtime.store_check import refuse_database
 from gateway.runtime.trial import Trial
 from gateway.services import Store
 from gateway.store.client.durability import check_store
+from gateway.tools.exposure import Exposure
 
 
 def register(app: typer.Typer) -> None:
@@ -20,7 +22,13 @@ def register(app: typer.Typer) -> None:
     app.command()(check)
 
 
-def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+def check(
+    config: ConfigOption = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show the bound of every balance in figures.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """Check the configuration, the order of the chain, the plugins' settings and the store, without serving.
 
     Example: `gateway check --config gateway.yaml`
@@ -38,14 +46,23 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         "chain": report.plugins,
         "models": list(loaded.config.models),
         "channels": list(loaded.config.channels),
-        "bound": report.exposure,
+        "bound": None if report.exposure is None else str(report.exposure),
         "warnings": report.warnings + store_notes,
     }
     if as_json:
         print_json(result)
     else:
-        print_fields({key: ", ".join(value) if isinstance(value, list) else value for key, value in result.items()})
+        result["bound"] = _in_words(report.exposure, verbose=verbose)
+        print_fields(
+            {key: ", ".join(value) or "none" if isinstance(value, list) else value for key, value in result.items()}
+        )
         typer.echo("good")
+
+
+def _in_words(exposure: Exposure | None, *, verbose: bool) -> str:
+    if exposure is None:
+        return "none: no plugin charges, or every model is free"
+    return str(exposure) if verbose else exposure.in_words
 
 
 async def _store_notes(loaded: Loaded, url: str) -> list[str]:

@@ -61,6 +61,10 @@ class Program(TyperGroup):
         super().__init__(**settings)
         self.commands = Commands()  # type: ignore[assignment]
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take `help` for `--help`: `gateway help account` is `gateway account --help`."""
+        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)

@@ -28,6 +28,7 @@ from gateway.config.channel import Channel
 from gateway.config.decode import convert
 from gateway.config.document import Document, KeyPath
 from gateway.config.model import Model
+from gateway.config.origins import check_origins
 from gateway.config.section import Bytes, Count, Seconds, SecondsOrNone, Section, is_amount
 from gateway.config.time_zone import time_zone
 from gateway.errors import Misconfigured
@@ -95,6 +96,7 @@ class Port(Section, frozen=True):
     allow_non_streaming: bool = False
     allow_fields: tuple[str, ...] = ()
     trusted_proxies: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
     drain: SecondsOrNone = 30
     open_streams: Literal["end", "finish"] = "end"
 
@@ -103,6 +105,7 @@ class Port(Section, frozen=True):
             _check_proxy(f"trusted_proxies[{index}]", proxy)
         if not REMEDIES.keys() >= set(self.allow_fields):
             raise ValueError(f"allow_fields may name {', '.join(REMEDIES)}; any other field needs no permission")
+        check_origins(self.cors_origins)
 
 
 class Tls(Section, frozen=True):

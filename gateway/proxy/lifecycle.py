@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 from itertools import takewhile
 from typing import Final
@@ -84,12 +83,14 @@ class ExchangeRunner:
         if self._ending:
             log.error("ends_abandoned", exchanges=len(self._ending))
 
-    async def wait_idle(self, timeout_s: float) -> None:
-        """Wait until no exchange is in progress, for `timeout_s` at most."""
+    async def wait_idle(self, timeout_s: float, cut: asyncio.Event | None = None) -> None:
+        """Wait until no exchange is in progress, for `timeout_s` at most, and not once `cut` is set."""
         if self.open:
             self._idle.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), timeout_s)
+            ends = [asyncio.ensure_future(event.wait()) for event in (self._idle, cut) if event is not None]
+            await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            for end in ends:
+                end.cancel()
 
     def hanging(self, limit_s: float) -> list[tuple[str, str]]:
         """Return the ids of exchanges that ended longer ago than `limit_s`, each with the plugin whose end hook still runs."""

@@ -1,4 +1,5 @@
-"""Logging of one process: each record is one line, JSON or, on a terminal, coloured text.
+"""Logging of one process: each record is one line, JSON or, on a terminal, text with the local time, coloured unless `NO_COLOR`
+is set.
 
 Control characters are escaped, and long values are cut. Lines that repeat are left out beyond `BURST`, so that what callers
 and upstreams do does not fill the disk; the next such line that is written says how many were.
@@ -7,6 +8,7 @@ and upstreams do does not fill the disk; the next such line that is written says
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections import OrderedDict
@@ -25,30 +27,54 @@ FORMAT: Final = "_format"
 MAX_KINDS: Final = 1000
 ALL_WRITTEN: Final = frozenset({"journal_not_written"})
 """Events of which each line is needed: it names a charge that is nowhere else."""
+CLOCK: Final = "%H:%M:%S"
+"""The format of times on a terminal."""
+SAID_IN_WORDS: Final = frozenset({"admin_port_served", "event_path"})
+"""Events that have no line on a terminal: what `gateway serve` prints there says them."""
 
 
 def configure(*, json: bool | None = None) -> None:
     """Set up logging to standard error for this process. `json` defaults to whether that is not a terminal."""
-    as_json = not sys.stderr.isatty() if json is None else json
-    plain = structlog.dev.plain_traceback  # the default shows local variables, which may include a token
-    renderer: Any = (
-        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(exception_formatter=plain)
-    )
-    tracebacks: list[Any] = [structlog.processors.format_exc_info] if as_json else []
+    as_json = not on_terminal() if json is None else json
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             Repetitions(),
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *tracebacks,
-            _sanitize,
-            renderer,
+            *(_for_programs() if as_json else _for_people()),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=False,
     )
     logging.basicConfig(level=logging.WARNING, handlers=[_StructlogHandler()], force=True)
+
+
+def on_terminal() -> bool:
+    """Return whether a person reads what this process logs."""
+    return sys.stderr.isatty()
+
+
+def printable(text: str) -> str:
+    """Return a text with what is not printable escaped."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def _for_programs() -> list[Any]:
+    stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
+    return [stamp, structlog.processors.format_exc_info, _sanitize, structlog.processors.JSONRenderer()]
+
+
+def _for_people() -> list[Any]:
+    stamp = structlog.processors.TimeStamper(fmt=CLOCK, utc=False)
+    plain = structlog.dev.plain_traceback  # the default shows local variables, which may include a token
+    colors = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return [_leave_out, stamp, _sanitize, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
+
+
+def _leave_out(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    if event.get("event") in SAID_IN_WORDS:
+        raise structlog.DropEvent
+    return event
 
 
 class Repetitions:
@@ -92,7 +118,7 @@ def _sanitize(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMappin
     for key, value in event.items():
         if isinstance(value, str) and key != "exception":
             short = value if len(value) <= MAX_VALUE_LENGTH else value[:MAX_VALUE_LENGTH] + "..."
-            event[key] = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in short)
+            event[key] = printable(short)
     return event
 
 

@@ -6,32 +6,30 @@ The embedded store is started on the main thread, which is the thread that the s
 from __future__ import annotations
 
 import asyncio
-import shlex
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import typer
 
 from gateway import loading
 from gateway.admin import app as admin
-from gateway.config.schema import Config, Demo, Loaded, find, load
+from gateway.config.schema import Config, Loaded, find, load
 from gateway.errors import StoreAway
 from gateway.log import Logger
 from gateway.metrics.exporter import Exporter
 from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
 from gateway.proxy import event_pass
-from gateway.runtime import alert_sender, demo, logs, systemd, worker
+from gateway.runtime import alert_sender, demo, logs, request_lines, systemd, welcome, worker
 from gateway.runtime.active import ActiveConfig
 from gateway.runtime.data_folder import data_folder, remove_leftovers
 from gateway.runtime.handover import Handover, WorkerEnd
 from gateway.runtime.process import run_until_terminated
+from gateway.runtime.stopping import CUT, Farewell
 from gateway.runtime.store_check import refuse_database
 from gateway.runtime.store_keeper import StoreKeeper
 from gateway.runtime.supervisor import Ready, Supervisor, Work, open_listeners
@@ -63,8 +61,8 @@ def serve(path: Path | None, workers: int | None = None) -> None:
     loading.import_plugins(loaded)
     for warning in report.warnings:
         typer.echo(f"warning: {warning}", err=True)
-    if report.exposure is not None:
-        typer.echo(report.exposure)
+    if report.exposure is not None and (below := report.exposure.warning):
+        typer.echo(f"warning: {below}", err=True)
     ParentProcess(loaded, workers or loaded.config.workers).run(report.plugins, began)
 
 
@@ -90,6 +88,8 @@ class ParentProcess:
         self._store_url = self._embedded.url if self._embedded else config.redis
         self._supervisor = Supervisor(on_death=self._on_death)
         self._handover = Handover(workers)
+        served_by = [numbers for name, numbers in self._numbers.items() if name.startswith("worker ")]
+        self._farewell = Farewell(served_by, config.port.drain) if logs.on_terminal() else None
         self._active = ActiveConfig(loaded, metrics, self._handover, self._store_url)
 
     def run(self, plugins: Sequence[str], began: float) -> None:
@@ -102,18 +102,17 @@ class ParentProcess:
             self._start_children()
             self._supervisor.handle_signals()
             log.info("event_path", compiled=not event_pass.WHY_PURE, reason=event_pass.WHY_PURE)
-            address = _base_url(self._config, self._listeners[0])
-            typer.echo(f"{address} is served after {time.monotonic() - began:.2f} s, through {', '.join(plugins)}")
-            if self._config.demo is not None and token is not None:
-                typer.echo(_welcome(self._config, self._config.demo, address, token, self._active.loaded.document.path))
+            self._welcome(plugins, time.monotonic() - began, token)
             self._service_manager.ready()
             self._supervisor.watch(self._tick)
         finally:
             self._service_manager.stopping()
-            self._supervisor.stop(timeout_s=self._config.port.drain + SINK_STOP_S)
+            self._supervisor.stop(timeout_s=self._config.port.drain + SINK_STOP_S, on_wait=self._on_wait)
             if self._embedded is not None:
                 self._embedded.stop()
             self._supervisor.ignore_signals()
+        if self._farewell is not None:
+            self._farewell.end(self._config.data_path)
 
     def _start_children(self) -> None:
         """Start each child and wait until it is ready. They stop in the opposite order."""
@@ -126,6 +125,8 @@ class ParentProcess:
         if config.usage.clickhouse:
             self._supervisor.add("clickhouse", _background(lambda stop: copying.run(config, url, stop)))
         self._start_alerts()
+        if logs.on_terminal():
+            self._supervisor.add("request lines", request_lines.work(config.data_path / "usage"))
         self._supervisor.add("sink", _background(lambda stop: sink.run(config, url, stop)))
         for index in range(len(self._listeners)):
             self._supervisor.add("worker", self._worker(index), index + 1)
@@ -159,6 +160,27 @@ class ParentProcess:
             )
 
         return work
+
+    def _welcome(self, plugins: Sequence[str], took_s: float, token: str | None) -> None:
+        """Say what runs, where, and what to look at next."""
+        config = self._config
+        address = _base_url(config, self._listeners[0])
+        typer.echo(f"{address} is served after {took_s:.2f} s, through {', '.join(plugins)}")
+        if config.demo is not None and token is not None:
+            typer.echo(welcome.demo(config, config.demo.account, address, token, self._active.loaded.document.path))
+        if logs.on_terminal():
+            typer.echo(
+                welcome.on_terminal(config, recorded=any(entry.use == "usage-logger" for entry in config.plugins))
+            )
+        if config.demo is not None or logs.on_terminal():
+            typer.echo(welcome.LAST)
+
+    def _on_wait(self) -> None:
+        """Say what a stop waits for, and let a second Ctrl-C cut the open streams."""
+        if self._supervisor.cut:
+            self._supervisor.signal("worker", CUT)
+        if self._farewell is not None:
+            self._farewell.look(cut=self._supervisor.cut)
 
     def _report_start(self, progress: str) -> None:
         typer.echo(progress, err=True)
@@ -228,25 +250,3 @@ def _base_url(config: Config, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     scheme = "https" if config.tls else "http"
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1"
-
-
-def _welcome(config: Config, settings: Demo, base_url: str, token: str, path: Path) -> str:
-    program = sys.argv[0] if sys.argv[0].endswith("gateway") else "gateway"
-    message = {"role": "user", "content": "Tell me a story"}
-    body = msgspec.json.encode({"model": next(iter(config.models)), "stream": True, "messages": [message]}).decode()
-    return "\n".join(
-        [
-            "",
-            f"  base address  {base_url}",
-            f"  token         {token}",
-            "",
-            "Paste this into another terminal:",
-            "",
-            f"  curl -N {base_url}/chat/completions \\",
-            f"    -H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' \\",
-            f"    -d {shlex.quote(body)}",
-            "",
-            f"Then look at what was charged: {program} account show {settings.account} --config {shlex.quote(str(path))}",
-            "Stop with Ctrl-C; balances are kept.",
-        ]
-    )

@@ -29,6 +29,7 @@ from gateway.config.schema import host_port
 from gateway.errors import GatewayError, Misconfigured, cannot_listen
 from gateway.log import Logger
 from gateway.runtime import logs
+from gateway.runtime.stopping import CUT
 
 log = Logger("gateway.runtime.supervisor")
 
@@ -84,6 +85,8 @@ class Supervisor:
         self._start_limit_s = start_limit_s
         self.children: list[ChildProcess] = []
         self._stopping = False
+        self.cut = False
+        """Whether Ctrl-C came while it was stopping already."""
 
     def add(self, kind: str, work: Work, number: int = 0) -> None:
         """Start a child and wait until it is ready. Raises `GatewayError` with the child's reason when it ends instead."""
@@ -126,15 +129,18 @@ class Supervisor:
             if child.kind == kind and child.pid:
                 _signal(child.pid, number)
 
-    def stop(self, *, timeout_s: float) -> None:
-        """Stop all children, those of one kind at the same time. Kill what does not end within `timeout_s`."""
+    def stop(self, *, timeout_s: float, on_wait: Callable[[], None] = lambda: None) -> None:
+        """Stop all children, those of one kind at the same time. Kill what does not end within `timeout_s`.
+
+        Call `on_wait` again and again while one of them has not ended.
+        """
         for _, kind in groupby(reversed(self.children), key=lambda child: child.kind):
             running = [child for child in kind if child.pid]
             for child in running:
                 _signal(child.pid, signal.SIGTERM)
             deadline = time.monotonic() + timeout_s
             for child in running:
-                _wait(child, deadline)
+                _wait(child, deadline, on_wait)
 
     def _start(self, child: ChildProcess) -> None:
         reading, writing = os.pipe()
@@ -188,7 +194,8 @@ class Supervisor:
             if not child.pid and time.monotonic() >= child.restart_at:
                 self._start(child)
 
-    def _stop(self, *_: object) -> None:
+    def _stop(self, number: int, _: object) -> None:
+        self.cut |= self._stopping and number == signal.SIGINT
         self._stopping = True
 
 
@@ -233,6 +240,7 @@ def _run_child(child: ChildProcess, parent: int, writing: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(CUT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -259,8 +267,9 @@ def _signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _wait(child: ChildProcess, deadline: float) -> None:
+def _wait(child: ChildProcess, deadline: float, on_wait: Callable[[], None]) -> None:
     while os.waitpid(child.pid, os.WNOHANG)[0] == 0:
+        on_wait()
         if time.monotonic() > deadline:
             log.error("child_killed", child=child.name)
             _signal(child.pid, signal.SIGKILL)

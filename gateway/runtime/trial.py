@@ -30,7 +30,7 @@ from gateway.config.channel import credential_warnings
 from gateway.config.schema import Loaded
 from gateway.errors import GatewayError, Misconfigured
 from gateway.services import Store, services_of
-from gateway.tools.exposure import exposure_of
+from gateway.tools.exposure import Exposure, exposure_of
 
 KILLED_AFTER_S: Final = 3.0
 """How long after its limit a trial is killed. In that time the plugin that hangs is named."""
@@ -43,7 +43,7 @@ class Report(msgspec.Struct, frozen=True):
 
     plugins: list[str] = []
     warnings: list[str] = []
-    exposure: str | None = None
+    exposure: Exposure | None = None
 
 
 class _Line(msgspec.Struct, omit_defaults=True):
@@ -171,7 +171,7 @@ def _examine(loaded: Loaded, url: str | None, limit_s: float, note: loading.Note
     report = Report(
         [entry.name for entry in chain.entries],
         warnings(chain.entries) + credential_warnings(loaded.config.channels),
-        None if exposure is None else str(exposure),
+        exposure,
     )
     if url is not None:
         asyncio.run(_start_and_stop(loaded, url, chain, limit_s, lambda entry: note(entry.wrong, entry.name)))

@@ -26,6 +26,8 @@ from gateway.runtime.reload import Reloader
 from gateway.runtime.revocation import RevocationWatch
 from gateway.runtime.revocation_news import RevocationNews
 from gateway.runtime.sampler import Sampler
+from gateway.runtime.stopping import CUT
+from gateway.server.cors import gateway_of
 from gateway.server.gateway import Gateway
 from gateway.server.tls import Certificate, certificate_of, renewing
 from gateway.services import Store, services_of
@@ -51,7 +53,7 @@ async def opened(
         metrics = Metrics(shared or SharedNumbers(), services.catalogue)
         store.alerts.dropped = partial(metrics.count, "alerts", "dropped")
         metrics.count_store_calls()
-        gateway = Gateway(loaded.config.port, chain, services, ExchangeRunner(failover, metrics))
+        gateway = gateway_of(loaded.config.port, chain, services, ExchangeRunner(failover, metrics))
         try:
             async with AlertWriter(store.alerts), _ending_revoked(gateway, store):
                 try:
@@ -101,6 +103,7 @@ async def serve(
         Reloader(gateway, loaded.document.path, offers) as reloader,
     ):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reloader.schedule)
+        asyncio.get_running_loop().add_signal_handler(CUT, gateway.cut.set)
         if offers is not None:
             reloader.schedule()  # an offer may have been made before
         await gateway.listen(listener, tls)

@@ -30,6 +30,7 @@ from gateway.server.connections import Connections
 from gateway.server.large_bodies import SMALL, LargeBodies
 from gateway.server.listener import Listener
 from gateway.server.lookups import Lookups
+from gateway.server.preflight import refused_preflight
 from gateway.server.protocol import ServerProtocol
 from gateway.server.received import ReceivedRequest
 from gateway.server.routes import HEALTH, LocalRoutes, misdirected, operation_of
@@ -54,6 +55,8 @@ class Gateway:
         self._lookups = Lookups()
         self.routes = LocalRoutes(services, self._lookups)
         self.draining = False
+        self.cut = asyncio.Event()
+        """Ends the wait of `drain` for open exchanges."""
         self.budget = BodyBudget(port.body_budget)
         self.connections = Connections(port)
         self._large_bodies = LargeBodies()
@@ -91,7 +94,7 @@ class Gateway:
         self.draining = True
         if self._web_runner is None or self._listener is None:
             return
-        await self.runner.wait_idle(self.port.drain)
+        await self.runner.wait_idle(self.port.drain, self.cut)
         self.runner.failover.stop_relays()
         self._listener.stop()
         await self.runner.wait_ended()
@@ -122,9 +125,9 @@ class Gateway:
             caller.close_after()
         # A request that every caller would be refused skips the plugins, except those with `sees_misdirected`.
         operation, argument = (Operation.MISDIRECTED, "") if refusal else operation_of(request.method, path)
-        if operation is Operation.MISDIRECTED and not path.startswith(BASE):
+        if operation is Operation.MISDIRECTED and ((page := refused_preflight(request)) or not path.startswith(BASE)):
             exchange = self._exchange(request, operation, argument, _no_body)
-            error = refusal or misdirected(request.method, path)
+            error = refusal or page or misdirected(request.method, path)
             caller.refuse(error, exchange.id, exchange.response_headers)
             await asyncio.sleep(0)  # requests that cost nothing leave the loop to others, too
             return SentResponse(caller)

@@ -9,6 +9,7 @@ from gateway.errors import Refused
 from gateway.exchange import Exchange, Operation, Reply
 from gateway.facts import Caller
 from gateway.server.account import account_of
+from gateway.server.elsewhere import advice
 from gateway.server.ledger import ledger_of
 from gateway.server.lookups import Lookups
 from gateway.server.models import ModelList
@@ -69,6 +70,8 @@ def misdirected(method: str, path: str) -> Refused:
         return Refused(404, "unknown_path", BASE_LACKS_V1)
     if "://" in path.partition("/v1")[0]:
         return Refused(404, "unknown_path", ABSOLUTE)
+    if said := advice(path):
+        return Refused(404, "unknown_path", said)
     known = path in HEALTH or path.startswith(("/v1/models/", "/v1/requests/"))
     allowed = METHODS.get(path) or ("GET" if known else "")
     if allowed and method != allowed:

@@ -59,6 +59,19 @@ class Exposure(msgspec.Struct, frozen=True):
             f"further; the most expensive request costs {_units(self.largest_cost)} ({self.model}, group {self.group})"
         )
 
+    @property
+    def in_words(self) -> str:
+        """The bound of every balance in one sentence, while the store is healthy."""
+        return self.warning or "no balance falls below zero, or below its account's credit line"
+
+    @property
+    def warning(self) -> str:
+        """Say how far a balance can fall below its credit line; empty where it cannot."""
+        if not self.overdraft:
+            return ""
+        below = _units(self.overdraft)
+        return f"a balance can fall {below} below its credit line: `max_hold` lets requests cost more than they hold"
+
 
 def exposure_of(config: Config, chain: Chain) -> Exposure | None:
     """Return the bounds, or None if no plugin of the chain takes holds or every model is free."""

@@ -96,12 +96,26 @@ def test_a_store_that_does_not_answer_is_exit_1_and_shows_no_url(tmp_path: Path)
     assert "sesame" not in err
 
 
-def test_no_line_of_a_table_is_padded(tmp_path: Path) -> None:
-    out, _ = check(
-        file_of(tmp_path, CHAIN + MODELS.replace("free: true", "input: 1, output: 1") + "groups: {g: {}}\n"), code=0
+def test_the_bound_of_balances_is_said_in_words_and_on_request_in_figures(tmp_path: Path) -> None:
+    assert (
+        "bound     none: no plugin charges, or every model is free\n"
+        in check(file_of(tmp_path, CHAIN + MODELS), code=0)[0]
     )
-    assert max(map(len, out.splitlines())) > 100
-    assert [line for line in out.splitlines() if line != line.rstrip()] == []
+    priced = CHAIN + MODELS.replace("free: true", "input: 1, output: 1") + "groups: {g: {}}\n"
+    out, _ = check(file_of(tmp_path, priced), code=0)
+    assert "bound     no balance falls below zero, or below its account's credit line\n" in out
+    assert "warnings  none\n" in out
+    verbose, _ = check(file_of(tmp_path, priced), "--verbose", code=0)
+    figures = json.loads(check(file_of(tmp_path, priced), "--json", code=0)[0])["bound"]
+    assert figures.startswith("every balance stays >= -credit line; one failover of the store may take it ")
+    assert f"bound     {figures}\n" in verbose
+    for text in (out, verbose):
+        assert [line for line in text.splitlines() if line != line.rstrip()] == [], "no line is padded"
+    holds_less = priced.replace("{use: quota}", "{use: quota, with: {max_hold: 0.1}}")
+    assert (
+        " below its credit line: `max_hold` lets requests cost more than they hold"
+        in check(file_of(tmp_path, holds_less), code=0)[0]
+    )
 
 
 def test_a_short_credential_is_a_warning_that_does_not_show_it(tmp_path: Path) -> None:

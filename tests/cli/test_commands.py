@@ -15,3 +15,10 @@ def test_the_version_says_which_path_events_take() -> None:
     result = CliRunner().invoke(program(), ["--version"])
     assert (result.exit_code, result.stdout) == (0, f"sluicegate {version('sluicegate')}, {description()}\n")
     assert ("pure" in result.stdout) == bool(event_pass.WHY_PURE)
+
+
+def test_help_is_a_word_too() -> None:
+    for words, option in ((["help"], ["--help"]), (["help", "account"], ["account", "--help"])):
+        helped, asked = (CliRunner().invoke(program(), arguments) for arguments in (words, option))
+        assert (helped.exit_code, helped.stdout) == (0, asked.stdout)
+        assert "Usage: " in helped.stdout

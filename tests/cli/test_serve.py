@@ -51,11 +51,13 @@ async def balance(file: Path) -> int:
 
 async def test_the_demo_prints_what_to_paste_and_streams(tmp_path: Path) -> None:
     async with serving(demo_in(tmp_path)) as served:
-        assert f"curl -N {served.base_url}/chat/completions" in served.printed
+        assert f"curl -iN {served.base_url}/chat/completions" in served.printed
         assert f"Authorization: Bearer {served.token}" in served.printed
         shell = served.printed[served.printed.index("curl") : served.printed.index("Then look")]
         curl = await asyncio.create_subprocess_shell(shell, stdout=asyncio.subprocess.PIPE)
         out, _ = await curl.communicate()
+        head, _, out = out.partition(b"\r\n\r\n")
+        assert b"\r\nx-request-id: " in head
         assert out.startswith(b"data: {")
         assert out.endswith(b"data: [DONE]\n\n")
 

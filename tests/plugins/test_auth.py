@@ -153,27 +153,47 @@ async def test_a_request_without_a_token_learns_how_to_send_one(auth: Auth, head
 
 async def test_unknown_wrong_and_malformed_tokens_get_one_answer(given: Services, auth: Auth, tmp_path: Path) -> None:
     token = (await given.store.tokens.create("alice")).token
-    twice = exchange()
-    twice.request = msgspec.structs.replace(
-        twice.request,
-        headers=CIMultiDict([("authorization", f"Bearer {token}"), ("Authorization", f"Bearer {token}")]),
-    )
     asked = [
-        twice,
-        with_token(token, "Basic"),
-        with_token(token, "Token"),
         with_token(token + "\xff"),
         with_token("\udcff" + token),
         with_token(token + "x" * 600),
         with_token(token[:-1]),
         with_token(f"{token} {token}"),
-        exchange(headers={"Authorization": token}),
         with_token(TokenCodec(pepper_of(tmp_path)).make("alice")[1]),
         with_token(TokenCodec(pepper_of(tmp_path)).make("nobody")[1]),
     ]
     answers = [await refusal(auth, each) for each in asked]
     assert {(each.status, each.code, each.message) for each in answers} == {(401, "token_invalid", answers[0].message)}
     assert all(each.account == each.token_id == "" for each in asked)
+
+
+async def test_a_header_that_is_not_bearer_and_a_token_is_told_so(given: Services, auth: Auth) -> None:
+    token = (await given.store.tokens.create("alice")).token
+    twice = exchange()
+    twice.request = msgspec.structs.replace(
+        twice.request,
+        headers=CIMultiDict([("authorization", f"Bearer {token}"), ("Authorization", f"Bearer {token}")]),
+    )
+    cases = {
+        "does not begin with `Bearer `": [
+            exchange(headers={"Authorization": token}),
+            exchange(headers={"Authorization": "sk-no-token-at-all"}),
+            with_token(token, "Basic"),
+            with_token(token, "Token"),
+            with_token(token, "Bearer:"),
+        ],
+        "has `Bearer` twice": [with_token(f"Bearer {token}"), with_token(f" bearer {token}")],
+        "was sent more than once": [twice],
+    }
+    for fault, asked in cases.items():
+        for each in asked:
+            refused = await refusal(auth, each)
+            assert (refused.status, refused.code) == (401, "token_invalid")
+            assert f"`Authorization` {fault}. " in refused.message
+            assert "`Authorization: Bearer YOUR_TOKEN`" in refused.message
+            assert token not in refused.message
+            assert "sk-no" not in refused.message
+            assert each.account == each.token_id == "", "whatever the token is"
 
 
 async def test_expired_disabled_and_deleted_tokens_have_their_own_errors_and_are_recorded(

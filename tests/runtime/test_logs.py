@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections.abc import Iterator
 
@@ -42,6 +43,30 @@ def test_a_value_cannot_forge_a_line_on_a_terminal(capsys: pytest.CaptureFixture
     (line,) = lines(capsys)
     assert "\x1b[2J" not in line
     assert "\\x1b[2Jb\\rc" in line
+
+
+def test_a_terminal_shows_the_local_time_in_colours_unless_no_color_is_set(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in (("NO_COLOR", ""), ("NO_COLOR", "1"), ("TERM", "dumb")):
+        monkeypatch.setenv(name, value)
+        logs.configure(json=False)
+        structlog.get_logger("x").warning("store_away", reason="gone")
+        monkeypatch.undo()
+    coloured, *plain = lines(capsys)
+    assert "\x1b[" in coloured
+    for line in plain:
+        assert re.fullmatch(r"\d\d:\d\d:\d\d \[warning *\] store_away +reason=gone", line)
+
+
+def test_what_the_welcome_says_in_words_has_no_line_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    for as_json in (False, True):
+        logs.configure(json=as_json)
+        structlog.get_logger("x").info("event_path", compiled=True)
+    (line,) = lines(capsys)
+    assert '"event_path"' in line
 
 
 def test_a_long_value_is_cut(capsys: pytest.CaptureFixture[str]) -> None:

@@ -156,3 +156,18 @@ def test_a_port_of_another_gateway_is_refused_although_its_sockets_allow_sharing
 def test_an_address_that_is_not_of_this_machine_is_refused() -> None:
     with pytest.raises(Misconfigured, match=r"^cannot listen on 192\.0\.2\.1:8080: .*; stop it or change `listen:`$"):
         open_listeners("192.0.2.1:8080", 1)
+
+
+def test_ctrl_c_while_it_stops_cuts_and_sigterm_does_not(supervisor: Supervisor) -> None:
+    supervisor.handle_signals()
+    for number, cut in ((signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGINT, True), (signal.SIGTERM, True)):
+        signal.raise_signal(number)
+        assert supervisor.cut == cut
+
+
+def test_what_waits_for_a_child_is_called_until_it_has_ended(supervisor: Supervisor, trace: Path) -> None:
+    supervisor.add("child", waiting(trace, "ended"))
+    calls: list[str] = []
+    supervisor.stop(timeout_s=PATIENCE_S, on_wait=lambda: calls.append(trace.read_text()))
+    assert calls
+    assert trace.read_text() == "ended\n"

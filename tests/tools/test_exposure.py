@@ -49,6 +49,11 @@ def test_the_cost_beyond_a_hold_counts_once_for_each_hold(tmp_path: Path) -> Non
     assert str(found).startswith(
         "every balance stays >= -credit line - 6424.33; one failover of the store may take it 6434.83 further"
     )
+    assert found.in_words == found.warning
+    assert found.warning.startswith("a balance can fall 6424.33 below its credit line: `max_hold` ")
+    exact = bound(tmp_path, "{use: quota, with: {max_holds: 7}}, ")
+    assert exact is not None
+    assert (exact.warning, exact.in_words) == ("", "no balance falls below zero, or below its account's credit line")
 
 
 @pytest.mark.parametrize("count", [1, 10, 100])

@@ -1,0 +1,90 @@
+"""The public port where pages of other origins may call it (`port.cors_origins`).
+
+Where no origin is named, `Gateway` serves, and no request is looked at for its origin. Cookies are never asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final, cast
+
+from aiohttp import HttpVersion11, web
+
+from gateway.chain.chain import Chain
+from gateway.chat.request import Body
+from gateway.config.schema import Port
+from gateway.exchange import Exchange, Operation
+from gateway.proxy.caller import CallerConnection
+from gateway.proxy.lifecycle import ExchangeRunner
+from gateway.server.answers import SentResponse
+from gateway.server.gateway import Gateway
+from gateway.server.preflight import is_preflight
+from gateway.server.protocol import ServerProtocol
+from gateway.server.received import ReceivedRequest
+from gateway.services import Services
+
+READABLE: Final = ", ".join(
+    (
+        *("x-request-id", "retry-after", "retry-after-ms", "x-should-retry"),
+        *(f"x-ratelimit-{what}-{unit}" for unit in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
+    )
+)
+"""The headers of an answer that a page may read, besides the few that it always may."""
+GRANTED: Final = {
+    "Access-Control-Allow-Methods": "GET, POST",
+    "Access-Control-Allow-Headers": "authorization, content-type, *",
+    "Access-Control-Max-Age": "7200",
+}
+"""`*` stands for all headers except `authorization`. Browsers keep the answer for two hours at most."""
+
+
+class CrossOriginGateway(Gateway):
+    """A public port that pages of some other origins may call."""
+
+    def __init__(self, port: Port, chain: Chain, services: Services, runner: ExchangeRunner) -> None:
+        super().__init__(port, chain, services, runner)
+        self._named = frozenset(port.cors_origins)
+
+    async def _handle(self, request: ReceivedRequest) -> web.StreamResponse:
+        if self._grants(request) and request.transport is not None:
+            protocol = cast("ServerProtocol", request.protocol)
+            http_1_1 = request.version >= HttpVersion11
+            caller = CallerConnection(
+                protocol, request.transport, http_1_1=http_1_1, keep_alive=request.keep_alive and http_1_1
+            )
+            caller.reply(200, GRANTED | _allowed(request.headers["Origin"]), b"")
+            await asyncio.sleep(0)  # requests that cost nothing leave the loop to others, too
+            return SentResponse(caller)
+        return await super()._handle(request)
+
+    def _exchange(
+        self,
+        request: ReceivedRequest,
+        operation: Operation,
+        argument: str,
+        read_body: Callable[[], Awaitable[Body]],
+        on_body_dropped: Callable[[], None] = lambda: None,
+    ) -> Exchange:
+        exchange = super()._exchange(request, operation, argument, read_body, on_body_dropped)
+        exchange.response_headers["Vary"] = "Origin"
+        origin = request.headers.get("Origin")
+        if origin in self._named:
+            exchange.response_headers |= _allowed(origin) | {"Access-Control-Expose-Headers": READABLE}
+        return exchange
+
+    def _grants(self, request: ReceivedRequest) -> bool:
+        """Return whether this is a preflight request of a page that may call, and has no body, as none has."""
+        if not is_preflight(request) or self.draining:
+            return False
+        bodyless = not request.content_length and "Transfer-Encoding" not in request.headers
+        return bodyless and request.headers["Origin"] in self._named
+
+
+def gateway_of(port: Port, chain: Chain, services: Services, runner: ExchangeRunner) -> Gateway:
+    """Return the public port that the settings ask for."""
+    return (CrossOriginGateway if port.cors_origins else Gateway)(port, chain, services, runner)
+
+
+def _allowed(origin: str) -> dict[str, str]:
+    return {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}

@@ -1,0 +1,70 @@
+"""What a caller is told about paths that are not served."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.server.routes import misdirected, operation_of
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/chat/completions/chat/completions", "/chat/completions"),
+        ("/v1/chat/completions/models", "/chat/completions"),
+        ("/v1/chat/completions/v1/chat/completions", "/chat/completions"),
+        ("/v1/chat/completions/responses", "/chat/completions"),
+        ("/v1/chat/chat/completions", "/chat"),
+        ("/v1/models/chat/completions", "/models"),
+        ("/chat/completions/chat/completions", "/chat/completions"),
+    ],
+)
+def test_a_base_address_with_the_path_of_a_request_is_told_what_to_remove(path: str, more: str) -> None:
+    refused = misdirected("POST", path)
+    assert (refused.status, refused.code) == (404, "unknown_path")
+    assert refused.message.endswith(f"Remove {more} from the end of the base address.")
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions/chatcmpl-1", "/v1/chatter/completions", "/v1/chat/completions2"]
+)
+def test_a_path_that_only_begins_alike_is_unknown(path: str) -> None:
+    assert misdirected("POST", path).message.startswith("Known here: ")
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/v1/responses", "`.chat(...)`"),
+        ("/v1/responses/resp_1/cancel", "`.chat(...)`"),
+        ("/responses", "`.chat(...)`"),
+        ("/v1/completions", "with `messages` in place of `prompt`"),
+        ("/v1/messages", "OpenAI-compatible client"),
+        ("/v1/assistants", "`client.chat.completions.create(...)`"),
+        ("/v1/realtime", "`client.chat.completions.create(..., stream=True)`"),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_another_api_for_text_is_told_to_use_chat_completions(method: str, path: str, said: str) -> None:
+    refused = misdirected(method, path)
+    assert (refused.status, refused.code) == (404, "unknown_path")
+    assert "is not served here. Use chat completions with this client: " in refused.message
+    assert said in refused.message
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["embeddings", "images/generations", "audio/speech", "audio/transcriptions", "files", "moderations", "batches"],
+)
+def test_what_chat_completions_cannot_do_is_told_to_be_had_elsewhere(path: str) -> None:
+    refused = misdirected("POST", f"/v1/{path}")
+    assert (refused.status, refused.code) == (404, "unknown_path")
+    assert refused.message.endswith(" is not served here, but only chat completions: use another service for it.")
+
+
+def test_a_slash_at_the_end_is_named() -> None:
+    assert misdirected("POST", "/v1/chat/completions/").message == "Remove the slash at the end of the path."
+
+
+def test_a_model_may_be_called_like_an_api() -> None:
+    assert operation_of("GET", "/v1/models/embeddings")[1] == "embeddings"
