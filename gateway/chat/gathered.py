@@ -49,7 +49,8 @@ class GatheredCompletion:
         answer |= {"object": "chat.completion", "choices": [self._choices[index] for index in sorted(self._choices)]}
         for choice in answer["choices"]:
             choice["message"] = {"role": "assistant", "content": None} | choice["message"]
-            for call in choice["message"].get("tool_calls") or ():
+            calls = choice["message"].get("tool_calls")
+            for call in calls if isinstance(calls, list) else ():
                 if isinstance(call, dict):
                     call.pop("index", None)
         if self._usage is not None:

@@ -46,6 +46,7 @@ class BodyReader:
     async def read(self, request: ReceivedRequest, caller: CallerConnection) -> bytes | bytearray:
         """Return the whole body. Raises `Refused`, and `ConnectionError` if the caller left."""
         self.owner = _owner(self.exchange)
+        self._share.release()  # of an earlier call, which was cancelled
         self._share = BodyShare(self._budget, self.owner)
         try:
             _check_head(request, self._port.max_body)

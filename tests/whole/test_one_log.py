@@ -75,9 +75,9 @@ class Pod:
             await self._process.wait()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to all processes of the gateway."""
+        """Send a signal to all processes of the gateway, to its parent last: by its end, it would tell the others to stop."""
         with suppress(ProcessLookupError):
-            for pid in (self._process.pid, *children(self._process.pid)):
+            for pid in (*children(self._process.pid), self._process.pid):
                 os.kill(pid, number)
 
     async def run(self, *command: str, code: int = 0) -> str:
