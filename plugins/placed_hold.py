@@ -51,7 +51,8 @@ class PlacedHold(msgspec.Struct):
             budget, ends_ms = budget_in(reply.marks, self.budgets)
             return over(BudgetUse(budget, reply.used, ends_ms), calendar, self.amount, fitting)
         if reply.outcome is Hold.FUNDS:
-            return insufficient(Shortage(self.amount, reply.available, fitting(reply.available)))
+            least = min([reply.available, *(each.limit for each in self.budgets if each.kind != "requests")])
+            return insufficient(Shortage(self.amount, reply.available, fitting(least)))
         return refusal(reply.outcome, max_holds)
 
     def note_use(self, alerts: Alerts, caller: Caller, mark: str, used: int) -> None:

@@ -206,15 +206,22 @@ def terminal_width() -> int:
 
 
 def print_csv(rows: Iterable[Mapping[str, object]]) -> None:
-    """Print rows as CSV under their names; nothing where there are none. What is neither text nor a number is JSON."""
+    """Print rows as CSV under their names; nothing where there are none. What is neither text nor a number is JSON.
+
+    A text that a spreadsheet would take for a formula begins with an apostrophe.
+    """
     output = csv.writer(sys.stdout, lineterminator="\n")
     for number, row in enumerate(rows):
         if number == 0:
             output.writerow(row)
         output.writerow(
-            "" if value is None else value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            "" if value is None else _cell(value) if isinstance(value, str) else msgspec.json.encode(value).decode()
             for value in row.values()
         )
+
+
+def _cell(text: str) -> str:
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def print_fields(fields: Mapping[str, object]) -> None:

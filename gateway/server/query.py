@@ -115,8 +115,12 @@ def _decoded(text: str) -> str:
 
 
 def _wrong(message: str, name: str | None = None) -> Refused:
-    return Refused(400, "invalid_request", message, param=None if name is None else name[:MAX_SHOWN])
+    return Refused(400, "invalid_request", message, param=None if name is None else _cleaned(name))
 
 
 def _shown(name: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in name[:MAX_SHOWN]) or "without a name"
+    return _cleaned(name) or "without a name"
+
+
+def _cleaned(name: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in name[:MAX_SHOWN])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -125,13 +124,16 @@ class Filling:
         ask = msgspec.json.decode(text, type=Ask)
         if _has_gap(self._reader.reading.gaps, ask):
             return
-        with suppress(UnusableFile):  # another gateway is asked
-            found = list(islice(self._found(ask), PAGE))
+        unusable: list[UnusableFile] = []
+        found = list(islice(self._found(ask, unusable), PAGE))
+        if not unusable:  # else another gateway is asked
             page = Page(ask, len(found) < PAGE, found)
             await self._client.call("SET", f"{FILLED}:{ask.asker}", msgspec.json.encode(page), "EX", EXPIRES_S)
 
-    def _found(self, ask: Ask) -> Iterator[Record]:
-        newest = queries.select(self._folder, since_ms=ask.since_ms, until_ms=ask.until_ms, newest_first=True)
+    def _found(self, ask: Ask, unusable: list[UnusableFile]) -> Iterator[Record]:
+        newest = queries.select(
+            self._folder, since_ms=ask.since_ms, until_ms=ask.until_ms, newest_first=True, unusable=unusable
+        )
         for record in newest:
             if record.id < ask.before:
                 yield record if record.gateway else msgspec.structs.replace(record, gateway=short(self._own))

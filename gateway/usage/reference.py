@@ -32,7 +32,7 @@ def reference_in(headers: Mapping[str, str]) -> str:
     Raises `Refused` for one that cannot be kept, so that a caller does not rely on it.
     """
     text = headers.get(HEADER)
-    if not text:
+    if text is None:
         return ""
     several = isinstance(headers, MultiMapping) and len(headers.getall(HEADER)) > 1
     if several or not is_reference(text):

@@ -58,7 +58,8 @@ class Search:
         if record is None:
             return Found(None, unasked)
         if account not in (None, record.account):
-            return Found(None)
+            # An arrival has no account: whose request it is, and how it ended, another gateway may know.
+            return Found(None, [] if record.outcome else (await self.coverage.known()).may_have_end(record))
         return Found(record, [] if record.outcome else (await self.coverage.known()).may_have_end(record))
 
     async def find(self, id: str) -> Record | None:  # noqa: A002

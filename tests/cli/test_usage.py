@@ -16,6 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from gateway.cli import trace, usage
+from gateway.cli.common import print_csv
 from gateway.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.usage.damage import UnusableFile
@@ -245,6 +246,11 @@ def test_a_cost_that_is_not_known_is_not_0(rows: UsageDatabase) -> None:
     rows.write([end(arrival())])
     for line in run("usage", "summary").splitlines()[1:]:
         assert line.split()[-3:] == ["-", "-", "1"]
+
+
+def test_a_formula_is_a_text_in_csv(capsys: pytest.CaptureFixture[str]) -> None:
+    print_csv([{"model": text, "charge": -5} for text in ("=1+1", "+1", "-1", "@x", "gpt-4")])
+    assert capsys.readouterr().out.split() == ["model,charge", "'=1+1,-5", "'+1,-5", "'-1,-5", "'@x,-5", "gpt-4,-5"]
 
 
 def test_summary_and_export_print_csv(rows: UsageDatabase) -> None:

@@ -16,12 +16,12 @@ def headers(*values: str) -> CIMultiDictProxy[str]:
 def test_a_reference_is_read_from_its_header() -> None:
     assert reference_in(headers("order 4711/~")) == "order 4711/~"
     assert reference_in(headers("x" * MAX_LENGTH)) == "x" * MAX_LENGTH
-    assert reference_in(headers()) == reference_in(headers("")) == ""
+    assert reference_in(headers()) == ""
     assert reference_in({"X-Client-Request-Id": "plain"}) == "plain"
 
 
 @pytest.mark.parametrize(
-    "values", [("x" * (MAX_LENGTH + 1),), ("\u00e9",), ("\udcff",), ("a\tb",), ("a", "b"), ("a", "a")]
+    "values", [("",), ("", "a"), ("x" * (MAX_LENGTH + 1),), ("\u00e9",), ("\udcff",), ("a\tb",), ("a", "b"), ("a", "a")]
 )
 def test_what_cannot_be_kept_is_refused_with_what_is_accepted(values: tuple[str, ...]) -> None:
     with pytest.raises(Refused, match="Send one header X-Client-Request-Id with 1 to 512 printable ASCII") as refused:
