@@ -338,6 +338,7 @@ LIMITS: dict[type[Port] | type[Timers], dict[str, Any]] = {
         "allow_non_streaming": False,
         "allow_fields": (),
         "trusted_proxies": (),
+        "cors_origins": (),
         "drain": 30,
         "open_streams": "end",
     },
