@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -100,21 +100,8 @@ def list_(
     """
     _check_order(since, until)
     unusable: list[UnusableFile] = []
-    records = list(
-        islice(
-            queries.select(
-                _folder(config),
-                account=account,
-                model=model,
-                outcome=outcome,
-                since_ms=since,
-                until_ms=until,
-                newest_first=True,
-                unusable=unusable,
-            ),
-            limit,
-        )
-    )
+    selected = Selected(account, model, outcome, since, until)
+    records = list(islice(_select(config, selected, unusable, newest_first=True), limit))
     if as_csv or as_json:
         _print_all(records, as_csv)
     else:
@@ -207,18 +194,7 @@ def export(
     """
     _check_order(since, until)
     unusable: list[UnusableFile] = []
-    _print_all(
-        queries.select(
-            _folder(config),
-            account=account,
-            model=model,
-            outcome=outcome,
-            since_ms=since,
-            until_ms=until,
-            unusable=unusable,
-        ),
-        as_csv,
-    )
+    _print_all(_select(config, Selected(account, model, outcome, since, until), unusable), as_csv)
     _note_gaps(_folder(config), since, until)
     _fail(unusable)
 
@@ -226,6 +202,13 @@ def export(
 def _check_order(since: int | None, until: int | None) -> None:
     if since is not None and until is not None and since >= until:
         raise typer.BadParameter("`--from` must be before `--to`")
+
+
+def _select(
+    config: Path | None, selected: Selected, unusable: list[UnusableFile], *, newest_first: bool = False
+) -> Iterator[Record]:
+    terms = msgspec.structs.asdict(selected)
+    return queries.select(_folder(config), **terms, newest_first=newest_first, unusable=unusable)
 
 
 def _print_all(records: Iterable[Record], as_csv: bool) -> None:

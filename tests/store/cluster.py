@@ -1,13 +1,17 @@
-"""A cluster of three masters on loopback, for as long as a test needs it."""
+"""A cluster of three masters on loopback, for as long as a test needs it; and the fixtures of tests on one."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+import pytest
+
+from gateway.store.client.client import Client
+from tests.patience import PATIENCE_S
 from tests.store.nodes import Node, until
 
 SLOTS = 16384
@@ -92,3 +96,19 @@ def knows_all(node: Node) -> bool:
     info = node.call("CLUSTER INFO")
     links = {(link["node"], link["direction"]) for link in node.call("CLUSTER LINKS")}
     return (info["cluster_state"], info["cluster_known_nodes"], len(links)) == ("ok", "3", 4)
+
+
+@pytest.fixture(scope="module")
+def masters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Yield one cluster for a file of tests."""
+    with cluster(tmp_path_factory.mktemp("cluster")) as masters:
+        yield masters
+
+
+@pytest.fixture
+async def client(masters: Cluster) -> AsyncIterator[Client]:
+    """Yield a client of the cluster, whose data is deleted."""
+    client = Client.connect(masters.url, timeout_s=PATIENCE_S)
+    await client.call("FLUSHALL")
+    yield client
+    await client.close()

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-
-import pytest
 
 from gateway.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.usage.gateways import forget, gateways_of
 from gateway.usage.record import encode
-from tests.patience import PATIENCE_S
 from tests.records import arrival, end
-from tests.store.cluster import Cluster, cluster
+from tests.store.cluster import client, masters
 from tests.usage.test_closing import opened
 from tests.usage.test_reader import Machine, machines
 from tests.usage.test_reader import test_a_gateway_that_joins_later_has_a_gap_before as test_one_that_joins_later  # noqa: F401
 from tests.usage.test_reader import test_a_store_that_lost_the_stream_leaves_a_gap as test_a_lost_stream  # noqa: F401
 
-__all__ = ["machines"]
-
-
-@pytest.fixture(scope="module")
-def masters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster(tmp_path_factory.mktemp("cluster")) as masters:
-        yield masters
-
-
-@pytest.fixture
-async def client(masters: Cluster) -> AsyncIterator[Client]:
-    """Yield a client of the cluster, whose data is deleted."""
-    client = Client.connect(masters.url, timeout_s=PATIENCE_S)
-    await client.call("FLUSHALL")
-    yield client
-    await client.close()
+__all__ = ["client", "machines", "masters"]
 
 
 async def test_records_spools_closings_and_forgetting_work_on_a_cluster(

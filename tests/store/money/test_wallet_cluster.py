@@ -8,10 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -22,7 +20,7 @@ from gateway.store.client.durability import check_store, info_of_masters
 from gateway.store.client.masters import Masters
 from gateway.store.money.wallet import Credit, Hold, Settle, Wallet
 from tests.patience import PATIENCE_S, timed
-from tests.store.cluster import Cluster, cluster
+from tests.store.cluster import Cluster, client, masters
 from tests.store.conftest import new_request_id
 from tests.store.money.test_archiver import TestArchiver, archive, archiver, past  # noqa: F401 - on this file's `client`
 from tests.store.money.test_wallet import (  # noqa: F401 - the same suite, on this file's `client`
@@ -38,21 +36,7 @@ from tests.store.money.test_wallet import (  # noqa: F401 - the same suite, on t
 )
 from tests.store.money.wallet_machine import WalletMachine
 
-
-@pytest.fixture(scope="module")
-def masters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Yield one cluster for this file."""
-    with cluster(tmp_path_factory.mktemp("cluster")) as masters:
-        yield masters
-
-
-@pytest.fixture
-async def client(masters: Cluster) -> AsyncIterator[Client]:
-    """Yield a client of the cluster, whose data is deleted."""
-    client = Client.connect(masters.url, timeout_s=PATIENCE_S)
-    await client.call("FLUSHALL")
-    yield client
-    await client.close()
+__all__ = ["client", "masters"]
 
 
 def test_random_histories_hold_on_a_cluster_too(masters: Cluster) -> None:
