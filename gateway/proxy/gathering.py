@@ -21,6 +21,7 @@ class Gathering:
         self.completion = GatheredCompletion()
         self.invalid = False
         """An event was no chunk."""
+        self._ended = False
         self.on_invalid: Callable[[], None] | None = None
 
     @property
@@ -46,7 +47,8 @@ class Gathering:
         """Take whole events."""
         for event in whole_events(data + b"\n\n"):  # the end of an event that ends with \r is seen with what follows
             text = parse_event(event)[1]
-            if text and text != b"[DONE]" and not self.invalid:
+            self._ended |= text == b"[DONE]"  # readers of a stream stop here
+            if text and not self._ended and not self.invalid:
                 try:
                     self.completion.add(text)
                 except ValueError:

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 
+import msgspec
 import pytest
 
 from gateway.request_id import first_id
@@ -144,3 +145,15 @@ async def test_the_stream_that_this_gateway_had_of_its_own_is_moved_to_that_of_a
     for each in (one, two):
         assert (await each.usage.ask(record.id)).record == record
     assert not await client.call("EXISTS", own)
+
+
+async def test_a_caller_is_told_that_a_gateway_away_may_have_the_end_of_its_request(
+    machines: list[Machine], client: Client
+) -> None:
+    one, two, _ = machines
+    opened = msgspec.structs.replace(arrival(an_id(60_000)), gateway=two.usage.gateway)
+    await two.usage.submit_arrival(opened)
+    await one.drain()
+    await age(client, two, 3_600_000)
+    found = await one.usage.ask(opened.id, "alice")
+    assert (found.record, len(found.unasked)) == (None, 1)

@@ -11,6 +11,7 @@ import pytest
 from gateway.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.usage import filling, queries, reader, sink
+from gateway.usage.damage import set_aside
 from gateway.usage.gaps import SKEW_MS, Gap
 from gateway.usage.keys import FILLED, WANTED
 from tests.records import arrival, id_at
@@ -113,3 +114,18 @@ async def test_nothing_is_filled_from_a_gateway_that_has_the_same_gap_or_is_away
     await turns([one, two], 3)
     await asyncio.gather(one.sink.reader.save(), two.sink.reader.save())
     assert (one.gaps, two.gaps) == ([gap], [gap])
+
+
+async def test_nothing_is_filled_from_files_of_which_one_was_set_aside(
+    machines: list[Machine], client: Client, tmp_path: Path
+) -> None:
+    ids = await machines[0].served(10)
+    await turns(machines, 2)
+    for each in machines:
+        each.sink.database.close()
+        for file in each.usage.folder.glob("usage-*.sqlite"):
+            set_aside(file)
+    late = Machine(client, tmp_path / "late")
+    await turns([late, *machines], 8)
+    assert late.gaps
+    assert not ids & late.ids()

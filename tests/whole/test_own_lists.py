@@ -215,6 +215,7 @@ WRONG: Final = [
     ("/v1/requests?account=bob", "account", "no parameter account"),
     ("/v1/requests?model=%FF", None, "UTF-8"),
     ("/v1/requests?=1", "", "no parameter without a name"),
+    ("/v1/requests?li%1b[31mmit=%e2%80%ae", "li?[31mmit", "no parameter li?[31mmit"),
     ("/v1/usage?by=channel", "by", "some of day,model,token, each once"),
     ("/v1/usage?by=day,day", "by", "each once"),
     ("/v1/usage?from=2026-02-30", "from", "a day (UTC), as in 2026-11-21"),

@@ -166,8 +166,9 @@ def content(answer: Answer) -> str:
             LAST,
         ],
         [CHUNKED + chunk(TEXT + USAGE) + LAST],
+        [CHUNKED + chunk(TEXT + USAGE + DONE + TEXT) + LAST],
     ],
-    ids=["at once", "event by event", "crlf", "cr", "in pieces", "without the last event"],
+    ids=["at once", "event by event", "crlf", "cr", "in pieces", "without the last event", "more after the last event"],
 )
 async def test_a_gathered_stream_is_one_answer_and_charged_exactly(
     store_url: str, client: Client, tmp_path: Path, steps: list[Step]
