@@ -11,6 +11,7 @@ import typer
 
 from gateway import loading
 from gateway.cli.common import ConfigOption, JsonOption, console, print_json
+from gateway.config.relative import folder_of
 from gateway.config.schema import Config, find, load
 from gateway.runtime.reload import needs_restart
 
@@ -39,8 +40,9 @@ def diff(
 
     Example: `gateway diff new.yaml --config gateway.yaml`
     """
-    before = load(find(config)).config
-    loaded = load(new)
+    present = find(config)
+    before = load(present).config
+    loaded = load(new, folder=folder_of(present))
     loading.build(loaded)
     differences = list(changes(before, loaded.config))
     for change in differences:

@@ -11,7 +11,6 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
@@ -26,6 +25,7 @@ from gateway.config.channel import Channel
 from gateway.config.decode import convert
 from gateway.config.document import Document, KeyPath
 from gateway.config.model import Model
+from gateway.config.relative import SHIPPED, folder_of, make_absolute
 from gateway.config.section import Bytes, Count, Seconds, SecondsOrNone, Section, is_amount
 from gateway.config.time_zone import time_zone
 from gateway.errors import Misconfigured
@@ -173,7 +173,7 @@ class Config(Section, frozen=True):
     @property
     def data_path(self) -> Path:
         """Return the directory of the embedded store, the usage log, the spool and the pepper."""
-        return Path(self.data).expanduser()
+        return Path(self.data)
 
 
 SECTIONS: Final[Mapping[str, type[Section]]] = {"channels": Channel, "models": Model, "groups": Group}
@@ -186,12 +186,18 @@ class Loaded(msgspec.Struct, frozen=True):
     document: Document
 
 
-def load(path: Path, environment: Mapping[str, str] | None = None, *, raw: bytes | None = None) -> Loaded:
-    """Read a file, replace its variables and check it. `raw`: its bytes, where it was read before. Raises `Misconfigured`."""
+def load(
+    path: Path, environment: Mapping[str, str] | None = None, *, raw: bytes | None = None, folder: Path | None = None
+) -> Loaded:
+    """Read a file, replace its variables and check it. `raw`: its bytes, where it was read before. Raises `Misconfigured`.
+
+    `folder`: where its relative paths start, if it is to replace a file there.
+    """
     raw = document.read(path) if raw is None else raw
     data, parsed = document.parse(path, raw, os.environ if environment is None else environment)
     if not isinstance(data, dict):
         raise parsed.wrong((), "the file must be a mapping of settings; begin with config/gateway.yaml")
+    make_absolute(folder or folder_of(path), data)
     for section, kind in SECTIONS.items():
         entries = data.get(section, {})
         if not isinstance(entries, dict):
@@ -256,19 +262,21 @@ def host_port(address: str) -> tuple[str, int]:
 
 def find(explicit: Path | None, environment: Mapping[str, str] | None = None) -> Path:
     """Return the path of the file to use: `explicit`, `$GATEWAY_CONFIG`, `./gateway.yaml`, or the demo's."""
-    if explicit is not None:
-        return explicit
-    named = (os.environ if environment is None else environment).get("GATEWAY_CONFIG")
-    if named:
-        return Path(named)
+    return named(explicit, environment) or shipped("demo.yaml")
+
+
+def named(explicit: Path | None, environment: Mapping[str, str] | None = None) -> Path | None:
+    """Return what `find` does, and None for the demo's."""
+    given = (os.environ if environment is None else environment).get("GATEWAY_CONFIG")
+    if explicit is not None or given:
+        return explicit or Path(str(given))
     here = Path("gateway.yaml")
-    return here if here.exists() else shipped("demo.yaml")
+    return here if here.exists() else None
 
 
 def shipped(name: str) -> Path:
     """Return the path of a file of config/, in the installed package or in a checkout."""
-    package = Path(str(files("gateway")))
-    for folder in (package / "shipped", package.parent / "config"):
+    for folder in (SHIPPED, SHIPPED.parents[1] / "config"):
         if (folder / name).exists():
             return folder / name
     raise Misconfigured(f"the installation lacks {name}: install the package again")
