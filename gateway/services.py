@@ -21,7 +21,7 @@ from gateway.store.client.masters import Masters
 from gateway.store.limits import RateLimiter
 from gateway.store.money.journal import Journal
 from gateway.store.money.wallet import Wallet
-from gateway.store.pepper import make_pepper, pepper_of
+from gateway.store.pepper import pepper_of
 from gateway.store.tokens import Tokens
 from gateway.usage.log import UsageLog
 from gateway.usage.sink import crashed_after_s
@@ -48,7 +48,6 @@ class Store:
         self.client = client
         self.settling = settling
         self.accounts = Accounts(client)
-        make_pepper(config.data_path)
         self.tokens = Tokens(client, partial(pepper_of, config.data_path))
         self.limits = RateLimiter(client)
         self.channels = Channels(client)

@@ -26,6 +26,7 @@ from gateway.cli.common import (
 from gateway.config.alerts import AlertSettings
 from gateway.config.schema import Config
 from gateway.request_id import utc
+from gateway.runtime.data_folder import existing_folder
 from gateway.services import Store
 
 SHOWN = 100
@@ -46,6 +47,7 @@ def test(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """
     read = configuration(config)
     settings = _settings(read)
+    existing_folder(read)
     began = time.monotonic()
     id, answer = asyncio.run(_send(read, settings))  # noqa: A001
     result: dict[str, Any] = {

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import msgspec
 import typer
 
-from gateway.cli.common import ConfigOption, JsonOption, print_fields, print_json, store_url
-from gateway.config.schema import Loaded, find, load
+from gateway.cli.common import ConfigOption, JsonOption, found, print_fields, print_json, store_url
+from gateway.config.schema import Loaded, load
 from gateway.errors import StoreAway
+from gateway.runtime.data_folder import check_place, has_store
 from gateway.runtime.store_check import refuse_database
 from gateway.runtime.trial import Trial
 from gateway.services import Store
@@ -25,14 +31,15 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     Example: `gateway check --config gateway.yaml`
     """
-    path = find(config)
+    path = found(config)
     loaded = load(path)
-    with Trial(loaded) as trial:
-        trial.wait()
-    with store_url(loaded.config) as url:
-        store_notes = asyncio.run(_store_notes(loaded, url))
-        with Trial(loaded, url) as trial:
-            report = trial.wait()
+    with _with_store(loaded) as (tried, notes):
+        with Trial(tried) as trial:
+            trial.wait()
+        with store_url(tried.config) as url:
+            store_notes = notes + asyncio.run(_store_notes(tried, url))
+            with Trial(tried, url) as trial:
+                report = trial.wait()
     result = {
         "config": str(path),
         "chain": report.plugins,
@@ -46,6 +53,19 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     else:
         print_fields({key: ", ".join(value) if isinstance(value, list) else value for key, value in result.items()})
         typer.echo("good")
+
+
+@contextmanager
+def _with_store(loaded: Loaded) -> Iterator[tuple[Loaded, list[str]]]:
+    """Yield what to check, and a note: where there is no store yet, with a data folder that is removed at the end."""
+    if has_store(loaded.config):
+        yield loaded, []
+        return
+    check_place(loaded.config)
+    with TemporaryDirectory(prefix="gateway-check-") as folder:
+        (Path(folder) / "store.lock").touch()
+        config = msgspec.structs.replace(loaded.config, data=folder)
+        yield Loaded(config, loaded.document), [f"no store at {loaded.config.data} yet: `gateway serve` makes it"]
 
 
 async def _store_notes(loaded: Loaded, url: str) -> list[str]:

@@ -16,6 +16,7 @@ from gateway.errors import GatewayError, Misconfigured
 
 COMMANDS: Final = (
     "serve",
+    "init",
     "check",
     "diff",
     "plugins",

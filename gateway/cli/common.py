@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import os
 import re
 import sys
 import time
@@ -19,10 +20,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gateway.config.schema import Config, find, load
+from gateway.config.schema import Config, find, load, shipped
 from gateway.errors import StoreAway
 from gateway.prices import MICROS
-from gateway.runtime.data_folder import data_folder
+from gateway.runtime.data_folder import check_access, existing_folder
 from gateway.services import Store
 from gateway.store import layout
 
@@ -56,14 +57,27 @@ TokenOption = Annotated[
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
+def found(path: Path | None) -> Path:
+    """Return the file of `--config` or its fallbacks, and say so where it is that of the demo."""
+    file = find(path)
+    if path is None and not os.environ.get("GATEWAY_CONFIG") and file == shipped("demo.yaml"):
+        typer.echo(
+            f"note: without --config, $GATEWAY_CONFIG and ./gateway.yaml the demo's file is used: {file}", err=True
+        )
+    return file
+
+
 def configuration(path: Path | None) -> Config:
     """Return the checked configuration of `--config` or its fallbacks. Raises `Misconfigured`."""
-    return load(find(path)).config
+    return load(found(path)).config
 
 
 @contextmanager
 def store_url(config: Config) -> Iterator[str]:
-    """Yield the URL of the configuration's store. An embedded one that does not run is started, and stopped at the end."""
+    """Yield the URL of the configuration's store. An embedded one that does not run is started, and stopped at the end.
+
+    Raises `NoStore` where it has never been started.
+    """
     with _running(config) as (url, _):
         yield url
 
@@ -73,10 +87,12 @@ def _running(config: Config) -> Iterator[tuple[str, bool]]:
     """Do as `store_url`, and yield also whether the store was started here, so that no gateway uses it."""
     from gateway.store.client.embedded import EmbeddedStore
 
+    folder = existing_folder(config)
     if config.redis != "embedded":
         yield config.redis, False
         return
-    embedded = EmbeddedStore.start(data_folder(config))
+    check_access(folder)
+    embedded = EmbeddedStore.start(folder)
     try:
         yield embedded.url, embedded.owned
     finally:

@@ -10,9 +10,9 @@ import msgspec
 import typer
 
 from gateway import loading
-from gateway.cli.common import ConfigOption, JsonOption, console, print_json
+from gateway.cli.common import ConfigOption, JsonOption, console, found, print_json
 from gateway.config.relative import folder_of
-from gateway.config.schema import Config, find, load
+from gateway.config.schema import Config, load
 from gateway.runtime.reload import needs_restart
 
 
@@ -40,7 +40,7 @@ def diff(
 
     Example: `gateway diff new.yaml --config gateway.yaml`
     """
-    present = find(config)
+    present = found(config)
     before = load(present).config
     loaded = load(new, folder=folder_of(present))
     loading.build(loaded)

@@ -10,8 +10,8 @@ import typer
 
 from gateway import loading
 from gateway.chat.request import BodyRules
-from gateway.cli.common import ConfigOption, JsonOption, TokenOption, console, print_json, store_of
-from gateway.config.schema import find, load
+from gateway.cli.common import ConfigOption, JsonOption, TokenOption, console, found, print_json, store_of
+from gateway.config.schema import load
 from gateway.services import services_of
 from gateway.tools.explain import Explanation
 from gateway.tools.explain import explain as explain_request
@@ -37,7 +37,7 @@ def explain(
 
     Example: `GATEWAY_TOKEN=sk-... gateway explain --model gpt-4o-mini --max-tokens 500`
     """
-    loaded = load(find(config))
+    loaded = load(found(config))
     chain = loading.build(loaded)
     body: dict[str, object] = {"model": model, "stream": True, "messages": [{"role": "user", "content": text}]}
     if max_tokens is not None:

@@ -29,6 +29,7 @@ from gateway.metrics.shared import SharedNumbers
 from gateway.proxy import event_pass
 from gateway.runtime import alert_sender, demo, logs, systemd, worker
 from gateway.runtime.active import ActiveConfig
+from gateway.runtime.claim import Claim
 from gateway.runtime.data_folder import data_folder, remove_leftovers
 from gateway.runtime.handover import Handover, WorkerEnd
 from gateway.runtime.process import run_until_terminated
@@ -41,6 +42,7 @@ from gateway.services import Store
 from gateway.store import layout
 from gateway.store.client.client import Client
 from gateway.store.client.durability import check_store
+from gateway.store.pepper import make_pepper
 from gateway.usage import clickhouse, sink
 
 SINK_STOP_S: Final = 20.0
@@ -58,6 +60,7 @@ def serve(path: Path | None, workers: int | None = None) -> None:
     began = time.monotonic()
     logs.configure()
     loaded = load(find(path))
+    claim = Claim(data_folder(loaded.config))
     with Trial(loaded) as trial:
         report = trial.wait()
     loading.import_plugins(loaded)
@@ -65,7 +68,10 @@ def serve(path: Path | None, workers: int | None = None) -> None:
         typer.echo(f"warning: {warning}", err=True)
     if report.exposure is not None:
         typer.echo(report.exposure)
-    ParentProcess(loaded, workers or loaded.config.workers).run(report.plugins, began)
+    try:
+        ParentProcess(loaded, workers or loaded.config.workers).run(report.plugins, began)
+    finally:
+        claim.release()
 
 
 class ParentProcess:
@@ -78,7 +84,7 @@ class ParentProcess:
     def __init__(self, loaded: Loaded, workers: int) -> None:
         """Open the sockets and start the embedded store. Raises `Misconfigured`."""
         self._config = config = loaded.config
-        self._folder = data_folder(config)
+        self._folder = config.data_path
         self._certificate = certificate_of(config.tls)
         self._listeners = systemd.inherited_listeners(workers) or open_listeners(config.listen, workers)
         names = ("parent", "alerts", *(f"worker {number}" for number in range(1, workers + 1)))
@@ -206,6 +212,7 @@ async def _prepare(loaded: Loaded, url: str, report: Callable[[str], None]) -> s
             await client.close()
     for note in notes:
         typer.echo(f"warning: {note}", err=True)
+    make_pepper(config.data_path)
     async with Store.open(config, url) as store:
         await layout.prepare(store.client, report)
         await store.tokens.check_pepper()

@@ -19,7 +19,12 @@ def read(file: Path, text: str) -> Config:
 
 @pytest.mark.parametrize(
     ("text", "data"),
-    [("listen: 127.0.0.1:1\n", "conf/data"), ("data: ./here\n", "conf/here"), ("data: ../data\n", "data"), ("data: ''\n", "conf")],
+    [
+        ("listen: 127.0.0.1:1\n", "conf/data"),
+        ("data: ./here\n", "conf/here"),
+        ("data: ../data\n", "data"),
+        ("data: ''\n", "conf"),
+    ],
 )
 def test_the_data_folder_is_relative_to_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, data: str
