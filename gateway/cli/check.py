@@ -18,6 +18,7 @@ from gateway.runtime.data_folder import check_place, has_store
 from gateway.runtime.store_check import refuse_database
 from gateway.runtime.trial import Trial
 from gateway.services import Store
+from gateway.store import pepper
 from gateway.store.client.durability import check_store
 
 
@@ -71,7 +72,10 @@ def _with_store(loaded: Loaded) -> Iterator[tuple[Loaded, list[str]]]:
 async def _store_notes(loaded: Loaded, url: str) -> list[str]:
     async with Store.open(loaded.config, url) as store:
         try:
-            return await check_store(store.client, accept_loss=loaded.config.store.accept_loss)
+            notes = await check_store(store.client, accept_loss=loaded.config.store.accept_loss)
+            if pepper.is_made(loaded.config.data_path):
+                await store.tokens.check_pepper()
+            return notes
         except StoreAway as error:
             refuse_database(loaded.document, error)
             raise

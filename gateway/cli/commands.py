@@ -25,6 +25,7 @@ COMMANDS: Final = (
     "prices",
     "account",
     "token",
+    "pepper",
     "alerts",
     "usage",
     "trace",

@@ -47,6 +47,7 @@ def explain(
 
     async def run() -> Explanation:
         async with store_of(loaded.config) as store:
+            await store.tokens.check_pepper()
             await chain.start(services_of(loaded.config, store))
             try:
                 return await explain_request(chain, headers, json.dumps(body).encode(), rules, address)

@@ -37,4 +37,4 @@ def make_absolute(folder: Path, data: dict[str, Any]) -> None:
 
 
 def _absolute(folder: Path, path: str) -> str:
-    return os.path.abspath(folder / Path(path).expanduser())
+    return os.path.abspath(folder / Path(path).expanduser())  # noqa: PTH100 - links stay as they are named

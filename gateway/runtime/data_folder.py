@@ -79,7 +79,10 @@ def has_store(config: Config) -> bool:
 
 
 def check_access(folder: Path) -> None:
-    """Raise `Misconfigured` where this user cannot use the folder or what is in it, or would make files that its owner cannot use."""
+    """Raise `Misconfigured` where this user cannot use the folder or what is in it.
+
+    Also where it is root and the store is of another user, who could not use the files that root makes.
+    """
     for path in (folder, *(folder / name for name in FILES)):
         if path.exists() and not _may_use(path):
             raise _refused(folder, path)
@@ -145,9 +148,10 @@ def _unusable(folder: Path, error: OSError) -> GatewayError:
         parent = next(path for path in folder.parents if path.exists())
         if error.errno == errno.EROFS:
             return Misconfigured(f"data: {parent} is on a read-only disk: mount it for writing, or change `data:`")
+        me, owner = _name(os.geteuid()), _name(parent.stat().st_uid)
         return Misconfigured(
-            f"data: {_name(os.geteuid())} may not make {folder}: {parent} belongs to {_name(parent.stat().st_uid)}. Make the folder "
-            f"as root and give it to {_name(os.geteuid())} (chown), or change `data:`"
+            f"data: {me} may not make {folder}: {parent} belongs to {owner}. Make the folder as root and give it to {me} (chown), or "
+            "change `data:`"
         )
     return cannot_use(f"data: cannot make {folder}", error, cure="change `data:`")
 

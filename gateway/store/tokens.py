@@ -12,7 +12,6 @@ import ipaddress
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,12 +19,11 @@ import msgspec
 
 from gateway.errors import GatewayError, Refused, StoreAway
 from gateway.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
-from gateway.store import pepper
 from gateway.store.accounts import AccountStatus, account_key, profile_of, wallet_key
 from gateway.store.client.client import Client, Script
 from gateway.store.client.step import Step
 from gateway.store.known_tokens import Authenticated, KnownTokens, Token, TokenStatus
-from gateway.store.token_format import TokenCodec
+from gateway.store.peppers import Peppers
 from gateway.store.token_record import Record, decode, encode, token_of
 
 HOUR_S: Final = 3600
@@ -62,16 +60,17 @@ class Tokens:
     def __init__(self, client: Client, pepper: Callable[[], bytes]) -> None:
         """Call `pepper` when it is first needed: what concerns no secret works without it."""
         self._client = client
-        self._pepper = pepper
+        self._codec = Peppers(client, pepper)
         self._known = KnownTokens()
-
-    @cached_property
-    def _codec(self) -> TokenCodec:
-        return TokenCodec(self._pepper())
 
     async def check_pepper(self) -> None:
         """Check that the tokens were made with this pepper. Raises `Misconfigured` where they were not, and `StoreAway`."""
-        await pepper.check(self._client, self._pepper())
+        await self._codec.check()
+
+    async def refresh_pepper(self) -> None:
+        """Take up a change of the pepper, see `Peppers.refresh`. Raises `StoreAway`."""
+        if await self._codec.refresh():
+            self._known.clear()
 
     async def authenticate(self, text: str) -> Authenticated:
         """Return the token with this text and its account, in one round trip; a text that is no token needs none.
@@ -79,10 +78,9 @@ class Tokens:
         Raises `TokenRefused` (401): `token_invalid`, `token_disabled` or `token_expired`.
         """
         try:
-            codec = self._codec
+            ids = self._codec.read(text)
         except GatewayError as error:  # the file is gone since the gateway was started
             raise StoreAway(str(error)) from None
-        ids = codec.read(text)
         if ids is None:
             raise invalid_token()
         account_id, short_id = ids
