@@ -18,8 +18,9 @@ from gateway.runtime.data_folder import check_place, has_store
 from gateway.runtime.store_check import refuse_database
 from gateway.runtime.trial import Trial
 from gateway.services import Store
-from gateway.store import pepper
 from gateway.store.client.durability import check_store
+from gateway.store.pepper import PepperSource
+from gateway.store.pepper_record import record_of, refuse_other
 
 
 def register(app: typer.Typer) -> None:
@@ -34,15 +35,16 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """
     path = found(config)
     loaded = load(path)
-    with _with_store(loaded) as (tried, notes):
+    with _with_store(loaded) as (tried, place):
         with Trial(tried) as trial:
             trial.wait()
         with store_url(tried.config) as url:
-            store_notes = notes + asyncio.run(_store_notes(tried, url))
+            store_notes = asyncio.run(_store_notes(tried, url, PepperSource.of(loaded.config.data_path)))
             with Trial(tried, url) as trial:
                 report = trial.wait()
     result = {
         "config": str(path),
+        "store": place,
         "chain": report.plugins,
         "models": list(loaded.config.models),
         "channels": list(loaded.config.channels),
@@ -57,24 +59,24 @@ def check(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 
 @contextmanager
-def _with_store(loaded: Loaded) -> Iterator[tuple[Loaded, list[str]]]:
-    """Yield what to check, and a note: where there is no store yet, with a data folder that is removed at the end."""
+def _with_store(loaded: Loaded) -> Iterator[tuple[Loaded, str]]:
+    """Yield what to check, and in words where its store is: one that is not there yet gets a folder that is removed at the end."""
     if has_store(loaded.config):
-        yield loaded, []
+        yield loaded, loaded.config.data
         return
     check_place(loaded.config)
     with TemporaryDirectory(prefix="gateway-check-") as folder:
         (Path(folder) / "store.lock").touch()
         config = msgspec.structs.replace(loaded.config, data=folder)
-        yield Loaded(config, loaded.document), [f"no store at {loaded.config.data} yet: `gateway serve` makes it"]
+        yield Loaded(config, loaded.document), f"none at {loaded.config.data} yet: `gateway serve` makes it"
 
 
-async def _store_notes(loaded: Loaded, url: str) -> list[str]:
+async def _store_notes(loaded: Loaded, url: str, source: PepperSource) -> list[str]:
     async with Store.open(loaded.config, url) as store:
         try:
             notes = await check_store(store.client, accept_loss=loaded.config.store.accept_loss)
-            if pepper.is_made(loaded.config.data_path):
-                await store.tokens.check_pepper()
+            if (record := await record_of(store.client)) is not None:
+                refuse_other(record, source)
             return notes
         except StoreAway as error:
             refuse_database(loaded.document, error)

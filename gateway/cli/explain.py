@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from gateway import loading
 from gateway.chat.request import BodyRules
 from gateway.cli.common import ConfigOption, JsonOption, TokenOption, console, found, print_json, store_of
 from gateway.config.schema import load
+from gateway.errors import StoreAway
 from gateway.services import services_of
 from gateway.tools.explain import Explanation
 from gateway.tools.explain import explain as explain_request
@@ -47,7 +49,8 @@ def explain(
 
     async def run() -> Explanation:
         async with store_of(loaded.config) as store:
-            await store.tokens.check_pepper()
+            with suppress(StoreAway):  # the chain says it
+                await store.tokens.check_pepper()
             await chain.start(services_of(loaded.config, store))
             try:
                 return await explain_request(chain, headers, json.dumps(body).encode(), rules, address)

@@ -14,7 +14,7 @@ from gateway.cli.common import ConfigOption, JsonOption, print_fields, print_jso
 from gateway.config.schema import Config, load, named
 from gateway.errors import Misconfigured
 from gateway.runtime.data_folder import has_store, make_data_folder
-from gateway.store.pepper import make_pepper
+from gateway.store.pepper_record import ensure
 
 FILES: Final = {
     "pepper": "what tokens are checked with: keep a copy, without it every token is void",
@@ -66,7 +66,6 @@ def _make_files(settings: Config) -> None:
     from gateway.admin.app import token_of  # it imports aiohttp, which takes a third of a second
     from gateway.alerts.signature import secrets_of
 
-    make_pepper(settings.data_path)
     if settings.admin is not None:
         token_of(settings)
     if settings.alerts is not None:
@@ -77,6 +76,7 @@ def _make_files(settings: Config) -> None:
 
 async def _make_store(settings: Config) -> None:
     async with store_of(settings) as store:
+        await ensure(store.client, settings.data_path)
         await store.tokens.check_pepper()
 
 

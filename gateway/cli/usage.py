@@ -29,7 +29,7 @@ from gateway.cli.common import (
 )
 from gateway.config.schema import Config
 from gateway.exchange import Outcome
-from gateway.runtime.data_folder import existing_folder
+from gateway.runtime.data_folder import usage_folder
 from gateway.usage import queries
 from gateway.usage.damage import UnusableFile
 from gateway.usage.record import Record
@@ -218,7 +218,7 @@ async def _find_anywhere(settings: Config, request_id: str) -> Record | None:
 
 
 def _folder(config: Path | None) -> Path:
-    return existing_folder(configuration(config)) / "usage"
+    return usage_folder(configuration(config))
 
 
 COLUMNS: Final = ("arrived", "id", "account", "model", "channel", "outcome", "status", "tokens", "charge", "ms")

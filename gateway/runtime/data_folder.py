@@ -70,6 +70,12 @@ def existing_folder(config: Config) -> Path:
     return folder
 
 
+def usage_folder(config: Config) -> Path:
+    """Return the folder of the usage log, which may have been copied without a store. Raises `NoStore`."""
+    folder = config.data_path / "usage"
+    return folder if folder.is_dir() else existing_folder(config) / "usage"
+
+
 def has_store(config: Config) -> bool:
     """Return whether the folder that `data:` names is that of a store. Of a store elsewhere, it is enough that it exists."""
     folder = config.data_path
@@ -150,8 +156,8 @@ def _unusable(folder: Path, error: OSError) -> GatewayError:
             return Misconfigured(f"data: {parent} is on a read-only disk: mount it for writing, or change `data:`")
         me, owner = _name(os.geteuid()), _name(parent.stat().st_uid)
         return Misconfigured(
-            f"data: {me} may not make {folder}: {parent} belongs to {owner}. Make the folder as root and give it to {me} (chown), or "
-            "change `data:`"
+            f"data: {me} may not make {folder}: {parent} belongs to {owner}. Make the folder as root and give it to {me} (chown), "
+            "or change `data:`"
         )
     return cannot_use(f"data: cannot make {folder}", error, cure="change `data:`")
 

@@ -39,10 +39,9 @@ from gateway.runtime.supervisor import Ready, Supervisor, Work, open_listeners
 from gateway.runtime.trial import Trial
 from gateway.server.tls import certificate_of
 from gateway.services import Store
-from gateway.store import layout
+from gateway.store import layout, pepper_record
 from gateway.store.client.client import Client
 from gateway.store.client.durability import check_store
-from gateway.store.pepper import make_pepper
 from gateway.usage import clickhouse, sink
 
 SINK_STOP_S: Final = 20.0
@@ -212,9 +211,9 @@ async def _prepare(loaded: Loaded, url: str, report: Callable[[str], None]) -> s
             await client.close()
     for note in notes:
         typer.echo(f"warning: {note}", err=True)
-    make_pepper(config.data_path)
     async with Store.open(config, url) as store:
         await layout.prepare(store.client, report)
+        await pepper_record.ensure(store.client, config.data_path)
         await store.tokens.check_pepper()
         if config.demo is None:
             return None

@@ -1,8 +1,8 @@
 """The pepper, with which the secrets of tokens are hashed: from the environment, or a file that is made once.
 
 Another pepper would make every token invalid. So the store has the fingerprint of the one in use, see
-`gateway.store.pepper_record`, and a file that is missing is not made again where it has been used. Beside it there may be the one
-before, whose tokens are accepted for a time.
+`gateway.store.pepper_record`, and a file that is missing is not made again. Beside it there may be the one before, whose tokens
+are accepted for a time.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from gateway.config.secrets import secret_of
 
 VARIABLE: Final = "GATEWAY_PEPPER"
 OLD_VARIABLE: Final = "GATEWAY_PEPPER_OLD"
-USED: Final = Path("usage", "installation")
-"""A file of the data folder that is there once a gateway has been started with it."""
 
 
 def pepper_of(data: Path) -> bytes:
@@ -43,14 +41,8 @@ def old_pepper_of(data: Path) -> bytes | None:
 
 
 def make_pepper(data: Path) -> None:
-    """Make the file `pepper` in a folder that has never been used, with mode 0600. Raises `Misconfigured`."""
-    if not (data / USED).exists():
-        secret_of(data / "pepper", VARIABLE)
-
-
-def is_made(data: Path) -> bool:
-    """Return whether there must be a pepper: it was given or made, or a gateway was started with the folder."""
-    return VARIABLE in os.environ or (data / "pepper").exists() or (data / USED).exists()
+    """Make the file `pepper` with mode 0600, unless there is a pepper. Raises `Misconfigured`."""
+    secret_of(data / "pepper", VARIABLE)
 
 
 def fingerprint_of(pepper: bytes) -> bytes:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from pathlib import Path
@@ -17,8 +18,9 @@ from gateway.errors import Misconfigured
 from gateway.request_id import utc
 from gateway.store.client.client import Client, Script
 from gateway.store.layout import FINGERPRINT
-from gateway.store.pepper import OLD_VARIABLE, VARIABLE, PepperSource, fingerprint_of
+from gateway.store.pepper import OLD_VARIABLE, VARIABLE, PepperSource, fingerprint_of, make_pepper
 
+LOST: Final = "if it is lost: `gateway pepper rotate --lost`, which voids every token"
 _CHANGE: Final = Script.load(Path(__file__).with_name("pepper_change.lua"))
 
 
@@ -59,6 +61,29 @@ async def change(client: Client, before: bytes, after: bytes, old: bytes = b"", 
     return bool(await client.run(_CHANGE, [FINGERPRINT], arguments))
 
 
+async def ensure(client: Client, data: Path) -> None:
+    """Make the pepper of a data folder for a store that has none.
+
+    Raises `Misconfigured` where the store has had one, and `StoreAway`.
+    """
+    path = data / "pepper"
+    if VARIABLE in os.environ or path.exists():
+        return
+    if (record := await record_of(client)) is None and not await _has_tokens(client):
+        make_pepper(data)
+        return
+    raise Misconfigured(
+        f"{path} is missing, and is not made anew: the store has tokens of it{f', {record.recorded}' if record else ''}. "
+        f"Copy it from the data folder there or from a backup, or set ${VARIABLE}; {LOST}"
+    )
+
+
+async def _has_tokens(client: Client) -> bool:
+    async for _ in client.keys("gw:{*}:tokens"):
+        return True
+    return False
+
+
 async def checked(client: Client, source: PepperSource) -> PepperRecord:
     """Return the store's record, which is one of the source's peppers; the present one is recorded where there is none.
 
@@ -83,6 +108,5 @@ def refuse_other(record: PepperRecord, source: PepperSource) -> None:
         )
     raise Misconfigured(
         f"the pepper is not the one with which the store's tokens were made: {source.name} is another, {record.recorded}. Copy "
-        f"the file `pepper` of its data folder or of a backup, or set ${VARIABLE} alike for all gateways and commands; if it is "
-        "lost: `gateway pepper rotate --lost`, which voids every token"
+        f"the file `pepper` of its data folder or of a backup, or set ${VARIABLE} alike for all gateways and commands; {LOST}"
     )

@@ -74,16 +74,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         make_pepper(tmp_path / "data")
 
 
-def test_a_folder_that_has_been_used_gets_no_other_one(tmp_path: Path) -> None:
-    make_pepper(tmp_path)
-    (tmp_path / "usage").mkdir()
-    (tmp_path / "usage" / "installation").write_text("0" * 32)
-    (tmp_path / "pepper").unlink()
-    make_pepper(tmp_path)
-    with pytest.raises(Misconfigured, match=f"{tmp_path}/pepper is missing, and is not made anew: restore it"):
-        pepper_of(tmp_path)
-
-
 async def test_a_pepper_that_the_tokens_were_not_made_with_is_refused(client: Client, tmp_path: Path) -> None:
     one, other = b"one" * 10, b"other" * 10
     await Tokens(client, lambda: other).check_pepper()
