@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import date
@@ -32,6 +33,7 @@ from gateway.usage import queries
 from gateway.usage.tables import GROUPS
 
 RETRY_INTERVAL_S: Final = 10.0
+VARIABLE: Final = "GATEWAY_ADMIN_TOKEN"
 SHUTDOWN_TIMEOUT_S: Final = 0.5
 
 log = structlog.get_logger("gateway.admin.app")
@@ -42,7 +44,12 @@ def token_of(config: Config) -> str:
 
     The file is created where it is missing. Raises `Misconfigured` for a token that is too short.
     """
-    return secret_of(config.data_path / "admin.token", "GATEWAY_ADMIN_TOKEN").decode("utf-8", "replace")
+    return secret_of(config.data_path / "admin.token", VARIABLE).decode("utf-8", "replace")
+
+
+def has_token(config: Config) -> bool:
+    """Return whether there is a token, so that `token_of` makes none."""
+    return VARIABLE in os.environ or (config.data_path / "admin.token").exists()
 
 
 async def run(config: Config, address: str, exporter: Exporter, stop: asyncio.Event) -> None:

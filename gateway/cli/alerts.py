@@ -26,7 +26,6 @@ from gateway.cli.common import (
 from gateway.config.alerts import AlertSettings
 from gateway.config.schema import Config
 from gateway.request_id import utc
-from gateway.runtime.data_folder import existing_folder
 from gateway.services import Store
 
 SHOWN = 100
@@ -47,7 +46,6 @@ def test(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """
     read = configuration(config)
     settings = _settings(read)
-    existing_folder(read)
     began = time.monotonic()
     id, answer = asyncio.run(_send(read, settings))  # noqa: A001
     result: dict[str, Any] = {
@@ -83,7 +81,7 @@ def show(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 
 async def _send(read: Config, settings: AlertSettings) -> tuple[str, Answer]:
-    webhook = Webhook(settings.webhook, secrets_of(read))
+    webhook = Webhook(settings.webhook, secrets_of(read, create=False))
     entry = event.entry_of(event.test(socket.gethostname()))
     try:
         return entry.id, await webhook.post(entry.id, entry.body.encode())

@@ -113,8 +113,10 @@ def tail(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     Example: `gateway usage tail --json | jq 'select(.outcome != "completed")'`
     """
+    settings = configuration(config)
+    usage_folder(settings)
     with suppress(KeyboardInterrupt):
-        asyncio.run(_follow(configuration(config), as_json))
+        asyncio.run(_follow(settings, as_json))
 
 
 @usage.command()

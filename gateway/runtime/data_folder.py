@@ -54,6 +54,9 @@ def make_data_folder(folder: Path) -> Path:
     except OSError as error:
         raise _unusable(folder, error) from None
     check_access(folder)
+    disk = os.statvfs(folder)
+    if not disk.f_bavail or (disk.f_files and not disk.f_favail):
+        raise GatewayError(f"data: the disk of {folder} is full: make room on it")
     return folder
 
 
@@ -73,7 +76,7 @@ def existing_folder(config: Config) -> Path:
 def usage_folder(config: Config) -> Path:
     """Return the folder of the usage log, which may have been copied without a store. Raises `NoStore`."""
     folder = config.data_path / "usage"
-    return folder if folder.is_dir() else existing_folder(config) / "usage"
+    return folder if folder.exists() else existing_folder(config) / "usage"
 
 
 def has_store(config: Config) -> bool:
@@ -126,10 +129,15 @@ def _check_ancestors(folder: Path) -> None:
             raise Misconfigured(f"data: {path} is a file, not a folder: move it away, or change `data:`")
         if not there:
             return
+    if not _may(folder, os.X_OK):
+        raise _refused(folder, folder)
 
 
 def _may_use(path: Path) -> bool:
-    mode = os.R_OK | os.W_OK | (os.X_OK if path.is_dir() else 0)
+    return _may(path, os.R_OK | os.W_OK | (os.X_OK if path.is_dir() else 0))
+
+
+def _may(path: Path, mode: int) -> bool:
     return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
 
 

@@ -201,12 +201,13 @@ async def _prepare(loaded: Loaded, url: str, report: Callable[[str], None]) -> s
             break
         except StoreAway as error:
             refuse_database(loaded.document, error)
-            if time.monotonic() > deadline:
+            loads = "LOADING" in str(error)
+            if time.monotonic() > deadline and not loads:
                 raise StoreAway(
                     f"the store did not answer within {config.store.connect_for:g} s: is it running, and is `redis:` right?"
                 ) from None
-            typer.echo("waiting for the store ...", err=True)
-            await asyncio.sleep(min(1.0, max(0.05, deadline - time.monotonic())))
+            report("waiting for the store, which loads its data ..." if loads else "waiting for the store ...")
+            await asyncio.sleep(1.0 if loads else min(1.0, max(0.05, deadline - time.monotonic())))
         finally:
             await client.close()
     for note in notes:

@@ -70,6 +70,7 @@ async def test_the_admin_port_is_tried_first(config: Config, monkeypatch: pytest
 async def test_another_program_at_the_port_is_ignored(
     config: Config, aiohttp_raw_server: AiohttpRawServer, status: int
 ) -> None:
+    token_of(config)
     paths = []
 
     async def answer(request: web.BaseRequest) -> web.Response:
