@@ -10,9 +10,8 @@ import asyncio
 import time
 from typing import Final
 
-import structlog
-
 from gateway.errors import GatewayError
+from gateway.log import Logger
 from gateway.runtime.background import BackgroundTask
 from gateway.services import Store
 from gateway.store.layout import SWEEP_LOCK
@@ -21,7 +20,7 @@ INTERVAL_S: Final = 2.0
 SWEEP_INTERVAL_S: Final = 30
 PEPPER_INTERVAL_S: Final = 30.0
 
-log = structlog.get_logger("gateway.runtime.maintenance")
+log = Logger("gateway.runtime.maintenance")
 
 
 class Maintenance(BackgroundTask):
