@@ -13,9 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-import structlog
-
 from gateway.errors import GatewayError
+from gateway.log import Logger
 from gateway.store.client.client import Client
 from gateway.store.pepper import PepperSource, fingerprint_of
 from gateway.store.pepper_record import PepperRecord, checked, record_of, refuse_other
@@ -23,7 +22,7 @@ from gateway.store.token_format import TokenCodec
 
 LOOK_INTERVAL_S: Final = 1.0
 
-log = structlog.get_logger("gateway.store.peppers")
+log = Logger("gateway.store.peppers")
 
 
 class Peppers:
