@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -23,9 +24,11 @@ from rich.table import Table
 from gateway.config.schema import Config, find, load, shipped
 from gateway.errors import StoreAway
 from gateway.prices import MICROS
-from gateway.runtime.data_folder import check_access, existing_folder
+from gateway.runtime.data_folder import check_access, existing_folder, has_store
 from gateway.services import Store
 from gateway.store import layout
+from gateway.store.pepper import PepperSource
+from gateway.store.tokens import Tokens
 
 Result = TypeVar("Result")
 
@@ -87,10 +90,10 @@ def _running(config: Config) -> Iterator[tuple[str, bool]]:
     """Do as `store_url`, and yield also whether the store was started here, so that no gateway uses it."""
     from gateway.store.client.embedded import EmbeddedStore
 
-    folder = existing_folder(config)
     if config.redis != "embedded":
         yield config.redis, False
         return
+    folder = existing_folder(config)
     check_access(folder)
     embedded = EmbeddedStore.start(folder)
     try:
@@ -99,14 +102,25 @@ def _running(config: Config) -> Iterator[tuple[str, bool]]:
         embedded.stop()
 
 
+@contextmanager
+def _with_folder(config: Config) -> Iterator[Config]:
+    """Yield the configuration, for a store elsewhere with a data folder for the moment where there is none: commands make none."""
+    if has_store(config):
+        yield config
+        return
+    with TemporaryDirectory(prefix="gateway-") as folder:
+        yield msgspec.structs.replace(config, data=folder)
+
+
 @asynccontextmanager
 async def store_of(config: Config) -> AsyncIterator[Store]:
     """Open the configuration's store, see `store_url`, and check the layout of its data.
 
     A store that was started here is converted if it is of an earlier layout. Raises `Misconfigured` for another one.
     """
-    with _running(config) as (url, owned):
-        async with Store.open(config, url) as store:
+    with _running(config) as (url, owned), _with_folder(config) as local:
+        async with Store.open(local, url) as store:
+            store.tokens = Tokens(store.client, PepperSource.of(config.data_path))
             if owned:
                 await layout.prepare(store.client, lambda progress: typer.echo(progress, err=True))
             else:

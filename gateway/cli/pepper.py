@@ -22,6 +22,7 @@ from gateway.cli.common import (
     refuse,
     run_with_store,
 )
+from gateway.runtime.data_folder import existing_folder
 from gateway.services import Store
 from gateway.store import pepper_change
 from gateway.store.pepper import OLD_VARIABLE, VARIABLE, PepperSource
@@ -91,7 +92,7 @@ def rotate(
     Example: `gateway pepper rotate --accept-old 30d`
     """
     accept_s = _duration(accept_old)
-    data = configuration(config).data_path
+    data = existing_folder(configuration(config))
     if lost:
         if not yes:
             typer.confirm("Every token becomes void. Go on?", abort=True, err=True)

@@ -54,18 +54,30 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("redis", ["embedded", "redis://127.0.0.1:1"])
-def test_no_command_makes_a_store(folder: Path, redis: str) -> None:
+def test_no_command_makes_a_store(folder: Path) -> None:
     file = folder / "gateway.yaml"
-    file.write_text(f"redis: {redis}\n{FILE}")
     before = sorted(folder.rglob("*"))
     for command in NEED_A_STORE:
         result = run(*command, "--config", str(file))
         said = f"gateway: no store at {folder}/data: start the gateway there, or pass --config\n"
         assert (result.exit_code, result.stderr) == (1, said), command
-    if redis == "embedded":
-        for command in NEED_NONE:
-            assert run(*command, "--config", str(file)).exit_code == 0, command
+    for command in NEED_NONE:
+        assert run(*command, "--config", str(file)).exit_code == 0, command
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_store_elsewhere_is_used_without_a_data_folder_and_none_is_made(folder: Path, store_url: str) -> None:
+    file = str(folder / "gateway.yaml")
+    Path(file).write_text(f"redis: {store_url}\nstore: {{timeout: 10}}\n{FILE}")
+    before = sorted(folder.rglob("*"))
+    assert run("account", "create", "acme", "--config", file).exit_code == 0
+    assert "acme" in run("account", "list", "--config", file).stdout
+    assert run("verify", "--config", file).exit_code == 0
+    assert f"no store at {folder}/data" in run("usage", "list", "--config", file).stderr
+    refused = run("token", "create", "acme", "--config", file)
+    assert (refused.exit_code, f"{folder}/data/pepper is missing, and is not made anew" in refused.stderr) == (2, True)
+    for more in ((), ("--lost", "--yes")):
+        assert f"no store at {folder}/data" in run("pepper", "rotate", *more, "--config", file).stderr
     assert sorted(folder.rglob("*")) == before
 
 
