@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, Protocol
 
 from gateway.alerts.alerts import Alerts
@@ -20,7 +19,7 @@ from gateway.store.client.masters import Masters
 from gateway.store.limits import RateLimiter
 from gateway.store.money.journal import Journal
 from gateway.store.money.wallet import Wallet
-from gateway.store.pepper import make_pepper, pepper_of
+from gateway.store.pepper import PepperSource
 from gateway.store.tokens import Tokens
 from gateway.usage.log import UsageLog
 from gateway.usage.sink import crashed_after_s
@@ -47,10 +46,9 @@ class Store:
         self.client = client
         self.settling = settling
         self.accounts = Accounts(client)
-        make_pepper(config.data_path)
-        self.tokens = Tokens(client, partial(pepper_of, config.data_path))
+        self.tokens = Tokens(client, PepperSource.of(config.data_path))
         self.limits = RateLimiter(client)
-        self.channels = Channels(client, pepper=partial(pepper_of, config.data_path))
+        self.channels = Channels(client)
         self.alerts = Alerts(client, self.channels, config.alerts)
         self.channels.on_status = self.alerts.channel_states
         self.channels.credentials.on_refused = self.alerts.credential_refused

@@ -32,6 +32,7 @@ from gateway.server.gateway import Gateway
 from gateway.server.routes import operation_of
 from gateway.services import Services, Store
 from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.pepper import make_pepper
 
 __all__ = [
     "Answered",
@@ -103,6 +104,7 @@ async def services(folder: Path, url: str | None = None, settings: Config | None
     """Provide services with a real store: the one at `url`, or else an empty one that runs in `folder` until the end."""
     settings = msgspec.structs.replace(settings or Config(store=PATIENT), data=str(folder))
     with _store(folder, url) as address:
+        make_pepper(folder)
         async with Store.open(settings, address) as store:
             yield Services(
                 name="test",
@@ -197,6 +199,7 @@ async def running(yaml: str, folder: Path, url: str | None = None) -> AsyncItera
     loaded = Loaded(msgspec.structs.replace(read.config, data=str(folder / "data")), read.document)
     loaded.config.data_path.mkdir(mode=0o700, exist_ok=True)
     with _store(loaded.config.data_path, url) as address:
+        make_pepper(loaded.config.data_path)
         async with opened(loaded, address) as gateway:
             listener = socket.create_server(("127.0.0.1", 0))
             await gateway.listen(listener)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,11 @@ def token_of(config: Config, *, create: bool = True) -> str:
     that is missing.
     """
     return secret_of(_path(config), VARIABLE, create=create).decode("utf-8", "replace")
+
+
+def has_token(config: Config) -> bool:
+    """Return whether there is a token, so that `token_of` makes none."""
+    return VARIABLE in os.environ or _path(config).exists()
 
 
 class AdminToken:

@@ -29,13 +29,13 @@ def new_secret() -> str:
     return PREFIX + b64encode(os.urandom(32)).decode()
 
 
-def secrets_of(config: Config) -> tuple[bytes, ...]:
+def secrets_of(config: Config, *, create: bool = True) -> tuple[bytes, ...]:
     """Return the keys in `$GATEWAY_ALERTS_SECRET`, else in the file `alerts.secret` of `data`, which is made on first use.
 
     Raises `Misconfigured` for what is not a secret, and what `secret_of` raises.
     """
     path = config.data_path / "alerts.secret"
-    words = secret_of(path, VARIABLE, generate=new_secret).decode(errors="replace").split()
+    words = secret_of(path, VARIABLE, create=create, generate=new_secret).decode(errors="replace").split()
     keys = tuple(map(_key, words))
     if None in keys or not 1 <= len(keys) <= MAX_SECRETS:
         source = f"${VARIABLE}" if VARIABLE in os.environ else str(path)

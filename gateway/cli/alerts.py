@@ -81,7 +81,7 @@ def show(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 
 async def _send(read: Config, settings: AlertSettings) -> tuple[str, Answer]:
-    webhook = Webhook(settings.webhook, secrets_of(read))
+    webhook = Webhook(settings.webhook, secrets_of(read, create=False))
     entry = event.entry_of(event.test(socket.gethostname()))
     try:
         return entry.id, await webhook.post(entry.id, entry.body.encode())

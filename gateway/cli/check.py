@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
+import msgspec
 import typer
 
-from gateway.cli.common import ConfigOption, JsonOption, print_fields, print_json, store_url
-from gateway.config.schema import Loaded, find, load
+from gateway.cli.common import ConfigOption, JsonOption, found, print_fields, print_json, store_url
+from gateway.config.schema import Loaded, load
 from gateway.errors import StoreAway
+from gateway.runtime.data_folder import check_place, has_store
 from gateway.runtime.store_check import refuse_database
 from gateway.runtime.trial import Trial
 from gateway.services import Store
 from gateway.store.client.durability import check_store
+from gateway.store.pepper import PepperSource
+from gateway.store.pepper_record import record_of, refuse_other
 from gateway.tools.exposure import Exposure
 
 
@@ -33,16 +41,18 @@ def check(
 
     Example: `gateway check --config gateway.yaml`
     """
-    path = find(config)
+    path = found(config)
     loaded = load(path)
-    with Trial(loaded) as trial:
-        trial.wait()
-    with store_url(loaded.config) as url:
-        store_notes = asyncio.run(_store_notes(loaded, url))
-        with Trial(loaded, url) as trial:
-            report = trial.wait()
+    with _with_store(loaded) as (tried, place):
+        with Trial(tried) as trial:
+            trial.wait()
+        with store_url(tried.config) as url:
+            store_notes = asyncio.run(_store_notes(tried, url, PepperSource.of(loaded.config.data_path)))
+            with Trial(tried, url) as trial:
+                report = trial.wait()
     result = {
         "config": str(path),
+        "store": place,
         "chain": report.plugins,
         "models": list(loaded.config.models),
         "channels": list(loaded.config.channels),
@@ -65,10 +75,26 @@ def _in_words(exposure: Exposure | None, *, verbose: bool) -> str:
     return str(exposure) if verbose else exposure.in_words
 
 
-async def _store_notes(loaded: Loaded, url: str) -> list[str]:
+@contextmanager
+def _with_store(loaded: Loaded) -> Iterator[tuple[Loaded, str]]:
+    """Yield what to check, and in words where its store is: one that is not there yet gets a folder that is removed at the end."""
+    if has_store(loaded.config):
+        yield loaded, loaded.config.data
+        return
+    check_place(loaded.config)
+    with TemporaryDirectory(prefix="gateway-check-") as folder:
+        (Path(folder) / "store.lock").touch()
+        config = msgspec.structs.replace(loaded.config, data=folder)
+        yield Loaded(config, loaded.document), f"none at {loaded.config.data} yet: `gateway serve` makes it"
+
+
+async def _store_notes(loaded: Loaded, url: str, source: PepperSource) -> list[str]:
     async with Store.open(loaded.config, url) as store:
         try:
-            return await check_store(store.client, accept_loss=loaded.config.store.accept_loss)
+            notes = await check_store(store.client, accept_loss=loaded.config.store.accept_loss)
+            if (record := await record_of(store.client)) is not None:
+                refuse_other(record, source)
+            return notes
         except StoreAway as error:
             refuse_database(loaded.document, error)
             raise

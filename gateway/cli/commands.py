@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Annotated, Any, Final
@@ -15,6 +16,7 @@ from gateway.errors import GatewayError, Misconfigured
 
 COMMANDS: Final = (
     "serve",
+    "init",
     "check",
     "diff",
     "plugins",
@@ -23,6 +25,7 @@ COMMANDS: Final = (
     "prices",
     "account",
     "token",
+    "pepper",
     "alerts",
     "usage",
     "trace",
@@ -34,6 +37,8 @@ COMMANDS: Final = (
     "fake-upstream",
 )
 """In the order in which `--help` lists them. Each is in the file of its name."""
+OF_THE_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+"""Errors that say themselves what is wrong: a disk that is full or read-only, a file of another user."""
 MARKUP: Final = "markdown"
 
 
@@ -71,6 +76,11 @@ class Program(TyperGroup):
         except GatewayError as error:
             typer.echo(f"gateway: {error}", err=True)
             raise typer.Exit(2 if isinstance(error, Misconfigured) else 1) from None
+        except OSError as error:
+            if error.errno not in OF_THE_DISK:
+                raise
+            typer.echo(f"gateway: {error.filename or 'the disk'}: {error.strerror}", err=True)
+            raise typer.Exit(1) from None
 
 
 def _show_version(wanted: bool) -> None:

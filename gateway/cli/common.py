@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import os
 import re
 import shutil
 import sys
@@ -13,6 +14,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -20,13 +22,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gateway.config.schema import Config, find, load
+from gateway.config.places import find, shipped
+from gateway.config.schema import Config, load
 from gateway.errors import StoreAway
 from gateway.prices import MICROS
 from gateway.request_id import LAST_MS
-from gateway.runtime.data_folder import data_folder
+from gateway.runtime.data_folder import check_access, existing_folder, has_store
 from gateway.services import Store
 from gateway.store import layout
+from gateway.store.pepper import PepperSource
+from gateway.store.tokens import Tokens
 
 Result = TypeVar("Result")
 
@@ -60,14 +65,27 @@ TokenOption = Annotated[
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
+def found(path: Path | None) -> Path:
+    """Return the file of `--config` or its fallbacks, and say so where it is that of the demo."""
+    file = find(path)
+    if path is None and not os.environ.get("GATEWAY_CONFIG") and file == shipped("demo.yaml"):
+        typer.echo(
+            f"note: without --config, $GATEWAY_CONFIG and ./gateway.yaml the demo's file is used: {file}", err=True
+        )
+    return file
+
+
 def configuration(path: Path | None) -> Config:
     """Return the checked configuration of `--config` or its fallbacks. Raises `Misconfigured`."""
-    return load(find(path)).config
+    return load(found(path)).config
 
 
 @contextmanager
 def store_url(config: Config) -> Iterator[str]:
-    """Yield the URL of the configuration's store. An embedded one that does not run is started, and stopped at the end."""
+    """Yield the URL of the configuration's store. An embedded one that does not run is started, and stopped at the end.
+
+    Raises `NoStore` where it has never been started.
+    """
     with _running(config) as (url, _):
         yield url
 
@@ -80,11 +98,23 @@ def _running(config: Config) -> Iterator[tuple[str, bool]]:
     if config.redis != "embedded":
         yield config.redis, False
         return
-    embedded = EmbeddedStore.start(data_folder(config))
+    folder = existing_folder(config)
+    check_access(folder)
+    embedded = EmbeddedStore.start(folder)
     try:
         yield embedded.url, embedded.owned
     finally:
         embedded.stop()
+
+
+@contextmanager
+def _with_folder(config: Config) -> Iterator[Config]:
+    """Yield the configuration, for a store elsewhere with a data folder for the moment where there is none: commands make none."""
+    if has_store(config):
+        yield config
+        return
+    with TemporaryDirectory(prefix="gateway-") as folder:
+        yield msgspec.structs.replace(config, data=folder)
 
 
 @asynccontextmanager
@@ -93,8 +123,9 @@ async def store_of(config: Config) -> AsyncIterator[Store]:
 
     A store that was started here is converted if it is of an earlier layout. Raises `Misconfigured` for another one.
     """
-    with _running(config) as (url, owned):
-        async with Store.open(config, url) as store:
+    with _running(config) as (url, owned), _with_folder(config) as local:
+        async with Store.open(local, url) as store:
+            store.tokens = Tokens(store.client, PepperSource.of(config.data_path))
             if owned:
                 await layout.prepare(store.client, lambda progress: typer.echo(progress, err=True))
             else:

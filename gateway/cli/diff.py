@@ -10,8 +10,9 @@ import msgspec
 import typer
 
 from gateway import loading
-from gateway.cli.common import ConfigOption, JsonOption, console, print_json
-from gateway.config.schema import Config, find, load
+from gateway.cli.common import ConfigOption, JsonOption, console, found, print_json
+from gateway.config.places import folder_of
+from gateway.config.schema import Config, load
 from gateway.config.section import Section
 from gateway.runtime.reload import needs_restart
 
@@ -40,7 +41,9 @@ def diff(
 
     Example: `gateway diff new.yaml --config gateway.yaml`
     """
-    before, loaded = load(find(config)), load(new)
+    present = found(config)
+    before = load(present)
+    loaded = load(new, folder=folder_of(present))
     loading.build(loaded)
     differences = [
         msgspec.structs.replace(change, text=before.document.hide(loaded.document.hide(change.text)))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 
 from gateway import loading
 from gateway.chat.request import BodyRules
-from gateway.cli.common import ConfigOption, JsonOption, TokenOption, console, print_json, store_of
-from gateway.config.schema import find, load
+from gateway.cli.common import ConfigOption, JsonOption, TokenOption, console, found, print_json, store_of
+from gateway.config.schema import load
+from gateway.errors import StoreAway
 from gateway.services import services_of
 from gateway.tools.explain import Explanation
 from gateway.tools.explain import explain as explain_request
@@ -37,7 +39,7 @@ def explain(
 
     Example: `GATEWAY_TOKEN=sk-... gateway explain --model gpt-4o-mini --max-tokens 500`
     """
-    loaded = load(find(config))
+    loaded = load(found(config))
     chain = loading.build(loaded)
     body: dict[str, object] = {"model": model, "stream": True, "messages": [{"role": "user", "content": text}]}
     if max_tokens is not None:
@@ -47,6 +49,8 @@ def explain(
 
     async def run() -> Explanation:
         async with store_of(loaded.config) as store:
+            with suppress(StoreAway):  # the chain says it
+                await store.tokens.check_pepper()
             await chain.start(services_of(loaded.config, store))
             try:
                 return await explain_request(chain, headers, json.dumps(body).encode(), rules, address)

@@ -9,7 +9,7 @@ from contextlib import aclosing, suppress
 from aiohttp import ClientError, ClientResponseError, ClientSession, ClientTimeout
 
 from gateway.admin.live import LIVE, PING_S
-from gateway.admin.token import token_of
+from gateway.admin.token import has_token, token_of
 from gateway.config.schema import Config, host_port
 from gateway.usage import queries
 from gateway.usage.record import Record, decode
@@ -24,7 +24,7 @@ async def ended(config: Config) -> AsyncGenerator[Record]:
     """
     folder = config.data_path / "usage"
     place = queries.Tail(folder).cursor
-    if config.admin is not None:
+    if config.admin is not None and has_token(config):
         with suppress(ClientError, TimeoutError, OSError):
             async with aclosing(_ended_live(config, config.admin, place)) as records:
                 async for after, record in records:

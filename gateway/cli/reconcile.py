@@ -18,6 +18,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from gateway.cli.common import ConfigOption, JsonOption, configuration, day, print_json, print_table, refuse
 from gateway.request_id import LAST_MS
+from gateway.runtime.data_folder import usage_folder
 from gateway.tools.bill import Columns, read
 from gateway.tools.bill_amounts import NANOS
 from gateway.tools.bill_join import KINDS, Join, Side
@@ -123,7 +124,7 @@ def reconcile(
             columns = Columns(id_, cost, day_, model)
             join.add_lines(read(bill, columns, encoding=encoding, decimal=decimal, progress=on_bytes))
             since, until = _around(first or join.days()[0], last or join.days()[1])
-            folder = settings.data_path / "usage"
+            folder = usage_folder(settings)
             join.add_calls(logged(folder, since_ms=since, until_ms=until, unusable=unusable), on_calls)
             for file in export or ():
                 join.add_calls(exported(file), on_calls)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.common import ConfigOption
+from gateway.cli.common import ConfigOption, found
 
 
 def register(app: typer.Typer) -> None:
@@ -27,4 +27,4 @@ def serve(
     """
     from gateway.runtime.serve import serve as run
 
-    run(config, workers)
+    run(found(config), workers)

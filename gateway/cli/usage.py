@@ -31,6 +31,7 @@ from gateway.cli.usage_tables import cells_of, print_requests, print_sums
 from gateway.config.schema import Config
 from gateway.exchange import Outcome
 from gateway.request_id import arrival_ms
+from gateway.runtime.data_folder import usage_folder
 from gateway.usage import queries
 from gateway.usage.damage import UnusableFile
 from gateway.usage.gaps import notes
@@ -137,8 +138,10 @@ def tail(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     Example: `gateway usage tail --json | jq 'select(.outcome != "completed")'`
     """
+    settings = configuration(config)
+    usage_folder(settings)
     with suppress(KeyboardInterrupt):
-        asyncio.run(_follow(configuration(config), as_json))
+        asyncio.run(_follow(settings, as_json))
 
 
 @usage.command()
@@ -259,7 +262,7 @@ def _note_gaps(folder: Path, since_ms: int | None = None, until_ms: int | None =
 
 
 def _folder(config: Path | None) -> Path:
-    return configuration(config).data_path / "usage"
+    return usage_folder(configuration(config))
 
 
 def _plain(value: object) -> str:

@@ -41,10 +41,12 @@ KeyPath = tuple[str | int, ...]
 class Document:
     """The line of every key path in a file. `lines` holds them, counted from 1."""
 
-    def __init__(self, path: Path, raw: bytes = b"", secrets: Mapping[str, str] | None = None) -> None:
-        """Take secrets from their files, or those of `secrets` where they were read before."""
+    def __init__(
+        self, path: Path, raw: bytes = b"", secrets: Mapping[str, str] | None = None, folder: Path | None = None
+    ) -> None:
+        """Take secrets from their files, or those of `secrets` where they were read before. `folder`: where their paths start."""
         self.path = path
-        self.files = SecretFiles(path.parent, secrets)
+        self.files = SecretFiles(folder or path.parent, secrets)
         self.raw = raw
         """The bytes of the file."""
         self.lines: dict[KeyPath, int] = {}
@@ -111,13 +113,18 @@ def read(path: Path) -> bytes:
 
 
 def parse(
-    path: Path, raw: bytes, environment: Mapping[str, str], secrets: Mapping[str, str] | None = None
+    path: Path,
+    raw: bytes,
+    environment: Mapping[str, str],
+    secrets: Mapping[str, str] | None = None,
+    folder: Path | None = None,
 ) -> tuple[Any, Document]:
-    """Return the data of a file as dicts, lists and scalars, and its lines. `secrets`: those of its files, if they are known.
+    """Return the data of a file as dicts, lists and scalars, and its lines. `secrets`: those of its files, if they are known;
+    `folder`: where the paths of these files start, if not beside it.
 
     Raises `Misconfigured`, which names file, line and remedy.
     """
-    document = Document(path, raw, secrets)
+    document = Document(path, raw, secrets, folder)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
@@ -29,9 +28,9 @@ from gateway.config.decode import convert
 from gateway.config.document import Document, KeyPath
 from gateway.config.model import Model
 from gateway.config.origins import check_origins
+from gateway.config.places import folder_of, make_absolute
 from gateway.config.section import Bytes, Count, Seconds, SecondsOrNone, Section, is_amount
 from gateway.config.time_zone import time_zone
-from gateway.errors import Misconfigured
 
 CLICKHOUSE_URL: Final = re.compile(
     r"https?://([^\s/@:]+(:[^\s/@]*)?@)?([\w.-]+|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?(/\w*)?"
@@ -182,7 +181,7 @@ class Config(Section, frozen=True):
     @property
     def data_path(self) -> Path:
         """Return the directory of the embedded store, the usage log, the spool and the pepper."""
-        return Path(self.data).expanduser()
+        return Path(self.data)
 
 
 SECTIONS: Final[Mapping[str, type[Section]]] = {"channels": Channel, "models": Model, "groups": Group}
@@ -201,15 +200,18 @@ def load(
     *,
     raw: bytes | None = None,
     secrets: Mapping[str, str] | None = None,
+    folder: Path | None = None,
 ) -> Loaded:
     """Read a file, replace its variables and check it. Raises `Misconfigured`.
 
-    `raw` and `secrets`: its bytes and the secrets of its files, where they were read before.
+    `raw` and `secrets`: its bytes and the secrets of its files, where they were read before. `folder`: where its relative
+    paths start, if it is to replace a file there.
     """
     raw = document.read(path) if raw is None else raw
-    data, parsed = document.parse(path, raw, os.environ if environment is None else environment, secrets)
+    data, parsed = document.parse(path, raw, os.environ if environment is None else environment, secrets, folder)
     if not isinstance(data, dict):
         raise parsed.wrong((), "the file must be a mapping of settings; begin with config/gateway.yaml")
+    make_absolute(folder or folder_of(path), data)
     for section, kind in SECTIONS.items():
         entries = data.get(section, {})
         if not isinstance(entries, dict):
@@ -279,23 +281,3 @@ def host_port(address: str) -> tuple[str, int]:
     if match is None or int(match[2]) > 65535:
         raise ValueError("must be HOST:PORT, as in 127.0.0.1:8080 or [::1]:8080")
     return match[1].strip("[]"), int(match[2])
-
-
-def find(explicit: Path | None, environment: Mapping[str, str] | None = None) -> Path:
-    """Return the path of the file to use: `explicit`, `$GATEWAY_CONFIG`, `./gateway.yaml`, or the demo's."""
-    if explicit is not None:
-        return explicit
-    named = (os.environ if environment is None else environment).get("GATEWAY_CONFIG")
-    if named:
-        return Path(named)
-    here = Path("gateway.yaml")
-    return here if here.exists() else shipped("demo.yaml")
-
-
-def shipped(name: str) -> Path:
-    """Return the path of a file of config/, in the installed package or in a checkout."""
-    package = Path(str(files("gateway")))
-    for folder in (package / "shipped", package.parent / "config"):
-        if (folder / name).exists():
-            return folder / name
-    raise Misconfigured(f"the installation lacks {name}: install the package again")

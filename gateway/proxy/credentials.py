@@ -14,7 +14,7 @@ from typing import Final
 
 from gateway.log import Logger
 from gateway.proxy.failure import UpstreamFailure
-from gateway.store.credential_states import SUSPENDED_S, CredentialStates
+from gateway.store.credential_states import SUSPENDED_S, CredentialStates, fingerprint_of
 
 MAX_ACCOUNTS: Final = 64
 """Accounts for which one credential is set aside at the same time; the earliest is forgotten first."""
@@ -28,7 +28,7 @@ class Credentials:
     def __init__(self, credentials: Sequence[str], states: CredentialStates | None = None) -> None:
         self._states = states or CredentialStates()
         self._all = tuple(credentials) or ("",)
-        self._fingerprints = [self._states.fingerprint(credential) for credential in self._all]
+        self._fingerprints = [fingerprint_of(credential) for credential in self._all]
         self._aside_until: list[dict[str, float]] = [{} for _ in self._all]
         self._in_doubt: dict[int, set[str]] = {}
         self._turn = 0

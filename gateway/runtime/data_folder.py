@@ -1,23 +1,106 @@
-"""The folder of the configuration's `data:` setting."""
+"""The folder of the configuration's `data:` setting: made by `gateway serve` and `gateway init`, and by nothing else.
+
+What stops a start or a command is said in a sentence before anything is opened: a file in the way, another owner, a disk that
+is read-only or full, a folder that is not there.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import pwd
 from pathlib import Path
+from typing import Final
 
 from gateway import durable
 from gateway.config.schema import Config
-from gateway.errors import cannot_use
+from gateway.errors import GatewayError, Misconfigured, cannot_use
+
+FILES: Final = ("store.lock", "appendonlydir", "pepper", "usage", "usage/spool", "journal", "gateway.lock")
+"""What a gateway and its commands open in the folder, where it is there."""
+SERVER_FILES: Final = ("store.lock", "appendonlydir")
+"""What an embedded store has, as soon as it has been started."""
+
+
+class NoStore(GatewayError):
+    """There is no store where the configuration says, and the command makes none."""
 
 
 def data_folder(config: Config) -> Path:
-    """Return the folder that `data:` names; create it, for its owner alone, where it is missing. Raises `Misconfigured`."""
-    folder = config.data_path
+    """Return the folder that `data:` names; create it, for its owner alone, where it is missing. Raises `GatewayError`."""
+    check_place(config)
+    return make_data_folder(config.data_path)
+
+
+def check_place(config: Config) -> None:
+    """Raise `Misconfigured` where a start must not make a store: an earlier version, which read `data:` otherwise, has one.
+
+    Relative paths started at the current folder.
+    """
+    _check_ancestors(config.data_path)
+    if not has_store(config) and (earlier := _earlier(config)) is not None:
+        raise Misconfigured(
+            f"data: no store at {config.data}, but there is one at {earlier}: a relative `data:` starts at the folder of the "
+            f"configuration. Write `data: {earlier}` to use that one, or `gateway init` makes a store of its own"
+        )
+
+
+def make_data_folder(folder: Path) -> Path:
+    """Create a data folder where it is missing, and check that it can be used. Raises `GatewayError`."""
+    _check_ancestors(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        durable.make_folder(folder)
     except OSError as error:
-        raise cannot_use(f"data: cannot make {folder}", error, cure="change `data:`") from None
+        raise _unusable(folder, error) from None
+    check_access(folder)
+    disk = os.statvfs(folder)
+    if not disk.f_bavail or (disk.f_files and not disk.f_favail):
+        raise GatewayError(f"data: the disk of {folder} is full: make room on it")
     return folder
+
+
+def existing_folder(config: Config) -> Path:
+    """Return the folder that `data:` names. Raises `NoStore` where it has no store, and `GatewayError` where it cannot be used."""
+    folder = config.data_path
+    _check_ancestors(folder)
+    if not has_store(config):
+        earlier = _earlier(config)
+        hint = f"; there is one at {earlier}: a relative `data:` starts at the folder of the configuration"
+        raise NoStore(
+            f"no store at {folder}: start the gateway there, or pass --config{hint if earlier is not None else ''}"
+        )
+    return folder
+
+
+def usage_folder(config: Config) -> Path:
+    """Return the folder of the usage log, which may have been copied without a store. Raises `NoStore`."""
+    folder = config.data_path / "usage"
+    return folder if folder.exists() else existing_folder(config) / "usage"
+
+
+def has_store(config: Config) -> bool:
+    """Return whether the folder that `data:` names is that of a store. Of a store elsewhere, it is enough that it exists."""
+    folder = config.data_path
+    if config.redis == "embedded":
+        return any((folder / name).exists() for name in SERVER_FILES)
+    return folder.is_dir()
+
+
+def check_access(folder: Path) -> None:
+    """Raise `Misconfigured` where this user cannot use the folder or what is in it.
+
+    Also where it is root and the store is of another user, who could not use the files that root makes.
+    """
+    for path in (folder, *(folder / name for name in FILES)):
+        if path.exists() and not _may_use(path):
+            raise _refused(folder, path)
+    lock = folder / "store.lock"
+    if os.geteuid() == 0 and lock.exists() and (owner := lock.stat().st_uid) != 0:
+        raise Misconfigured(
+            f"data: the store in {folder} belongs to {_name(owner)}, who could not use what root makes there: run this as that "
+            f"user (`sudo -u {_name(owner)} ...`), or make root its owner: chown -R root {folder}"
+        )
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -25,3 +108,70 @@ def remove_leftovers(folder: Path) -> None:
     for place in (folder, folder / "journal", folder / "usage", folder / "usage" / "spool"):
         with contextlib.suppress(OSError):  # what is wrong with a folder is reported where it is used
             durable.remove_leftovers(place)
+
+
+def _earlier(config: Config) -> Path | None:
+    """Return the folder that a relative `data:` named for earlier versions, if a store is there."""
+    folder = Path.cwd() / config.data_path.name
+    same = folder == config.data_path
+    return folder if not same and any((folder / name).exists() for name in SERVER_FILES) else None
+
+
+def _check_ancestors(folder: Path) -> None:
+    """Raise `Misconfigured` where the folder is a file, or this user may not see it."""
+    for path in (*reversed(folder.parents), folder):
+        try:
+            mode_is_folder = path.is_dir()
+            there = path.exists()
+        except PermissionError:
+            raise _refused(folder, path.parent) from None
+        if there and not mode_is_folder:
+            raise Misconfigured(f"data: {path} is a file, not a folder: move it away, or change `data:`")
+        if not there:
+            return
+    if not _may(folder, os.X_OK):
+        raise _refused(folder, folder)
+
+
+def _may_use(path: Path) -> bool:
+    return _may(path, os.R_OK | os.W_OK | (os.X_OK if path.is_dir() else 0))
+
+
+def _may(path: Path, mode: int) -> bool:
+    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _refused(folder: Path, path: Path) -> Misconfigured:
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        return Misconfigured(f"data: {path} is on a read-only disk: mount it for writing, or change `data:`")
+    owner, me = _name(path.stat().st_uid), _name(os.geteuid())
+    if path in folder.parents:
+        return Misconfigured(
+            f"data: {me} may not look into {path}, which belongs to {owner}: run this as {owner}, or change `data:`"
+        )
+    if owner == me:
+        return Misconfigured(f"data: {path} may not be read and written by its owner: chmod -R u+rwX {folder}")
+    return Misconfigured(
+        f"data: {path} belongs to {owner}, and this runs as {me}: run it as {owner} (`sudo -u {owner} ...`), or give the folder "
+        f"to {me}: chown -R {me} {folder}"
+    )
+
+
+def _unusable(folder: Path, error: OSError) -> GatewayError:
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        parent = next(path for path in folder.parents if path.exists())
+        if error.errno == errno.EROFS:
+            return Misconfigured(f"data: {parent} is on a read-only disk: mount it for writing, or change `data:`")
+        me, owner = _name(os.geteuid()), _name(parent.stat().st_uid)
+        return Misconfigured(
+            f"data: {me} may not make {folder}: {parent} belongs to {owner}. Make the folder as root and give it to {me} (chown), "
+            "or change `data:`"
+        )
+    return cannot_use(f"data: cannot make {folder}", error, cure="change `data:`")
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"

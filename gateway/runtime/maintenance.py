@@ -7,6 +7,7 @@ at any time. Maintenance only does both sooner.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Final
 
 from gateway.errors import GatewayError
@@ -17,6 +18,7 @@ from gateway.store.layout import SWEEP_LOCK
 
 INTERVAL_S: Final = 2.0
 SWEEP_INTERVAL_S: Final = 30
+PEPPER_INTERVAL_S: Final = 30.0
 
 log = Logger("gateway.runtime.maintenance")
 
@@ -26,10 +28,11 @@ class Maintenance(BackgroundTask):
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._pepper_at = 0.0
 
     async def run_once(self) -> None:
         """Do each job once. Log a failure, and go on with the next job."""
-        for work in (self.repeat, self.deliver, self.write_down, self.sweep_in_turn):
+        for work in (self.repeat, self.deliver, self.write_down, self.sweep_in_turn, self.follow_pepper):
             try:
                 await work()
             except (GatewayError, OSError) as error:
@@ -61,6 +64,12 @@ class Maintenance(BackgroundTask):
         """Sweep, unless a worker did so within the interval."""
         if await self._store.client.call("SET", SWEEP_LOCK, "1", "NX", "EX", SWEEP_INTERVAL_S):
             await self.sweep()
+
+    async def follow_pepper(self) -> None:
+        """Take up a change of the pepper, and the end of the one before."""
+        if time.monotonic() >= self._pepper_at:
+            self._pepper_at = time.monotonic() + PEPPER_INTERVAL_S
+            await self._store.tokens.refresh_pepper()
 
     async def sweep(self) -> None:
         """End every hold whose lease has expired."""

@@ -17,7 +17,8 @@ import typer
 
 from gateway import loading
 from gateway.admin import app as admin
-from gateway.config.schema import Config, Loaded, find, load
+from gateway.config.places import find
+from gateway.config.schema import Config, Loaded, load
 from gateway.errors import StoreAway
 from gateway.log import Logger
 from gateway.metrics.exporter import Exporter
@@ -26,6 +27,7 @@ from gateway.metrics.shared import SharedNumbers
 from gateway.proxy import event_pass
 from gateway.runtime import alert_sender, demo, logs, request_lines, systemd, welcome, worker
 from gateway.runtime.active import ActiveConfig
+from gateway.runtime.claim import Claim
 from gateway.runtime.data_folder import data_folder, remove_leftovers
 from gateway.runtime.handover import Handover, WorkerEnd
 from gateway.runtime.process import run_until_terminated
@@ -36,7 +38,7 @@ from gateway.runtime.supervisor import Ready, Supervisor, Work, open_listeners
 from gateway.runtime.trial import Trial
 from gateway.server.tls import certificate_of
 from gateway.services import Store
-from gateway.store import layout
+from gateway.store import layout, pepper_record
 from gateway.store.client.client import Client
 from gateway.store.client.durability import check_store
 from gateway.usage import copying, sink
@@ -50,12 +52,13 @@ log = Logger("gateway.runtime.serve")
 def serve(path: Path | None, workers: int | None = None) -> None:
     """Run a gateway until SIGTERM or SIGINT.
 
-    `path` is the configuration file; None means the one that `gateway.config.schema.find` finds. `workers` replaces
+    `path` is the configuration file; None means the one that `gateway.config.places.find` finds. `workers` replaces
     the setting of that name. Raises `GatewayError` when the gateway cannot start.
     """
     began = time.monotonic()
     logs.configure()
     loaded = load(find(path))
+    claim = Claim(data_folder(loaded.config))
     with Trial(loaded) as trial:
         report = trial.wait()
     loading.import_plugins(loaded)
@@ -63,7 +66,10 @@ def serve(path: Path | None, workers: int | None = None) -> None:
         typer.echo(f"warning: {warning}", err=True)
     if report.exposure is not None and (below := report.exposure.warning):
         typer.echo(f"warning: {below}", err=True)
-    ParentProcess(loaded, workers or loaded.config.workers).run(report.plugins, began)
+    try:
+        ParentProcess(loaded, workers or loaded.config.workers).run(report.plugins, began)
+    finally:
+        claim.release()
 
 
 class ParentProcess:
@@ -76,7 +82,7 @@ class ParentProcess:
     def __init__(self, loaded: Loaded, workers: int) -> None:
         """Open the sockets and start the embedded store. Raises `Misconfigured`."""
         self._config = config = loaded.config
-        self._folder = data_folder(config)
+        self._folder = config.data_path
         self._certificate = certificate_of(config.tls)
         self._listeners = systemd.inherited_listeners(workers) or open_listeners(config.listen, workers)
         names = ("parent", "alerts", *(f"worker {number}" for number in range(1, workers + 1)))
@@ -218,18 +224,20 @@ async def _prepare(loaded: Loaded, url: str, report: Callable[[str], None]) -> s
             break
         except StoreAway as error:
             refuse_database(loaded.document, error)
-            if time.monotonic() > deadline:
+            loads = "LOADING" in str(error)
+            if time.monotonic() > deadline and not loads:
                 raise StoreAway(
                     f"the store did not answer within {config.store.connect_for:g} s: is it running, and is `redis:` right?"
                 ) from None
-            typer.echo("waiting for the store ...", err=True)
-            await asyncio.sleep(min(1.0, max(0.05, deadline - time.monotonic())))
+            report("waiting for the store, which loads its data ..." if loads else "waiting for the store ...")
+            await asyncio.sleep(1.0 if loads else min(1.0, max(0.05, deadline - time.monotonic())))
         finally:
             await client.close()
     for note in notes:
         typer.echo(f"warning: {note}", err=True)
     async with Store.open(config, url) as store:
         await layout.prepare(store.client, report)
+        await pepper_record.ensure(store.client, config.data_path)
         await store.tokens.check_pepper()
         if config.demo is None:
             return None

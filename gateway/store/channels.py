@@ -33,7 +33,7 @@ from gateway.store.channel_states import (
     snapshot_of,
 )
 from gateway.store.client.client import Client, Script
-from gateway.store.credential_states import CredentialStates, CredentialStatus
+from gateway.store.credential_states import CredentialStates, CredentialStatus, fingerprint_of
 
 __all__ = [
     "AccountReport",
@@ -63,10 +63,9 @@ class Channels:
         self,
         client: Client,
         cooldown: CooldownRules = CooldownRules(),  # noqa: B008 - frozen
-        pepper: Callable[[], bytes] = bytes,
     ) -> None:
         self._client = client
-        self.credentials = CredentialStates(pepper)
+        self.credentials = CredentialStates()
         self.cooldown = cooldown
         self.on_status: Callable[[Mapping[str, ChannelStatus]], None] = lambda statuses: None
         """Called with the status of the channels, whenever this process has learned it."""
@@ -135,7 +134,7 @@ class Channels:
 
     async def switch_credential(self, channel: str, credential: str, state: Literal["on", "off", "try"]) -> None:
         """Switch a credential off for all gateways, or on, or let one that was refused be used again now. Raises `StoreAway`."""
-        key, fingerprint = _keys([channel])[0], self.credentials.fingerprint(credential)
+        key, fingerprint = _keys([channel])[0], fingerprint_of(credential)
         if state == "off":
             seconds, micros = await self._client.call("TIME")
             since_ms = int(seconds) * 1000 + int(micros) // 1000
@@ -150,7 +149,7 @@ class Channels:
         self, snapshot: ChannelSnapshot, credentials: Sequence[str]
     ) -> list[tuple[str, CredentialStatus]]:
         """Return the fingerprint and the status of each of a channel's credentials, in the order of the configuration."""
-        prints = map(self.credentials.fingerprint, credentials)
+        prints = map(fingerprint_of, credentials)
         return [(each, snapshot.credentials.get(each, CredentialStatus())) for each in prints]
 
     async def show(self, channels: Sequence[str]) -> list[ChannelSnapshot]:

@@ -4,21 +4,19 @@
    tells the store, and learns what other workers and the operator have set aside.
 2. A refused credential is set aside for ten minutes by the store's clock. One that is used before that, since all are set
    aside, and that the upstream accepts, is in use again. One that an operator switched off is not used until it is switched on.
-3. Credentials are stored as fingerprints, keyed with the pepper, so a list that is edited gives no key the state of another.
+3. Credentials are stored as fingerprints, so a list that is edited gives no key the state of another. 48 bits of a hash identify a
+   key that a provider made; they do not lead back to it. The pepper has no part in them: its change must not switch a key on.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
 import msgspec
-
-from gateway.errors import GatewayError
 
 SUSPENDED_S: Final = 600.0
 """How long a refused credential is not used, as in `channels.lua`. Its budget may be refilled, or its block be over."""
@@ -45,24 +43,20 @@ class CredentialStatus(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class CredentialStates:
-    """What one process knows of the credentials of its channels. `key`: the pepper, read when it is first needed."""
+def fingerprint_of(credential: str) -> str:
+    """Return the short name under which the store keeps a credential's state."""
+    return hashlib.blake2b(credential.encode(), digest_size=6, person=b"credential").hexdigest()
 
-    def __init__(self, key: Callable[[], bytes] = bytes) -> None:
-        self._key = key
+
+class CredentialStates:
+    """What one process knows of the credentials of its channels."""
+
+    def __init__(self) -> None:
         self.aside: dict[str, dict[str, float]] = {}
         """By channel, the fingerprints of those that are set aside, and until when by `time.monotonic`."""
         self._reports: dict[str, dict[str, str]] = {}
         self.on_refused: OnRefused = lambda channel, index, of: None
         """Called for each credential that an upstream refuses."""
-
-    def fingerprint(self, credential: str) -> str:
-        """Return the short name under which the store keeps a credential's state."""
-        try:
-            key = self._key()
-        except GatewayError:  # the file is gone since the gateway was started: its states are not shared
-            key = b""
-        return hmac.new(key, b"credential " + credential.encode(), hashlib.sha256).hexdigest()[:12]
 
     def until(self, channel: str, fingerprint: str) -> float:
         """Return until when a credential is set aside by the clock `time.monotonic`; `OFF` where it is switched off."""
@@ -105,7 +99,7 @@ class CredentialStates:
         known = self.aside.get(channel)
         if not known or OFF not in known.values():
             return False
-        return all(known.get(self.fingerprint(credential)) == OFF for credential in credentials or ("",))
+        return all(known.get(fingerprint_of(credential)) == OFF for credential in credentials or ("",))
 
 
 def statuses(state: Mapping[str, str], now_ms: int) -> dict[str, CredentialStatus]:

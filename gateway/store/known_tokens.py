@@ -94,6 +94,10 @@ class KnownTokens:
         """Forget the token with this text, if it is known."""
         self._by_text.pop(text, None)
 
+    def clear(self) -> None:
+        """Forget all tokens."""
+        self._by_text.clear()
+
     def __len__(self) -> int:
         return len(self._by_text)
 

@@ -6,7 +6,6 @@ import ipaddress
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -14,11 +13,10 @@ import msgspec
 
 from gateway.errors import GatewayError, StoreAway
 from gateway.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
-from gateway.store import pepper
 from gateway.store.accounts import AccountStatus, account_key, wallet_key
 from gateway.store.client.client import Client, Script
 from gateway.store.known_tokens import Token, TokenStatus
-from gateway.store.token_format import TokenCodec
+from gateway.store.peppers import Peppers
 from gateway.store.token_record import Record, decode, encode, token_of, tokens_key
 
 SWAP: Final = Script.load(Path(__file__).with_name("token_swap.lua"))
@@ -45,16 +43,13 @@ class TokenChanges:
     """The tokens of one store, for those who manage them. Every method may also raise `StoreAway`."""
 
     def __init__(self, client: Client, pepper: Callable[[], bytes]) -> None:
+        """Call `pepper` when it is first needed: what concerns no secret works without it."""
         self._client = client
-        self._pepper = pepper
-
-    @cached_property
-    def _codec(self) -> TokenCodec:
-        return TokenCodec(self._pepper())
+        self._codec = Peppers(client, pepper)
 
     async def check_pepper(self) -> None:
         """Check that the tokens were made with this pepper. Raises `Misconfigured` where they were not, and `StoreAway`."""
-        await pepper.check(self._client, self._pepper())
+        await self._codec.check()
 
     async def create(
         self,

@@ -46,16 +46,20 @@ class Tokens(TokenChanges):
         super().__init__(client, pepper)
         self._known = KnownTokens()
 
+    async def refresh_pepper(self) -> None:
+        """Take up a change of the pepper, see `Peppers.refresh`. Raises `StoreAway`."""
+        if await self._codec.refresh():
+            self._known.clear()
+
     async def authenticate(self, text: str) -> Authenticated:
         """Return the token with this text and its account, in one round trip; a text that is no token needs none.
 
         Raises `TokenRefused` (401): `token_invalid`, `token_disabled` or `token_expired`.
         """
         try:
-            codec = self._codec
+            ids = self._codec.read(text)
         except GatewayError as error:  # the file is gone since the gateway was started
             raise StoreAway(str(error)) from None
-        ids = codec.read(text)
         if ids is None:
             raise invalid_token()
         account_id, short_id = ids

@@ -82,6 +82,7 @@ class Worker:
         self._upstream: socket.socket | None = None
         self._configuration = folder / "bench.yaml"
         self._configuration.write_text(_configuration(folder, store, self._port, self._listening.getsockname()[1]))
+        self._command("init")
         self._command("account", "create", "bench", "--credit", "1000000")
         token = next(word for word in self._command("token", "create", "bench").split() if word.startswith("sk-"))
         body, headers = question(token, "", {})

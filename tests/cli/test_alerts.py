@@ -32,6 +32,7 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 def file_in(folder: Path, url: str = "http://127.0.0.1:9/path-credential", redis: str = "embedded") -> Path:
     file = folder / "gateway.yaml"
+    (folder / "data").mkdir(exist_ok=True)
     file.write_text(f"data: {folder}/data\nredis: {redis}\nalerts: {{webhook: '{url}'}}\n")
     return file
 

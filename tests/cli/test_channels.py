@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from gateway.cli import channels
 from gateway.store.channels import AccountReport, ChannelReport, Channels
 from gateway.store.client.client import Client
-from gateway.store.pepper import pepper_of
+from gateway.store.credential_states import fingerprint_of
 from tests.patience import PATIENCE_S
 
 app = typer.Typer()
@@ -104,23 +104,23 @@ def states() -> list[tuple[str, str]]:
     return [(each["state"], each["reason"]) for each in as_json()[0]["credentials"]]
 
 
-def refuse(store_url: str, tmp_path: Path, key: str) -> None:
+def refuse(store_url: str, key: str) -> None:
     """Report as a worker does that the upstream refused a credential of channel `one`."""
 
     async def report() -> None:
         client = Client.connect(store_url, timeout_s=PATIENCE_S)
-        other = Channels(client, pepper=lambda: pepper_of(tmp_path))
-        other.credentials.refused("one", other.credentials.fingerprint(key), "402")
+        other = Channels(client)
+        other.credentials.refused("one", fingerprint_of(key), "402")
         await other.sync("w", {"one": ChannelReport(credentials=other.credentials.take_report("one"))})
         await client.close()
 
     asyncio.run(report())
 
 
-def test_a_credential_that_is_set_aside_is_a_line_without_its_text(store_url: str, tmp_path: Path) -> None:
+def test_a_credential_that_is_set_aside_is_a_line_without_its_text(store_url: str) -> None:
     assert "credential" not in run().stdout
     assert states() == [("in use", ""), ("in use", "")]
-    refuse(store_url, tmp_path, "canary-4712")
+    refuse(store_url, "canary-4712")
     line = run().stdout.splitlines()[-1].split()
     assert (line[:3], line[-1]) == (["one", "1", "refused"], "402")
     assert line[3] < line[4]
@@ -131,11 +131,11 @@ def test_a_credential_that_is_set_aside_is_a_line_without_its_text(store_url: st
     assert two[0]["since"] is two[0]["until"] is None
 
 
-def test_a_credential_is_tried_switched_off_and_on_by_number(store_url: str, tmp_path: Path) -> None:
-    refuse(store_url, tmp_path, "canary-4711")
+def test_a_credential_is_tried_switched_off_and_on_by_number(store_url: str) -> None:
+    refuse(store_url, "canary-4711")
     assert "credential 0 of one may be used again" in run("credential", "one", "0", "try").stdout
     assert states() == [("in use", ""), ("in use", "")]
-    refuse(store_url, tmp_path, "canary-4711")
+    refuse(store_url, "canary-4711")
     assert "credential 0 of one is switched off" in run("credential", "one", "0", "off").stdout
     assert states()[0] == ("off", "")
     assert run().stdout.splitlines()[-1].endswith("it is switched on")

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli.commands import program
-from gateway.config.schema import shipped
+from gateway.config.places import shipped
 from tests.cli.processes import gateway
 
 CHAIN = "plugins: [{use: usage-logger}, {use: auth}, {use: rate-limit}, {use: quota}, {use: model-routing}]\n"
@@ -35,6 +35,7 @@ def test_a_good_file_is_good(tmp_path: Path) -> None:
     out, _ = check(file_of(tmp_path, CHAIN + MODELS), "--json", code=0)
     assert json.loads(out) == {
         "config": f"{tmp_path}/gateway.yaml",
+        "store": f"none at {tmp_path}/data yet: `gateway serve` makes it",
         "chain": ["usage-logger", "auth", "rate-limit", "quota", "model-routing"],
         "models": ["m"],
         "channels": ["up"],

@@ -20,6 +20,7 @@ from gateway.services import Store
 from gateway.store.accounts import AccountStatus
 from gateway.store.channels import ChannelLimits, ChannelReport
 from gateway.store.client.client import Client
+from gateway.store.pepper import make_pepper
 from tests.store.conftest import new_request_id
 
 FILE = """
@@ -89,6 +90,7 @@ class Command:
 async def command_in(folder: Path, url: str, more: str = "") -> AsyncIterator[Command]:
     file = folder / "gateway.yaml"
     file.write_text(FILE.format(url=url, folder=folder, more=more))
+    make_pepper(folder)
     async with Store.open(load(file).config, url) as store:
         await store.accounts.create("acme")
         await store.wallet.credit("acme", "opening", 1000)

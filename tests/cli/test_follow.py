@@ -13,7 +13,7 @@ from aiohttp import web
 from pytest_aiohttp import AiohttpRawServer
 
 from gateway.admin.app import Admin, serving
-from gateway.admin.token import AdminToken
+from gateway.admin.token import AdminToken, token_of
 from gateway.cli import follow
 from gateway.config.schema import Config
 from gateway.metrics.exporter import Exporter
@@ -71,6 +71,7 @@ async def test_the_admin_port_is_tried_first(config: Config, monkeypatch: pytest
 async def test_another_program_at_the_port_is_ignored(
     config: Config, aiohttp_raw_server: AiohttpRawServer, status: int
 ) -> None:
+    token_of(config)
     paths = []
 
     async def answer(request: web.BaseRequest) -> web.Response:

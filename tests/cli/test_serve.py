@@ -178,7 +178,17 @@ async def test_a_taken_port_of_the_demos_upstream_is_one_line_on_standard_error(
 async def test_a_data_folder_that_cannot_be_made_is_one_line_on_standard_error(tmp_path: Path) -> None:
     (tmp_path / "data").touch()
     message = await refusal(demo_in(tmp_path))
-    assert message == f"data: cannot make {tmp_path}/data: File exists; change `data:`"
+    assert message == f"data: {tmp_path}/data is a file, not a folder: move it away, or change `data:`"
+
+
+async def test_a_second_gateway_with_the_data_folder_is_refused_at_once(tmp_path: Path) -> None:
+    file = demo_in(tmp_path)
+    async with serving(file) as served:
+        code, out, err = await gateway("serve", "--config", str(file), cwd=tmp_path)
+        assert (code, out) == (1, ""), err
+        assert f"data: this very gateway already runs (pid {served.pid}, since 20" in err
+        assert err.count("\n") == 1, "nothing was waited for"
+        assert "[DONE]" in await stream(served)
 
 
 async def test_a_store_that_cannot_be_reached_is_reported_within_the_configured_time(tmp_path: Path) -> None:

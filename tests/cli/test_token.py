@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from gateway.cli import account, token
 from gateway.errors import Refused
 from gateway.store.client.client import Client
-from gateway.store.pepper import pepper_of
+from gateway.store.pepper import make_pepper, pepper_of
 from gateway.store.tokens import TokenError, Tokens
 from tests.patience import PATIENCE_S
 
@@ -32,6 +32,7 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str, 
         f"redis: {store_url}\ndata: {tmp_path}\ngroups: {{default: {{}}}}\nstore: {{timeout: {PATIENCE_S}}}\n"
     )
     monkeypatch.setenv("GATEWAY_CONFIG", str(file))
+    make_pepper(tmp_path)
     assert CliRunner().invoke(app, ["account", "create", "alice"]).exit_code == 0
 
 

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from gateway.cli import trace, usage
 from gateway.cli.common import print_csv
+from gateway.errors import GatewayError
 from gateway.exchange import Outcome
 from gateway.store.client.client import Client
-from gateway.usage.damage import UnusableFile
 from gateway.usage.database import UsageDatabase
 from gateway.usage.log import UsageLog
 from gateway.usage.record import Record, decode
@@ -101,16 +101,22 @@ def test_an_empty_list_is_a_sentence(rows: UsageDatabase) -> None:
     assert run("usage", "list", "--json") == ""
 
 
-@pytest.mark.parametrize("name", ["data", "data/usage"])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("data", "data: {folder}/data is a file, not a folder: move it away, or change `data:`"),
+        ("data/usage", "usage: cannot use {folder}/data/usage: Not a directory"),
+    ],
+)
 @pytest.mark.parametrize("command", ["list", "summary"])
-def test_a_file_in_the_place_of_a_folder_is_named(command: str, name: str, tmp_path: Path) -> None:
+def test_a_file_in_the_place_of_a_folder_is_named(command: str, name: str, said: str, tmp_path: Path) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("no folder")
     file = tmp_path / "gateway.yaml"
     file.write_text(f"data: {tmp_path / 'data'}\n")
     result = CliRunner().invoke(app, ["usage", command, "-c", str(file)])
-    assert isinstance(result.exception, UnusableFile)
-    assert str(result.exception) == f"usage: cannot use {tmp_path}/data/usage: Not a directory"
+    assert isinstance(result.exception, GatewayError)
+    assert str(result.exception) == said.format(folder=tmp_path)
 
 
 def test_list_filters_by_account_time_and_outcome_and_limits_the_number(rows: UsageDatabase) -> None:

@@ -16,11 +16,13 @@ import pytest
 from gateway.crash_points import EXIT_CODE
 from gateway.errors import Misconfigured, StoreError
 from gateway.facts import AccountLimits
-from gateway.store import layout, pepper
+from gateway.store import layout
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
 from gateway.store.limits import Limited, RateLimiter
 from gateway.store.money.wallet import Wallet
+from gateway.store.pepper import PepperSource
+from gateway.store.pepper_record import checked
 from tests.patience import PATIENCE_S
 from tests.store.conftest import request_id_at
 
@@ -173,7 +175,7 @@ async def test_an_account_that_cannot_be_read_stays_as_it_is(client: Client) -> 
 
 
 async def test_the_pepper_is_still_checked_and_not_readable_for_layout_1(client: Client) -> None:
-    await pepper.check(client, b"one pepper of 16 bytes")
+    await checked(client, PepperSource(lambda: b"one pepper of 16 bytes"))
     fingerprint = await client.call("HGET", layout.FINGERPRINT, "fingerprint")
     await client.call("DEL", layout.FINGERPRINT)
     await client.call("SET", layout.FINGERPRINT, fingerprint)
@@ -181,9 +183,9 @@ async def test_the_pepper_is_still_checked_and_not_readable_for_layout_1(client:
     await convert(client)
     with pytest.raises(StoreError, match="WRONGTYPE"):
         await client.call("GET", layout.FINGERPRINT)
-    await pepper.check(client, b"one pepper of 16 bytes")
+    await checked(client, PepperSource(lambda: b"one pepper of 16 bytes"))
     with pytest.raises(Misconfigured, match="the pepper is not the one"):
-        await pepper.check(client, b"another pepper of 16 bytes")
+        await checked(client, PepperSource(lambda: b"another pepper of 16 bytes"))
 
 
 async def test_rates_that_are_used_up_stay_so(client: Client) -> None:

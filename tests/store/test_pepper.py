@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ from gateway.errors import Misconfigured, StoreAway
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
 from gateway.store.layout import FINGERPRINT
-from gateway.store.pepper import check, make_pepper, pepper_of
+from gateway.store.pepper import PepperSource, make_pepper, pepper_of
 from gateway.store.tokens import Tokens
 
 
@@ -73,35 +74,26 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         make_pepper(tmp_path / "data")
 
 
-def test_a_folder_that_has_been_used_gets_no_other_one(tmp_path: Path) -> None:
-    make_pepper(tmp_path)
-    (tmp_path / "usage").mkdir()
-    (tmp_path / "usage" / "installation").write_text("0" * 32)
-    (tmp_path / "pepper").unlink()
-    make_pepper(tmp_path)
-    with pytest.raises(Misconfigured, match=f"{tmp_path}/pepper is missing, and is not made anew: restore it"):
-        pepper_of(tmp_path)
-
-
 async def test_a_pepper_that_the_tokens_were_not_made_with_is_refused(client: Client, tmp_path: Path) -> None:
     one, other = b"one" * 10, b"other" * 10
-    await check(client, one)
-    await check(client, other)  # there is no token yet
+    await Tokens(client, lambda: other).check_pepper()
+    await Tokens(client, lambda: other).check_pepper()
     await Accounts(client).create("acme")
-    await Tokens(client, lambda: other).create("acme")
-    await check(client, other)
-    with pytest.raises(Misconfigured, match="the pepper is not the one with which") as refused:
-        await check(client, one)
-    assert "one" * 10 not in str(refused.value)
-    with pytest.raises(Misconfigured, match="the pepper is not the one"):
-        await Tokens(client, lambda: one).create("acme")
+    source = PepperSource(lambda: one, name="/var/lib/data/pepper")
+    for refused_by in (Tokens(client, source).check_pepper(), Tokens(client, source).create("acme")):
+        with pytest.raises(Misconfigured, match="the pepper is not the one with which") as refused:
+            await refused_by
+        assert "one" * 10 not in str(refused.value)
+        assert f": /var/lib/data/pepper is another, the gateway on {socket.gethostname()} recorded it at 20" in str(
+            refused.value
+        )
 
 
 async def test_tokens_of_a_store_without_a_fingerprint_keep_their_pepper(client: Client) -> None:
     await Accounts(client).create("acme")
     await Tokens(client, lambda: b"one" * 10).create("acme")
     await client.call("DEL", FINGERPRINT)
-    await check(client, b"one" * 10)
+    await Tokens(client, lambda: b"one" * 10).check_pepper()
     assert len(await client.call("HGET", FINGERPRINT, "fingerprint")) == 16
 
 

@@ -22,6 +22,7 @@ from gateway.config.schema import load
 from gateway.services import Store
 from gateway.store.accounts import Account
 from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.pepper import make_pepper
 from gateway.usage import queries
 from gateway.usage.record import Record
 from gateway.usage.sink import Sink
@@ -106,7 +107,9 @@ class Books:
     @asynccontextmanager
     async def store(self) -> AsyncIterator[Store]:
         """Yield the store, reached directly and with a long timeout, also where the gateway uses a proxy."""
-        async with Store.open(load(self._patient).config, self.url) as store:
+        config = load(self._patient).config
+        make_pepper(config.data_path)
+        async with Store.open(config, self.url) as store:
             yield store
 
     def kill_store(self) -> None:

@@ -24,6 +24,7 @@ from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.money.archive import Archive
 from gateway.store.money.archiver import Archiver
 from gateway.store.money.results import Settlement
+from gateway.store.pepper import make_pepper
 from gateway.usage import queries
 from gateway.usage.database import UsageDatabase, path_of
 from gateway.usage.record import encode
@@ -118,6 +119,7 @@ def whole(store: EmbeddedStore, tmp_path_factory: pytest.TempPathFactory) -> Pat
 async def _fill(folder: Path, store: EmbeddedStore) -> None:
     with contextlib_chdir(folder):
         config = load(folder / "gateway.yaml").config
+        make_pepper(config.data_path)
         async with Store.open(config, store.url) as opened:
             for account in ("acme", "elder"):
                 await opened.accounts.create(account)

@@ -12,7 +12,7 @@ from gateway import Outcome
 from gateway.cli.trace import in_words
 from gateway.store.channels import ChannelLimits, ChannelReport
 from gateway.store.client.client import Client
-from gateway.store.credential_states import CredentialState
+from gateway.store.credential_states import CredentialState, fingerprint_of
 from gateway.testing import Running, running
 from plugins.model_routing import ModelRouting
 from tests.patience import PATIENCE_S
@@ -104,7 +104,7 @@ async def test_a_credential_that_one_gateway_found_refused_is_set_aside_by_the_o
         one, two = [await stack.enter_async_context(running(text, folder, store_url)) for folder in pepper_in(folders)]
         token, channels = await one.token(), two.gateway.services.store.channels
         assert (await ask(one.port, chat(token))).status == 200
-        bad, good = map(channels.credentials.fingerprint, KEYS)
+        bad, good = map(fingerprint_of, KEYS)
         assert one.gateway.services.store.channels.credentials.until("c0", bad) > 0, (
             "the worker that met it knows at once"
         )

@@ -17,6 +17,7 @@ from gateway.fake_upstream import FakeUpstream
 from gateway.services import Store
 from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.pepper import make_pepper
 from tests.cli.processes import free_port, gateway
 from tests.patience import PATIENCE_S
 from tests.whole.conftest import CHAIN, configuration
@@ -78,6 +79,7 @@ async def serving(file: Path, log: Path) -> AsyncIterator[None]:
 async def new_token(config: Config) -> str:
     """Create an account and return its token."""
     embedded = await asyncio.to_thread(EmbeddedStore.start, config.data_path)
+    make_pepper(config.data_path)
     async with Store.open(config, embedded.url) as store:
         await store.accounts.create("tester")
         await store.wallet.credit("tester", "opening", 5_000_000)

@@ -33,10 +33,11 @@ from gateway.store.client import append_only, append_only_holes
 from gateway.store.client.answer import Answer, ask
 
 MAX_SOCKET_PATH_BYTES: Final = 103
-"""Bytes. With the terminating zero, macOS allows 104 and Linux 108."""
+"""Bytes. With the final zero, macOS allows 104 and Linux 108."""
 
 MIN_SERVER_VERSION: Final = 7
 
+FIRST_REPORT_S: Final = 0.5
 REPORT_INTERVAL_S: Final = 3.0
 SILENT_S: Final = 60.0
 """The longest time for which a server that was started here may give no answer, not even that it is loading."""
@@ -88,10 +89,10 @@ class EmbeddedStore:
     ) -> EmbeddedStore:
         """Start the directory's server, or adopt the running one, and wait until it serves, as `StoreStart` does.
 
-        While the server loads its data, call `report` every few seconds with a line that says how far it is.
+        While that takes long, call `report` every few seconds with a line that says why.
         """
         starting = StoreStart(data, timeout_s, adopt=adopt)
-        reported = time.monotonic()
+        reported = time.monotonic() - REPORT_INTERVAL_S + FIRST_REPORT_S
         while (store := starting.poll()) is None:
             if starting.progress and time.monotonic() - reported >= REPORT_INTERVAL_S:
                 reported = time.monotonic()
@@ -162,7 +163,8 @@ class StoreStart:
             self._repaired = True
             self._spawn()
         now, answer = time.monotonic(), ask(self._path)
-        self.progress = answer.progress if answer else ""
+        idle = "" if self._process else "waiting for the process that has the store"
+        self.progress = answer.progress or idle if answer else idle
         if answer and not answer.loading and (self._process or self._adopt):
             return self._started(answer)
         if answer and (answer.loading or self._process):
@@ -226,8 +228,8 @@ def _socket_path(data: Path) -> Path:
         return path
     private = Path(tempfile.gettempdir()) / f"sluicegate-{os.getuid()}"
     private.mkdir(mode=0o700, exist_ok=True)
-    if private.lstat().st_uid != os.getuid() or private.lstat().st_mode & 0o077:
-        raise Misconfigured(f"data: the path is too long for a socket, and {private} is not private: use a shorter one")
+    if private.lstat().st_uid != os.getuid() or private.lstat().st_mode & 0o077 or len(str(private)) > 80:
+        raise Misconfigured(f"data: {data} is too long for a socket, and {private} not private or too long")
     return private / f"{hashlib.sha256(os.fsencode(data)).hexdigest()[:16]}.sock"
 
 

@@ -19,6 +19,7 @@ from gateway.facts import AccountLimits
 from gateway.services import Store
 from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.pepper import make_pepper
 from tests.bench.fairness.honest import HonestSettings
 from tests.bench.fairness.rows import Row
 from tests.bench.process import ROOT, family, free_port
@@ -122,6 +123,7 @@ def prepare(folder: Path) -> dict[str, str]:
 
 async def _accounts(config: Config, url: str) -> dict[str, str]:
     tokens = {}
+    make_pepper(config.data_path)
     async with Store.open(config, url) as store:
         for name, limits in LIMITS.items():
             await store.accounts.create(name)

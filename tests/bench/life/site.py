@@ -16,6 +16,7 @@ from gateway.config.schema import load
 from gateway.services import Store
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.known_tokens import TokenStatus
+from gateway.store.pepper import make_pepper
 from tests.bench.life.callers import FAST
 from tests.bench.life.hostile import EXACT_PRICE, EXACT_WORDS
 from tests.bench.life.settings import Settings
@@ -116,6 +117,7 @@ class Site:
         config = load(self.file).config
         embedded = EmbeddedStore.start(self.data) if config.redis == "embedded" else None
         try:
+            make_pepper(config.data_path)
             async with Store.open(config, embedded.url if embedded else config.redis) as store:
                 yield store
         finally:
