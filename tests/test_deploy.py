@@ -181,6 +181,13 @@ def test_every_log_line_that_an_alert_names_is_written() -> None:
     assert [event for event in events if f'"{event}"' not in code] == []
 
 
+def test_the_readme_says_what_to_do_for_every_alert() -> None:
+    rows = re.findall(r"^\| (`.*`) \| \S", (DEPLOY / "README.md").read_text(), flags=re.MULTILINE)
+    described = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    rules = [rule["alert"] for group in documents("alerts.yaml")[0]["groups"] for rule in group["rules"]]
+    assert [name for name in rules if name not in described] == []
+
+
 # Proxy, systemd, image, compose, Kubernetes.
 
 
