@@ -1,6 +1,6 @@
 """The command `gateway`: one file for each subcommand. Imports `contract` and what lies below it.
 
-Exit codes: 0 for success, 1 if the command is refused or a check fails, 2 for wrong usage or a wrong configuration.
+Exit codes are in `gateway.cli.exits`.
 """
 
 from __future__ import annotations

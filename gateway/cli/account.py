@@ -289,7 +289,9 @@ def _set_status(config: Path | None, account_id: str, status: AccountStatus, as_
 def _known_group(config: Path | None, group: str) -> str:
     groups = configuration(config).groups
     if group not in groups:
-        raise refuse(f"the configuration has no group `{group}`; it has: {', '.join(groups) or 'none yet'}")
+        raise refuse(
+            f"the configuration has no group `{group}`; it has: {', '.join(groups) or 'none yet'}", "not_found"
+        )
     return group
 
 
@@ -306,7 +308,7 @@ def _check(account_id: str, transaction: str, credited: Credited) -> None:
     if credited.outcome is Credit.CONFLICT:
         raise AccountError(
             f"the transaction `{transaction}` was booked before with another amount: nothing was changed"
-        )
+        ).of_kind("conflict")
     if credited.outcome is Credit.DONE:
         typer.echo(f"The transaction `{transaction}` was booked before: nothing was changed.", err=True)
 

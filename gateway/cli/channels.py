@@ -63,7 +63,9 @@ def enable(name: NameArgument, config: ConfigOption = None) -> None:
 def _switch(name: str, config: ConfigOption, *, enabled: bool) -> None:
     known = configuration(config).channels
     if name not in known:
-        raise refuse(f"there is no channel {name}; the configuration has: {', '.join(known) or 'none yet'}")
+        raise refuse(
+            f"there is no channel {name}; the configuration has: {', '.join(known) or 'none yet'}", "not_found"
+        )
     run_with_store(config, lambda store: store.channels.set_enabled(name, enabled))
     typer.echo(f"{name} is {'enabled' if enabled else 'disabled'}; gateways notice within a second")
 

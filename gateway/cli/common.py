@@ -19,7 +19,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gateway.config.schema import Config, find, load
+from gateway.cli.exits import failed
+from gateway.config.schema import Config, find
+from gateway.config.without_keys import load_without_keys
 from gateway.errors import StoreAway
 from gateway.prices import MICROS
 from gateway.runtime.data_folder import data_folder
@@ -57,8 +59,11 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for con
 
 
 def configuration(path: Path | None) -> Config:
-    """Return the checked configuration of `--config` or its fallbacks. Raises `Misconfigured`."""
-    return load(find(path)).config
+    """Return the checked configuration of `--config` or its fallbacks. Raises `Misconfigured`.
+
+    No command that uses it needs the channels' credentials.
+    """
+    return load_without_keys(find(path)).config
 
 
 @contextmanager
@@ -197,7 +202,6 @@ def console() -> Console:
     return Console(markup=False, highlight=False, soft_wrap=True, width=CONSOLE_WIDTH)
 
 
-def refuse(text: str) -> typer.Exit:
-    """Print an error on standard error, and return the exit with code 1, to be raised."""
-    typer.echo(f"gateway: {text}", err=True)
-    return typer.Exit(1)
+def refuse(text: str, kind: str = "refused") -> typer.Exit:
+    """Print an error on standard error, and return the exit with the code of its kind, to be raised."""
+    return failed(text, kind)

@@ -99,7 +99,7 @@ def show(
     """
     record = find(config, request_id)
     if record is None:
-        raise refuse(f"the usage log has no request {request_id}")
+        raise refuse(f"the usage log has no request {request_id}", "not_found")
     if as_json:
         print_json(record)
         return

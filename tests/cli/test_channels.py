@@ -94,5 +94,5 @@ def test_a_channel_is_switched_off_and_on() -> None:
 @pytest.mark.parametrize("command", ["enable", "disable"])
 def test_a_channel_that_is_not_in_the_file_is_refused(command: str) -> None:
     result = CliRunner().invoke(app, ["channels", command, "three"])
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "there is no channel three; the configuration has: one, two" in result.output

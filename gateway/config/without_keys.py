@@ -1,0 +1,56 @@
+"""The configuration for commands that call no upstream: they need none of the channels' credentials in their environment."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from gateway.config import document
+from gateway.config.schema import Loaded, load
+from gateway.errors import Misconfigured
+
+KEYS: Final = ("api_key", "api_keys")
+UNSET: Final = "unset"
+_VARIABLE: Final = re.compile(rf"\$\{{({document.NAME.pattern})\}}")
+
+
+def load_without_keys(path: Path, environment: Mapping[str, str] | None = None) -> Loaded:
+    """Do as `load`, but take `UNSET` for a variable that is not set and only credentials of channels need."""
+    given = os.environ if environment is None else environment
+    raw = document.read(path)
+    try:
+        return load(path, given, raw=raw)
+    except Misconfigured:
+        unset = _of_keys_alone(raw) - given.keys()
+        if not unset:
+            raise
+        return load(path, dict.fromkeys(unset, UNSET) | dict(given), raw=raw)
+
+
+def _of_keys_alone(raw: bytes) -> set[str]:
+    """Return the variables that are in credentials of channels and nowhere else; none where the file cannot be read."""
+    try:
+        data = yaml.safe_load(raw)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return set()  # `load` says what is wrong
+    if not isinstance(data, dict) or not isinstance(channels := data.pop("channels", None), dict):
+        return set()
+    keys = [channel.pop(key, "") for channel in channels.values() if isinstance(channel, dict) for key in KEYS]
+    return set(_variables(keys)) - set(_variables([data, channels]))
+
+
+def _variables(value: Any) -> Iterator[str]:
+    """Yield the names of the variables in all texts of a value."""
+    if isinstance(value, str):
+        yield from _VARIABLE.findall(value)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _variables(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _variables(part)
