@@ -40,7 +40,7 @@ format: $(VENV)/.dev
 # compiler, its compiled modules are built, too. Of what only tests need, a module is compiled when it is imported first.
 $(VENV)/.serve: $(LOCK) pyproject.toml hatch_build.py gateway/chat/_plain.pxd $(wildcard gateway/*/_*.pyx gateway/*/*/_*.pyx)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-deps --require-hashes -r $(LOCK)
+	$(BIN)/pip install --quiet --require-hashes -r $(LOCK)
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	$(BIN)/gateway --version
 	touch $@

@@ -1,33 +1,35 @@
 """The public names: what a plugin may import. Everything else may change without notice.
 
-Plugins import from here and from `gateway.testing` alone; the shipped ones do, too.
+Plugins import from here and from `gateway.testing` alone; the shipped ones do, too. A module is imported when a name of it is used
+first: commands need few of them, and all together take longer to import than most commands to run.
 """
 
-from gateway.addresses import address_of, network_of
-from gateway.alerts.alerts import Alerts
-from gateway.budgets import Budget, BudgetUse, Calendar, budget_in
-from gateway.catalogue import Catalogue, matches
-from gateway.chat.usage import Usage
-from gateway.errors import Refused, StoreAway, StoreError, model_not_found
-from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply, Request
-from gateway.facts import AccountLimits, Budgets, Caller, Candidate, CircuitBreaker, Route
-from gateway.plugin import Plugin
-from gateway.prices import MICROS, Price
-from gateway.request_id import arrival_ms, utc
-from gateway.services import Clock, Services
-from gateway.store.account_health import AccountHealth
-from gateway.store.accounts import AccountStatus
-from gateway.store.channel_health import ChannelHealth
-from gateway.store.client.client import Script
-from gateway.store.client.step import Step
-from gateway.store.known_tokens import Authenticated
-from gateway.store.limits import Limited, Taken, TokenLimits
-from gateway.store.money.results import Hold, HoldReply, Settled
-from gateway.store.tokens import TokenRefused, invalid_token
-from gateway.usage.record import AttemptRecord, Record
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-Limits = AccountLimits
-"""The earlier name of `AccountLimits`."""
+if TYPE_CHECKING:
+    from gateway.addresses import address_of, network_of
+    from gateway.alerts.alerts import Alerts
+    from gateway.budgets import Budget, BudgetUse, Calendar, budget_in
+    from gateway.catalogue import Catalogue, matches
+    from gateway.chat.usage import Usage
+    from gateway.errors import Refused, StoreAway, StoreError, model_not_found
+    from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply, Request
+    from gateway.facts import AccountLimits, Budgets, Caller, Candidate, CircuitBreaker, Limits, Route
+    from gateway.plugin import Plugin
+    from gateway.prices import MICROS, Price
+    from gateway.request_id import arrival_ms, utc
+    from gateway.services import Clock, Services
+    from gateway.store.account_health import AccountHealth
+    from gateway.store.accounts import AccountStatus
+    from gateway.store.channel_health import ChannelHealth
+    from gateway.store.client.client import Script
+    from gateway.store.client.step import Step
+    from gateway.store.known_tokens import Authenticated
+    from gateway.store.limits import Limited, Taken, TokenLimits
+    from gateway.store.money.results import Hold, HoldReply, Settled
+    from gateway.store.tokens import TokenRefused, invalid_token
+    from gateway.usage.record import AttemptRecord, Record
 
 __all__ = [
     "MICROS",
@@ -81,3 +83,43 @@ __all__ = [
     "network_of",
     "utc",
 ]
+
+_PLACES = {
+    "gateway.addresses": "address_of network_of",
+    "gateway.alerts.alerts": "Alerts",
+    "gateway.budgets": "Budget BudgetUse Calendar budget_in",
+    "gateway.catalogue": "Catalogue matches",
+    "gateway.chat.usage": "Usage",
+    "gateway.errors": "Refused StoreAway StoreError model_not_found",
+    "gateway.exchange": "Attempt Exchange Operation Outcome Reply Request",
+    "gateway.facts": "AccountLimits Limits Budgets Caller Candidate CircuitBreaker Route",
+    "gateway.plugin": "Plugin",
+    "gateway.prices": "MICROS Price",
+    "gateway.request_id": "arrival_ms utc",
+    "gateway.services": "Clock Services",
+    "gateway.store.account_health": "AccountHealth",
+    "gateway.store.accounts": "AccountStatus",
+    "gateway.store.channel_health": "ChannelHealth",
+    "gateway.store.client.client": "Script",
+    "gateway.store.client.step": "Step",
+    "gateway.store.known_tokens": "Authenticated",
+    "gateway.store.limits": "Limited Taken TokenLimits",
+    "gateway.store.money.results": "Hold HoldReply Settled",
+    "gateway.store.tokens": "TokenRefused invalid_token",
+    "gateway.usage.record": "AttemptRecord Record",
+}
+"""The modules of the public names."""
+
+_MODULES = {name: module for module, names in _PLACES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module `gateway` has no public name `{name}`")
+    value = globals()[name] = getattr(import_module(module), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_MODULES]

@@ -8,21 +8,20 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 
-import structlog
-
 from gateway.chain.chain import Chain
 from gateway.chain.entry import Entry
 from gateway.chain.failures import error_text
 from gateway.config.decode import convert
 from gateway.config.schema import Loaded
 from gateway.errors import Misconfigured
+from gateway.log import Logger
 from gateway.plugin import Plugin
 
 ENTRY_POINTS = "gateway.plugins"
 _found: dict[str, EntryPoint] = {}
 """The plugins with a short name, as last read. A reload need not read them again: a changed one needs a restart in any case."""
 
-log = structlog.get_logger("gateway.loading")
+log = Logger("gateway.loading")
 
 
 def installed() -> dict[str, EntryPoint]:

@@ -8,12 +8,11 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Protocol
 
-import structlog
-
 from gateway.alerts.alerts import Alerts
 from gateway.catalogue import Catalogue
 from gateway.config.schema import Config
 from gateway.errors import GatewayError
+from gateway.log import Logger
 from gateway.store.accounts import Accounts
 from gateway.store.channels import Channels
 from gateway.store.client.client import Client
@@ -149,6 +148,6 @@ def services_of(config: Config, store: Store) -> Services:
         store=store,
         redis=store.client,
         clock=SystemClock(),
-        log=structlog.get_logger("gateway.plugin"),
+        log=Logger("gateway.plugin"),
         catalogue=Catalogue(config),
     )

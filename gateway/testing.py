@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
-import structlog
 from aiohttp import ClientSession
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -26,6 +25,7 @@ from gateway.config import schema
 from gateway.config.schema import Config, Loaded, StoreSettings
 from gateway.exchange import Exchange, Reply, Request
 from gateway.fake_upstream import FakeUpstream
+from gateway.log import Logger
 from gateway.plugin import Plugin
 from gateway.runtime.worker import opened
 from gateway.server.gateway import Gateway
@@ -109,7 +109,7 @@ async def services(folder: Path, url: str | None = None, settings: Config | None
                 store=store,
                 redis=store.client,
                 clock=FixedClock(),
-                log=structlog.get_logger("gateway.plugin"),
+                log=Logger("gateway.plugin"),
                 catalogue=Catalogue(settings),
             )
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -26,6 +25,7 @@ from gateway.admin.live import LIVE, LiveUsage
 from gateway.config.schema import Config, host_port
 from gateway.config.secrets import secret_of
 from gateway.errors import GatewayError, Refused, cannot_listen, headers_of, internal, render
+from gateway.log import Logger
 from gateway.metrics.exporter import Exporter
 from gateway.request_id import new_id
 from gateway.usage import queries
@@ -34,7 +34,7 @@ from gateway.usage.tables import GROUPS
 RETRY_INTERVAL_S: Final = 10.0
 SHUTDOWN_TIMEOUT_S: Final = 0.5
 
-log = structlog.get_logger("gateway.admin.app")
+log = Logger("gateway.admin.app")
 
 
 def token_of(config: Config) -> str:

@@ -9,11 +9,11 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
-import structlog
 from aiohttp import web
 from aiohttp_sse import EventSourceResponse, sse_response
 
 from gateway.errors import Refused
+from gateway.log import Logger
 from gateway.usage import queries
 from gateway.usage.record import encode
 
@@ -25,7 +25,7 @@ PING_S: Final = 15.0
 MAX_STREAMS: Final = 32
 RETRY_AFTER_S: Final = 10.0
 
-log = structlog.get_logger("gateway.admin.live")
+log = Logger("gateway.admin.live")
 
 
 class LiveUsage:

@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
-import structlog
 
 from gateway.alerts import event
 from gateway.alerts.event import Claim
 from gateway.alerts.outbox import Outbox
 from gateway.config.alerts import AlertSettings
 from gateway.errors import StoreAway
+from gateway.log import Logger
 from gateway.prices import MICROS
 from gateway.store.channels import Channels, ChannelStatus, Condition
 from gateway.store.client.client import Client
@@ -37,7 +37,7 @@ BATCH: Final = 50
 """Events that are written at once, so that requests do not wait for the store meanwhile."""
 PAGE: Final = 1000
 
-log = structlog.get_logger("gateway.alerts.alerts")
+log = Logger("gateway.alerts.alerts")
 
 Subject = tuple[str | int | None, ...]
 

@@ -19,13 +19,13 @@ from contextlib import suppress
 from typing import Final
 
 import msgspec
-import structlog
 
 from gateway.alerts import event
 from gateway.alerts.event import Entry, Event
 from gateway.alerts.outbox import Outbox, Outcome
 from gateway.alerts.webhook import Webhook
 from gateway.errors import GatewayError, StoreAway
+from gateway.log import Logger
 from gateway.request_id import new_id
 
 AT_ONCE: Final = 8
@@ -42,7 +42,7 @@ MAX_OWN: Final = 20
 STOP_S: Final = 3.0
 """How long a stop waits for attempts in progress. What they do not finish is sent again."""
 
-log = structlog.get_logger("gateway.alerts.sender")
+log = Logger("gateway.alerts.sender")
 
 
 class Own(msgspec.Struct):

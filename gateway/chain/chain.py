@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-import structlog
-
 from gateway.chain.end_hooks import run_end_hooks
 from gateway.chain.entry import Entry
 from gateway.chain.failover_hooks import may_fail_over
@@ -15,10 +13,11 @@ from gateway.chain.order import check_order
 from gateway.chain.request_hooks import RequestHooks
 from gateway.chain.starting import START_LIMIT_S, STOP_LIMIT_S, start_all, stop_all
 from gateway.exchange import Exchange, Operation, Reply
+from gateway.log import Logger
 from gateway.services import Services
 from gateway.store.client.client import Client
 
-log = structlog.get_logger("gateway.chain")
+log = Logger("gateway.chain")
 
 
 class Chain:

@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 
-import structlog
-
 from gateway.chain.entry import Entry
 from gateway.chain.failures import is_cancellation
 from gateway.errors import GatewayError, StoreAway, StoreError
 from gateway.exchange import Exchange
+from gateway.log import Logger
 from gateway.store.client.client import Client
 from gateway.store.client.step import Reply, Step, error_in, in_one_slot, planned, ran, submit
 
-log = structlog.get_logger("gateway.chain")
+log = Logger("gateway.chain")
 
 Planned = tuple[Entry, Step]
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import structlog
-
 from gateway.chain.entry import Entry
 from gateway.chain.failures import is_cancellation
 from gateway.errors import Refused, StoreAway
 from gateway.exchange import Exchange
+from gateway.log import Logger
 
-log = structlog.get_logger("gateway.chain")
+log = Logger("gateway.chain")
 
 
 async def may_fail_over(exchange: Exchange, entries: Sequence[Entry]) -> bool:

@@ -10,17 +10,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import structlog
-
 from gateway.chain.entry import Entry
 from gateway.chain.failures import is_cancellation
 from gateway.errors import Refused, StoreAway
 from gateway.exchange import Exchange, Reply
+from gateway.log import Logger
 from gateway.store.client.client import Client
 from gateway.store.client.retry import retried
 from gateway.store.client.step import RAN, STOPPED, Step, error_in, forget, in_one_slot, planned, run_steps
 
-log = structlog.get_logger("gateway.chain")
+log = Logger("gateway.chain")
 
 
 class PlanAgain(Exception):

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-import structlog
-
 from gateway.chain.entry import Entry
 from gateway.chain.failures import describe_error, is_cancellation
 from gateway.errors import GatewayError
+from gateway.log import Logger
 from gateway.services import Services
 
 START_LIMIT_S: Final = 20.0
@@ -21,7 +20,7 @@ STOP_LIMIT_S: Final = 3.0
 ABANDON_S: Final = 0.5
 """How long a hook that is cancelled may take to end."""
 
-log = structlog.get_logger("gateway.chain")
+log = Logger("gateway.chain")
 
 
 async def start_all(

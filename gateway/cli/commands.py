@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from importlib.metadata import version
 from typing import Annotated, Any, Final
 
 import typer
@@ -75,6 +74,8 @@ class Program(TyperGroup):
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"sluicegate {version('sluicegate')}, {compiled.description()}")
         raise typer.Exit
 

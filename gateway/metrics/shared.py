@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
-import structlog
+
+from gateway.log import Logger
 
 Key = tuple[str, ...]
 Numbers: TypeAlias = "memoryview[float]"
@@ -32,7 +33,7 @@ _ROOM: Final = 64
 _USED: Final = struct.Struct("<Q")
 """At the start: the bytes used after it."""
 
-log = structlog.get_logger("gateway.metrics.shared")
+log = Logger("gateway.metrics.shared")
 
 
 class SharedNumbers:

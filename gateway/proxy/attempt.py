@@ -10,7 +10,6 @@ import time
 from functools import partial
 from typing import Final
 
-import structlog
 from aiohttp import ClientError
 
 from gateway import crash_points
@@ -21,6 +20,7 @@ from gateway.chat.usage import Usage
 from gateway.errors import unavailable
 from gateway.exchange import Attempt, Exchange, Outcome
 from gateway.facts import Caller, Candidate, CircuitBreaker
+from gateway.log import Logger
 from gateway.proxy import failure
 from gateway.proxy.body import read_body
 from gateway.proxy.caller import CallerConnection
@@ -40,7 +40,7 @@ STREAM_HEADERS: Final = {
     "X-Accel-Buffering": "no",
 }
 
-log = structlog.get_logger("gateway.proxy.attempt")
+log = Logger("gateway.proxy.attempt")
 
 
 class UpstreamCall:

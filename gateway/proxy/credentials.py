@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-import structlog
-
+from gateway.log import Logger
 from gateway.proxy.failure import UpstreamFailure
 
 SUSPENDED_S: Final = 600.0
@@ -24,7 +23,7 @@ MAX_ACCOUNTS: Final = 64
 OnRefused = Callable[[str, int, int], None]
 """Is called with the channel, the credential's index, and how many credentials the channel has."""
 
-log = structlog.get_logger("gateway.proxy.credentials")
+log = Logger("gateway.proxy.credentials")
 
 
 class Credentials:

@@ -15,14 +15,13 @@ from functools import partial
 from itertools import takewhile
 from typing import Final
 
-import structlog
-
 from gateway import crash_points
 from gateway.chain.chain import Chain
 from gateway.chain.entry import Entry
 from gateway.chain.failures import is_cancellation
 from gateway.errors import GatewayError, Refused, StoreAway, StoreError, as_refused
 from gateway.exchange import Exchange, Operation, Outcome, Reply
+from gateway.log import Logger
 from gateway.metrics.registry import Metrics
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.failover import Failover
@@ -34,7 +33,7 @@ END_LIMIT_S: Final = 5.0
 GIVE_UP_TRIES: Final = 2
 GIVE_UP_S: Final = 1.5
 
-log = structlog.get_logger("gateway.proxy.lifecycle")
+log = Logger("gateway.proxy.lifecycle")
 
 LocalHandler = Callable[[Exchange], Awaitable[Reply]]
 """Answers an exchange that needs no upstream."""

@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import structlog
-
 from gateway import crash_points
 from gateway.chat import chunks
 from gateway.chat.events import EventStream
 from gateway.chat.request import Body
 from gateway.config.channel import Channel
 from gateway.exchange import Exchange
+from gateway.log import Logger
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.end_reason import EndReason
 from gateway.proxy.linger import release_at_end
@@ -32,7 +31,7 @@ MAX_PRELUDE: Final = 2 * 1024 * 1024
 USAGE_WAIT_S: Final = 2.0
 """How long an answer that has its finish reasons is read on, for the usage and for `[DONE]`."""
 
-log = structlog.get_logger("gateway.proxy.relay")
+log = Logger("gateway.proxy.relay")
 
 ChunkHook = Callable[[Exchange, bytes], None]
 

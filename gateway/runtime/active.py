@@ -10,12 +10,11 @@ import signal
 import time
 from typing import Final
 
-import structlog
-
 from gateway.chain.failures import error_text
 from gateway.chain.starting import START_LIMIT_S
 from gateway.config.schema import Loaded, load
 from gateway.errors import GatewayError
+from gateway.log import Logger
 from gateway.metrics.registry import Metrics
 from gateway.runtime.handover import Handover, Offer
 from gateway.runtime.reload import after_reload, needs_restart
@@ -26,7 +25,7 @@ ANSWER_LIMIT_S: Final = START_LIMIT_S + 10
 MAX_DEATHS: Final = 2
 """Workers that may end while an offer is open: one may have another reason."""
 
-log = structlog.get_logger("gateway.runtime.active")
+log = Logger("gateway.runtime.active")
 
 
 class ActiveConfig:

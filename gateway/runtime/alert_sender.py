@@ -6,14 +6,13 @@ import asyncio
 import signal
 from typing import Final
 
-import structlog
-
 from gateway.alerts.outbox import Outbox
 from gateway.alerts.sender import Sender
 from gateway.alerts.signature import secrets_of
 from gateway.alerts.webhook import Webhook
 from gateway.config.schema import Config, Loaded, load
 from gateway.errors import GatewayError
+from gateway.log import Logger
 from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
 from gateway.runtime.handover import Handover
@@ -23,7 +22,7 @@ from gateway.store.client.client import Client
 STORE_TIMEOUT_S: Final = 2.0
 RESULTS: Final = ("sent", "failed", "given_up", "dropped")
 
-log = structlog.get_logger("gateway.runtime.alert_sender")
+log = Logger("gateway.runtime.alert_sender")
 
 
 async def run(loaded: Loaded, handover: Handover, url: str, shared: SharedNumbers, stop: asyncio.Event) -> None:

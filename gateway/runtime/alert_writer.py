@@ -7,10 +7,9 @@ import time
 from contextlib import suppress
 from typing import Final
 
-import structlog
-
 from gateway.alerts.alerts import Alerts
 from gateway.errors import GatewayError
+from gateway.log import Logger
 from gateway.runtime.background import BackgroundTask
 
 PAUSE_S: Final = 0.05
@@ -18,7 +17,7 @@ PAUSE_S: Final = 0.05
 LOOK_INTERVAL_S: Final = 1.0
 LAST_BATCHES: Final = 20
 
-log = structlog.get_logger("gateway.runtime.alert_writer")
+log = Logger("gateway.runtime.alert_writer")
 
 
 class AlertWriter(BackgroundTask):

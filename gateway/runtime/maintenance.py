@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-import structlog
-
 from gateway.errors import GatewayError
+from gateway.log import Logger
 from gateway.runtime.background import BackgroundTask
 from gateway.services import Store
 from gateway.store.layout import SWEEP_LOCK
@@ -19,7 +18,7 @@ from gateway.store.layout import SWEEP_LOCK
 INTERVAL_S: Final = 2.0
 SWEEP_INTERVAL_S: Final = 30
 
-log = structlog.get_logger("gateway.runtime.maintenance")
+log = Logger("gateway.runtime.maintenance")
 
 
 class Maintenance(BackgroundTask):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
-import structlog
+from gateway.log import Logger
 
 END_LIMIT_S: Final = 1.0
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -21,7 +21,7 @@ OWN_MAPPING: Final = 320 * 1024
 FREE_AT_END: Final = 1024 * 1024
 """Bytes at the end of the heap that are kept, since most are needed again at once."""
 
-log = structlog.get_logger("gateway.runtime.process")
+log = Logger("gateway.runtime.process")
 
 
 def run_until_terminated(

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import structlog
 
 from gateway import loading
 from gateway.chain.chain import Chain
@@ -24,6 +23,7 @@ from gateway.chain.starting import STOP_LIMIT_S
 from gateway.config.alerts import AlertSettings
 from gateway.config.schema import Config, load
 from gateway.errors import GatewayError
+from gateway.log import Logger
 from gateway.runtime.background import BackgroundTask
 from gateway.runtime.handover import WorkerEnd
 from gateway.server.gateway import Gateway
@@ -32,7 +32,7 @@ from gateway.services import Services, services_of
 RELOADABLE: Final = frozenset({"channels", "models", "groups", "plugins", "alerts", "time_zone"})
 """The settings of the file that a reload changes."""
 
-log = structlog.get_logger("gateway.runtime.reload")
+log = Logger("gateway.runtime.reload")
 
 
 class Prepared(msgspec.Struct, frozen=True):

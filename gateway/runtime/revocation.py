@@ -15,10 +15,9 @@ from collections.abc import Container, Iterator, Mapping
 from itertools import islice
 from typing import Final
 
-import structlog
-
 from gateway.errors import StoreAway
 from gateway.exchange import Exchange
+from gateway.log import Logger
 from gateway.proxy.lifecycle import ExchangeRunner
 from gateway.runtime.background import BackgroundTask
 from gateway.runtime.revocation_news import RevocationNews
@@ -41,7 +40,7 @@ SLICE: Final = 256
 PAUSE_S: Final = 0.02
 """The pause between two batches, which leaves the loop and the store to the requests."""
 
-log = structlog.get_logger("gateway.runtime.revocation")
+log = Logger("gateway.runtime.revocation")
 
 
 class RevocationWatch(BackgroundTask):

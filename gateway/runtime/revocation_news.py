@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-import structlog
-
 from gateway.errors import GatewayError, StoreAway, StoreError
+from gateway.log import Logger
 from gateway.request_id import new_id
 from gateway.runtime.background import BackgroundTask
 from gateway.store.client.client import Client
@@ -25,7 +24,7 @@ SILENT_S: Final = 2.5
 PAUSE_S: Final = 0.2
 """The pause between two attempts to subscribe."""
 
-log = structlog.get_logger("gateway.runtime.revocation_news")
+log = Logger("gateway.runtime.revocation_news")
 
 
 class RevocationNews(BackgroundTask):

@@ -8,9 +8,8 @@ import asyncio
 from contextlib import suppress
 from typing import Final
 
-import structlog
-
 from gateway.errors import GatewayError
+from gateway.log import Logger
 from gateway.metrics.registry import Metrics
 from gateway.runtime.background import BackgroundTask
 from gateway.server.gateway import Gateway
@@ -21,7 +20,7 @@ SELDOM: Final = 20
 HANGS_AFTER_S: Final = 15.0
 """An end hook that runs for longer is logged: more than a settlement takes while the store does not answer."""
 
-log = structlog.get_logger("gateway.runtime.sampler")
+log = Logger("gateway.runtime.sampler")
 
 
 class Sampler(BackgroundTask):

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import structlog
 import typer
 
 from gateway import loading
 from gateway.admin import app as admin
 from gateway.config.schema import Config, Demo, Loaded, find, load
 from gateway.errors import StoreAway
+from gateway.log import Logger
 from gateway.metrics.exporter import Exporter
 from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
@@ -46,7 +46,7 @@ from gateway.usage import clickhouse, sink
 SINK_STOP_S: Final = 20.0
 """Time that a stop allows for after the drain of the port: for plugins that hang, and for the sink to write the last records."""
 
-log = structlog.get_logger("gateway.runtime.serve")
+log = Logger("gateway.runtime.serve")
 
 
 def serve(path: Path | None, workers: int | None = None) -> None:

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import structlog
-
 from gateway.errors import GatewayError
+from gateway.log import Logger
 from gateway.store.client import append_only
 from gateway.store.client.answer import ask, rewrite
 from gateway.store.client.embedded import REPORT_INTERVAL_S, EmbeddedStore, StoreStart
@@ -25,7 +24,7 @@ REWRITE_INTERVAL_S: Final = 10.0
 """How long a rewrite may take before the next is tried: it fails while the disk is full."""
 CHECK_TIMEOUT_S: Final = 0.05
 
-log = structlog.get_logger("gateway.runtime.store_keeper")
+log = Logger("gateway.runtime.store_keeper")
 
 
 class StoreKeeper:

@@ -24,13 +24,13 @@ from itertools import groupby
 from typing import Final
 
 import msgspec
-import structlog
 
 from gateway.config.schema import host_port
 from gateway.errors import GatewayError, Misconfigured, cannot_listen
+from gateway.log import Logger
 from gateway.runtime import logs
 
-log = structlog.get_logger("gateway.runtime.supervisor")
+log = Logger("gateway.runtime.supervisor")
 
 MAX_BACKOFF_S: Final = 10.0
 POLL_INTERVAL_S: Final = 0.2

@@ -11,16 +11,15 @@ import time
 from collections.abc import MutableMapping
 from typing import Final
 
-import structlog
-
 from gateway.errors import Misconfigured
+from gateway.log import Logger
 
 FIRST_DESCRIPTOR: Final = 3
 """SD_LISTEN_FDS_START."""
 
 EXTENSION_S: Final = 60
 
-log = structlog.get_logger("gateway.runtime.systemd")
+log = Logger("gateway.runtime.systemd")
 
 
 class ServiceManager:

@@ -14,15 +14,14 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-import structlog
-
 from gateway import durable
 from gateway.config.schema import Tls
 from gateway.errors import Misconfigured
+from gateway.log import Logger
 
 CHECK_EVERY_S: Final = 5.0
 
-log = structlog.get_logger("gateway.server.tls")
+log = Logger("gateway.server.tls")
 
 
 class Certificate:

@@ -16,11 +16,10 @@ from contextlib import suppress
 from typing import Final
 from uuid import uuid4
 
-import structlog
-
 from gateway.config.channel import Channel
 from gateway.errors import MAX_RETRY_AFTER_S, GatewayError, Refused, StoreAway
 from gateway.facts import Candidate, CircuitBreaker
+from gateway.log import Logger
 from gateway.store.announced import MARGIN_S, Announcements
 from gateway.store.channels import Admission, ChannelReport, Channels, Condition
 from gateway.store.local_channel import LocalChannel, limits_of, merged
@@ -29,7 +28,7 @@ SYNC_INTERVAL_S: Final = 0.5
 BATCH_S: Final = 0.005
 """How long an urgent report waits for others, to be sent with them."""
 
-log = structlog.get_logger("gateway.store.channel_health")
+log = Logger("gateway.store.channel_health")
 
 
 class ChannelHealth(CircuitBreaker):

@@ -17,13 +17,13 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 import msgspec
-import structlog
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from gateway import durable
 from gateway.config.schema import Config
 from gateway.errors import GatewayError, StoreAway
 from gateway.exchange import Outcome
+from gateway.log import Logger
 from gateway.usage import queries
 from gateway.usage.record import NUMBERS_OR_NONE, Record
 from gateway.usage.tables import COLUMNS, GROUP_COLUMNS, GROUPS, JSON_COLUMNS, SUM_COLUMNS
@@ -73,7 +73,7 @@ INSERT: Final = f"INSERT INTO {TABLE} ({_NAMES}) FORMAT JSONEachRow"
 
 _ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-log = structlog.get_logger("gateway.usage.clickhouse")
+log = Logger("gateway.usage.clickhouse")
 
 
 class ClickHouse:

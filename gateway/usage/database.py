@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
-import structlog
 
 from gateway import durable
 from gateway.exchange import Outcome
+from gateway.log import Logger
 from gateway.request_id import first_id
 from gateway.request_id import month as month_of
 from gateway.usage import tables
@@ -36,7 +36,7 @@ from gateway.usage.tables import INSERT_ARRIVAL, INSERT_END, JSON_INDICES
 
 Result = TypeVar("Result")
 
-log = structlog.get_logger("gateway.usage.database")
+log = Logger("gateway.usage.database")
 
 FILE_NAME: Final = re.compile(r"usage-(\d{4}-\d{2})\.sqlite")
 

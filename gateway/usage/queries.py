@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import structlog
 
 from gateway.exchange import Outcome
+from gateway.log import Logger
 from gateway.request_id import first_id, utc
 from gateway.request_id import month as month_of
 from gateway.usage.damage import UnusableFile, files_aside, lack, named
@@ -28,7 +28,7 @@ _CURSOR: Final = re.compile(r"\d{4}-\d{2}\.\d{1,18}(\+\d{4}-\d{2}\.\d{1,18})?")
 START: Final = "0000-00.0"
 """The cursor before all records."""
 
-log = structlog.get_logger("gateway.usage.queries")
+log = Logger("gateway.usage.queries")
 
 _AFTER_ALL_IDS: Final = "g"
 _AFTER_ALL_DAYS: Final = "9"

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 import msgspec
-import structlog
 
 from gateway.config.schema import Config
 from gateway.errors import GatewayError, StoreError, cannot_use
 from gateway.exchange import Outcome
+from gateway.log import Logger
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
 from gateway.store.money.wallet import Wallet
@@ -34,7 +34,7 @@ from gateway.usage.log import FIELD, UsageLog
 from gateway.usage.record import Record, checked
 from gateway.usage.spool import write_lines
 
-log = structlog.get_logger("gateway.usage.sink")
+log = Logger("gateway.usage.sink")
 
 GROUP: Final = "sink"
 BATCH: Final = 2000

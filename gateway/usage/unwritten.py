@@ -9,15 +9,14 @@ from __future__ import annotations
 import time
 from typing import Final
 
-import structlog
-
+from gateway.log import Logger
 from gateway.usage.record import Record, encode
 
 MAX_BYTES: Final = 64 * 1024 * 1024
 MAX_REFUSED_BYTES: Final = 8 * 1024 * 1024
 LOG_INTERVAL_S: Final = 10.0
 
-log = structlog.get_logger("gateway.usage.unwritten")
+log = Logger("gateway.usage.unwritten")
 
 
 class Unwritten:

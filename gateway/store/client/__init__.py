@@ -1,4 +1,4 @@
 """The Redis client: connections, the topologies (one server, Sentinel, cluster), and the embedded server.
 
-Imports only `compiled`, `errors` and `durable` from the rest of the gateway.
+Imports only `compiled`, `errors`, `log` and `durable` from the rest of the gateway.
 """

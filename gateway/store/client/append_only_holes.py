@@ -17,10 +17,10 @@ import re
 from pathlib import Path
 from typing import Final
 
-import structlog
 from uuid_utils import uuid7
 
 from gateway import durable
+from gateway.log import Logger
 
 _COUNT: Final = re.compile(rb"\*(\d{1,7})\r\n")
 _LENGTH: Final = re.compile(rb"\$(\d{1,10})\r\n")
@@ -31,7 +31,7 @@ _MULTI: Final = re.compile(rb"\*1\r\n\$5\r\nMULTI\r\n", re.I)
 _EXEC: Final = re.compile(rb"\*1\r\n\$4\r\nEXEC\r\n", re.I)
 _COMMENT: Final = re.compile(rb"#[^\n]*\n")
 
-log = structlog.get_logger("gateway.store.client.append_only_holes")
+log = Logger("gateway.store.client.append_only_holes")
 
 
 def remove(folder: Path) -> bool:

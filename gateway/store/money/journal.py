@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import structlog
 from uuid_utils import uuid7
 
 from gateway import crash_points, durable
 from gateway.errors import StoreAway
+from gateway.log import Logger
 from gateway.store.money.results import Settled, Settlement
 
 Deliver = Callable[[Settlement], Awaitable[Settled]]
@@ -39,7 +39,7 @@ ASIDE: Final = "unreadable"
 """The folder in the journal's that has the lines which cannot be read."""
 LOG_INTERVAL_S: Final = 10.0
 
-log = structlog.get_logger("gateway.store.money.journal")
+log = Logger("gateway.store.money.journal")
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Settlement).decode
