@@ -22,10 +22,14 @@ EXIT_CODES: Final = {
 """Kinds of errors with their exit codes, and what they mean. 0 means that the work is done."""
 AS_JSON: Final[ContextVar[bool]] = ContextVar("AS_JSON", default=False)
 
+SERVES: Final[ContextVar[bool]] = ContextVar("SERVES", default=False)
+"""`serve` ends with 1 where a later start may succeed: supervisors know no other code."""
+
 
 def look_at(arguments: Sequence[str]) -> None:
     """Learn from a command line whether errors are printed as JSON."""
     AS_JSON.set("--json" in arguments)
+    SERVES.set(list(arguments[:1]) == ["serve"])
 
 
 def failed(text: str, kind: str) -> typer.Exit:
@@ -34,7 +38,7 @@ def failed(text: str, kind: str) -> typer.Exit:
     if AS_JSON.get():
         line = msgspec.json.encode({"error": {"kind": kind, "message": text}}).decode()
     typer.echo(line, err=True)
-    return typer.Exit(EXIT_CODES[kind][0])
+    return typer.Exit(1 if SERVES.get() and kind == "store_away" else EXIT_CODES[kind][0])
 
 
 def failed_with(error: GatewayError) -> typer.Exit:

@@ -16,7 +16,7 @@ from gateway.store.client.embedded import find_server
 from tests.cli.processes import children
 from tests.patience import PATIENCE_S, wait_until
 
-COMPOSE = Path(__file__).parent.parent / "deploy" / "compose.yaml"
+COMPOSE = Path(__file__).parent.parent.parent / "deploy" / "compose.yaml"
 
 
 def namespaces_allowed() -> bool:
