@@ -1,6 +1,6 @@
 """The command `gateway`: one file for each subcommand. Imports `contract` and what lies below it.
 
-Exit codes are in `gateway.cli.exits`.
+The exit codes are in the file exits.py.
 """
 
 from __future__ import annotations
