@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Mapping
 from math import ceil, isfinite
-from typing import Final
+from typing import Final, Literal, Self
 
 import msgspec
 
@@ -38,11 +38,20 @@ TYPES: Final[dict[int, str]] = {
 
 
 class GatewayError(Exception):
-    """The base class of the gateway's own exceptions."""
+    """The base class of the gateway's own exceptions. `kind` is for scripts: a command's exit code follows from it."""
+
+    kind: str = "refused"
+
+    def of_kind(self, kind: Literal["not_found", "exists", "conflict"]) -> Self:
+        """Return this error as one of a kind."""
+        self.kind = kind
+        return self
 
 
 class Misconfigured(GatewayError):
     """The file or the environment is wrong. The message is one line that names the place and the cure. Exit code 2."""
+
+    kind = "misconfigured"
 
 
 class Refused(GatewayError):
@@ -100,6 +109,8 @@ class StoreAway(GatewayError):
 
     The message is for the log. It contains no address and no credential.
     """
+
+    kind = "store_away"
 
 
 class StoreError(GatewayError):

@@ -151,6 +151,9 @@ def test_a_query_names_metrics_and_labels_that_the_gateway_exports(scrape: Sampl
         assert series, f"{name}: the gateway exports no {selector.name}"
         for matcher in selector.matchers.matchers:
             values = {labels.get(matcher.name, "") for labels in series} | NOT_PROVOKED
+            if matcher.op == promql_parser.MatchOp.NotEqual:
+                assert all(matcher.name in labels for labels in series), f"{name}: no label {matcher.name}"
+                continue
             assert any(re.fullmatch(matcher.value, value) for value in values), f"{name}: {matcher.name}={values}"
         for node in nodes:
             if isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None:
@@ -177,6 +180,13 @@ def test_every_log_line_that_an_alert_names_is_written() -> None:
     events = {word for line in re.findall(r"look for ([a-z_, ]+)", text) for word in re.findall(r"\w+_\w+", line)}
     assert len(events) >= 4
     assert [event for event in events if f'"{event}"' not in code] == []
+
+
+def test_the_readme_says_what_to_do_for_every_alert() -> None:
+    rows = re.findall(r"^\| (`.*`) \| \S", (DEPLOY / "README.md").read_text(), flags=re.MULTILINE)
+    described = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    rules = [rule["alert"] for group in documents("alerts.yaml")[0]["groups"] for rule in group["rules"]]
+    assert [name for name in rules if name not in described] == []
 
 
 # Proxy, systemd, image, compose, Kubernetes.
@@ -294,6 +304,53 @@ def test_the_manifests_agree_with_the_gateway() -> None:
     given = {variable["name"] for variable in container["env"]}
     assert GIVEN.keys() | {"GATEWAY_PEPPER", "GATEWAY_ADMIN_TOKEN"} == given
     assert "replicas" not in by_kind["StatefulSet"], "it would undo the autoscaler at every apply"
+
+
+def optional(name: str) -> Any:
+    (document,) = documents(f"kubernetes/optional/{name}.yaml")
+    return document
+
+
+def test_what_scales_and_scrapes_the_pods_names_what_there_is() -> None:
+    by_kind = {document["kind"]: document for document in documents("kubernetes/gateway.yaml")}
+    pods = by_kind["StatefulSet"]["spec"]["template"]
+    (container,) = pods["spec"]["containers"]
+    scale = by_kind["HorizontalPodAutoscaler"]["spec"]
+    metric = scale["metrics"][0]["pods"]
+    (rule,) = optional("prometheus-adapter-values")["rules"]["custom"]
+    assert rule["name"]["as"] == metric["metric"]["name"]
+    assert rule["seriesQuery"].partition("{")[0] == metric["metric"]["name"]
+    keda = optional("keda")["spec"]
+    (trigger,) = keda["triggers"]
+    query = parts(promql_parser.parse(trigger["metadata"]["query"]))
+    (selector,) = [node for node in query if isinstance(node, promql_parser.VectorSelector)]
+    assert selector.name == metric["metric"]["name"]
+    assert trigger["metadata"]["threshold"] == metric["target"]["averageValue"]
+    assert keda["scaleTargetRef"] == scale["scaleTargetRef"]
+    assert (keda["minReplicaCount"], keda["maxReplicaCount"]) == (scale["minReplicas"], scale["maxReplicas"])
+    assert keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == scale["behavior"]
+    monitor = optional("pod-monitor")["spec"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    assert monitor["selector"]["matchLabels"].items() <= pods["metadata"]["labels"].items()
+    assert pods["metadata"]["labels"][monitor["jobLabel"]] == "sluicegate", "alerts.yaml names this job"
+    assert endpoint["port"] in {port["name"] for port in container["ports"]}
+    secrets = [variable["valueFrom"]["secretKeyRef"] for variable in container["env"]]
+    assert endpoint["authorization"]["credentials"] in secrets
+
+
+def test_the_ingress_streams_as_the_proxy_of_compose_does() -> None:
+    ingress = optional("ingress")
+    proxy = dict(re.findall(r"^\s*(\w+) ([^;{]+);", (DEPLOY / "nginx.conf").read_text(), flags=re.MULTILINE))
+    given = {key.partition("/")[2]: value for key, value in ingress["metadata"]["annotations"].items()}
+    for name in ("proxy-buffering", "proxy-request-buffering", "proxy-next-upstream"):
+        assert given[name] == "off"
+    assert int(given["proxy-read-timeout"]) == int(proxy["proxy_read_timeout"].rstrip("s"))
+    assert given["proxy-body-size"] == proxy["client_max_body_size"]
+    assert {rule["host"] for rule in ingress["spec"]["rules"]} == {*ingress["spec"]["tls"][0]["hosts"]}
+    backend = ingress["spec"]["rules"][0]["http"]["paths"][0]["backend"]["service"]
+    services = [each for each in documents("kubernetes/gateway.yaml") if each["kind"] == "Service"]
+    (service,) = [each for each in services if each["metadata"]["name"] == backend["name"]]
+    assert backend["port"]["name"] in {port["name"] for port in service["spec"]["ports"]}
 
 
 def test_every_heading_that_a_file_refers_to_is_in_the_readme() -> None:

@@ -1,7 +1,7 @@
 """The command `gateway`: one file for each subcommand. Imports `contract` and what lies below it.
 
-Exit codes: 0 for success, 1 if the command is refused or a check fails, 2 for wrong usage or a wrong configuration. A command
-whose output is closed before its end, as by `| head`, ends by SIGPIPE without a word.
+The exit codes are in the file exits.py. A command whose output is closed before its end, as by `| head`, ends by SIGPIPE without a
+word.
 """
 
 from __future__ import annotations

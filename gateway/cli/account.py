@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 import typer
 
+from gateway.cli.account_file import TRANSACTION, FileOption, import_, run_file
 from gateway.cli.allowance import (
     BudgetOption,
     LimitOption,
@@ -38,8 +38,6 @@ from gateway.facts import Budgets
 from gateway.services import Store
 from gateway.store.accounts import Account, AccountError, AccountStatus, unknown
 from gateway.store.money.results import Credit, Credited
-
-TRANSACTION: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 account = typer.Typer(no_args_is_help=True, help="Manage accounts: create, credit, limit, suspend, close.")
 
@@ -71,14 +69,12 @@ def _transaction(text: str) -> str:
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The account's id.")]
 GroupOption = Annotated[str | None, typer.Option(help="The account's user group, one of those in the configuration.")]
-TransactionOption = Annotated[
-    str,
-    typer.Option(
-        parser=_transaction,
-        metavar="ID",
-        help="An id of your choice for this transaction. It is booked once: repeating the command is safe.",
-    ),
-]
+_TRANSACTION: Final = typer.Option(
+    parser=_transaction,
+    metavar="ID",
+    help="An id of your choice for this transaction. It is booked once: repeating the command is safe.",
+)
+TransactionOption = Annotated[str, _TRANSACTION]
 
 
 @account.command()
@@ -164,16 +160,24 @@ def show(account_id: IdArgument, config: ConfigOption = None, as_json: JsonOptio
 
 @account.command()
 def credit(
-    account_id: IdArgument,
-    value: Annotated[int, typer.Argument(parser=_positive, metavar="AMOUNT", help="The amount, such as 5.00.")],
-    transaction: TransactionOption,
+    account_id: Annotated[str, typer.Argument(metavar="ID", help="The account's id.")] = "",
+    value: Annotated[
+        int | None, typer.Argument(parser=_positive, metavar="AMOUNT", help="The amount, such as 5.00.")
+    ] = None,
+    transaction: Annotated[str | None, _TRANSACTION] = None,
+    file: FileOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Add an amount to the balance, once for each transaction id.
 
-    Example: `gateway account credit alice 5.00 --transaction invoice-2041`
+    Example: `gateway account credit alice 5.00 --transaction invoice-2041`, or `gateway account credit --from payments.csv`
     """
+    if file is not None:
+        run_file(file, config, as_json, create=False)
+        raise typer.Exit
+    if value is None or not transaction:
+        raise typer.BadParameter("give an account, an amount and --transaction, or a file with --from")
 
     async def work(store: Store) -> Account:
         _check(account_id, transaction, await store.wallet.credit(account_id, transaction, value))
@@ -282,6 +286,7 @@ def close(
 
 account.command()(ledger)
 account.command()(archive)
+account.command("import")(import_)
 
 
 def _set_status(config: Path | None, account_id: str, status: AccountStatus, as_json: bool) -> None:
@@ -291,7 +296,9 @@ def _set_status(config: Path | None, account_id: str, status: AccountStatus, as_
 def _known_group(config: Path | None, group: str) -> str:
     groups = configuration(config).groups
     if group not in groups:
-        raise refuse(f"the configuration has no group `{group}`; it has: {', '.join(groups) or 'none yet'}")
+        raise refuse(
+            f"the configuration has no group `{group}`; it has: {', '.join(groups) or 'none yet'}", "not_found"
+        )
     return group
 
 
@@ -308,7 +315,7 @@ def _check(account_id: str, transaction: str, credited: Credited) -> None:
     if credited.outcome is Credit.CONFLICT:
         raise AccountError(
             f"the transaction `{transaction}` was booked before with another amount: nothing was changed"
-        )
+        ).of_kind("conflict")
     if credited.outcome is Credit.DONE:
         typer.echo(f"The transaction `{transaction}` was booked before: nothing was changed.", err=True)
 

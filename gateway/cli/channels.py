@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated
 
 import msgspec
 import typer
 
-from gateway.cli.common import ConfigOption, JsonOption, configuration, print_json, print_table, refuse, run_with_store
+from gateway.cli.common import (
+    ConfigOption,
+    JsonOption,
+    configuration,
+    found,
+    print_json,
+    print_table,
+    refuse,
+    run_with_store,
+)
 from gateway.config.channel import Channel
+from gateway.config.schema import load
 from gateway.request_id import utc
 from gateway.services import Store
 from gateway.store.channels import ChannelSnapshot, Condition
@@ -41,7 +51,7 @@ def show(context: typer.Context, config: ConfigOption = None, as_json: JsonOptio
     """
     if context.invoked_subcommand is not None:
         return
-    known = configuration(config).channels
+    known = _with_credentials(config)
 
     async def work(store: Store) -> list[tuple[ChannelSnapshot, list[Credential]]]:
         snapshots = await store.channels.show(list(known))
@@ -104,7 +114,7 @@ def credential(
 
     Example: `gateway channels credential openai 1 off`
     """
-    credentials = _known(name, config).credentials
+    credentials = _known(name, _with_credentials(config)).credentials
     if number >= len(credentials):
         has = f"has {len(credentials)} credentials, counted from 0" if credentials else "has no credentials"
         raise refuse(f"{name} {has}")
@@ -123,10 +133,16 @@ def credential(
     typer.echo(f"credential {number} of {name} {now}; gateways notice within a second")
 
 
-def _known(name: str, config: ConfigOption) -> Channel:
-    known = configuration(config).channels
+def _with_credentials(config: ConfigOption) -> Mapping[str, Channel]:
+    """Return the channels, whose credentials must be here: the store knows these by their fingerprints."""
+    return load(found(config)).config.channels
+
+
+def _known(name: str, known: Mapping[str, Channel]) -> Channel:
     if name not in known:
-        raise refuse(f"there is no channel {name}; the configuration has: {', '.join(known) or 'none yet'}")
+        raise refuse(
+            f"there is no channel {name}; the configuration has: {', '.join(known) or 'none yet'}", "not_found"
+        )
     return known[name]
 
 
@@ -156,7 +172,7 @@ def _moment(ms: int | None) -> str | None:
 
 
 def _switch(name: str, config: ConfigOption, *, enabled: bool) -> None:
-    _known(name, config)
+    _known(name, configuration(config).channels)
     run_with_store(config, lambda store: store.channels.set_enabled(name, enabled))
     typer.echo(f"{name} is {'enabled' if enabled else 'disabled'}; gateways notice within a second")
 

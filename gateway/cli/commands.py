@@ -12,7 +12,8 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from gateway import compiled
-from gateway.errors import GatewayError, Misconfigured
+from gateway.cli import exits
+from gateway.errors import GatewayError
 
 COMMANDS: Final = (
     "serve",
@@ -68,19 +69,18 @@ class Program(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take `help` for `--help`: `gateway help account` is `gateway account --help`."""
+        exits.look_at(args)
         return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except GatewayError as error:
-            typer.echo(f"gateway: {error}", err=True)
-            raise typer.Exit(2 if isinstance(error, Misconfigured) else 1) from None
+            raise exits.failed_with(error) from None
         except OSError as error:
             if error.errno not in OF_THE_DISK:
                 raise
-            typer.echo(f"gateway: {error.filename or 'the disk'}: {error.strerror}", err=True)
-            raise typer.Exit(1) from None
+            raise exits.failed(f"{error.filename or 'the disk'}: {error.strerror}", "refused") from None
 
 
 def _show_version(wanted: bool) -> None:
@@ -111,6 +111,7 @@ def program() -> typer.Typer:
         name="gateway",
         cls=Program,
         help="A streaming chat-completion gateway. To try it: `gateway serve --config config/demo.yaml`.",
+        epilog=f"Exit codes:\n\n{exits.in_words()}\n\nWith `--json`, errors are JSON, too: `kind` and `message`.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=MARKUP,

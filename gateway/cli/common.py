@@ -22,8 +22,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from gateway.cli.exits import failed
 from gateway.config.places import find, shipped
-from gateway.config.schema import Config, load
+from gateway.config.schema import Config
+from gateway.config.without_keys import load_without_keys
 from gateway.errors import StoreAway
 from gateway.prices import MICROS
 from gateway.request_id import LAST_MS
@@ -76,8 +78,11 @@ def found(path: Path | None) -> Path:
 
 
 def configuration(path: Path | None) -> Config:
-    """Return the checked configuration of `--config` or its fallbacks. Raises `Misconfigured`."""
-    return load(found(path)).config
+    """Return the checked configuration of `--config` or its fallbacks. Raises `Misconfigured`.
+
+    The credentials of the channels are in it only if they are here: most commands need none.
+    """
+    return load_without_keys(found(path)).config
 
 
 @contextmanager
@@ -281,7 +286,6 @@ def console() -> Console:
     return Console(markup=False, highlight=False, soft_wrap=True, width=CONSOLE_WIDTH)
 
 
-def refuse(text: str) -> typer.Exit:
-    """Print an error on standard error, and return the exit with code 1, to be raised."""
-    typer.echo(f"gateway: {text}", err=True)
-    return typer.Exit(1)
+def refuse(text: str, kind: str = "refused") -> typer.Exit:
+    """Print an error on standard error, and return the exit with the code of its kind, to be raised."""
+    return failed(text, kind)

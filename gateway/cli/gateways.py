@@ -67,7 +67,7 @@ async def _forget(store: Store, name: str, yes: bool) -> None:
     found = [each for each in await gateways_of(store.client) if not each.about.forgotten_ms]
     matching = [each for each in found if name in (each.installation, short(each.installation), each.about.host)]
     if not matching:
-        raise refuse(f"there is no gateway `{name}`: see `gateway gateways list`")
+        raise refuse(f"there is no gateway `{name}`: see `gateway gateways list`", "not_found")
     if len(matching) > 1:
         names = ", ".join(short(each.installation) for each in matching)
         raise refuse(f"several gateways are called `{name}`: give one of {names}")

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from gateway.cli.common import ConfigOption, JsonOption, print_json
+from gateway.cli.exits import EXIT_CODES
 from gateway.cli.usage import find
 from gateway.exchange import Outcome
 from gateway.usage.record import Record
@@ -50,7 +51,7 @@ def trace(
     else:
         typer.echo(f"{request_id}\n{verdict}" if record is None else f"{_heading(record)}\n{verdict}")
     if record is None:
-        raise typer.Exit(1)
+        raise typer.Exit(EXIT_CODES["not_found"][0])
 
 
 def in_words(record: Record) -> str:

@@ -125,7 +125,7 @@ def show(
     """
     found = find(config, request_id)
     if (record := found.record) is None:
-        raise refuse("; ".join([f"the usage log has no request {request_id}", *found.unasked]))
+        raise refuse("; ".join([f"the usage log has no request {request_id}", *found.unasked]), "not_found")
     if as_json:
         print_json(record)
         return

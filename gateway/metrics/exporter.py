@@ -55,5 +55,9 @@ def _metric(name: str, family: Family, series: Mapping[Key, Sequence[Sequence[fl
     kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
     simple = kind(name, family.help, labels=family.labels)
     for labels, (value,) in merged.items():
-        simple.add_metric(labels, value)
+        if not family.states:
+            simple.add_metric(labels, value)
+        elif value:
+            for number, state in enumerate(family.states, 1):
+                simple.add_metric((*labels, state), float(value == number))
     return simple

@@ -16,6 +16,7 @@ import msgspec
 from gateway.catalogue import Catalogue
 from gateway.errors import StoreAway
 from gateway.exchange import Exchange, Outcome
+from gateway.metrics.channels import CONDITIONS, ChannelMetrics
 from gateway.metrics.shared import Histogram, Key, Numbers, SharedNumbers
 from gateway.store.client.connection import CALLS
 
@@ -32,24 +33,29 @@ DURATION_BOUNDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0
 STORE_CALL_BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
 SERVED_BY: Final = ("model", "channel")
+CONDITION: Final = ("channel", "condition")
 
 SeriesKey = tuple[Outcome | None, str, str]
 Observe = Callable[[float], None]
 Series = tuple[
-    tuple[Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Numbers],
+    tuple[Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Numbers],
     tuple[Observe, Observe, Observe],
 ]
-"""Nine numbers, each a view of one, and three histograms."""
+"""Ten numbers, each a view of one, and three histograms."""
 
 
 class Family(msgspec.Struct, frozen=True):
-    """One metric. `merge` makes one number of those of several processes; without it each has the label `process`."""
+    """One metric. `merge` makes one number of those of several processes; without it each has the label `process`.
+
+    Of one with `states`, the last label is the state: each has a series, 1 for the present one. None has while the number is 0.
+    """
 
     kind: Literal["counter", "gauge", "histogram"]
     help: str
     labels: tuple[str, ...] = ()
     bounds: tuple[float, ...] = ()
     merge: Callable[[Iterable[float]], float] | None = sum
+    states: tuple[str, ...] = ()
 
     @property
     def width(self) -> int:
@@ -66,6 +72,10 @@ FAMILIES: Final[dict[str, Family]] = {
     "margin_micros": Family("gauge", "Charges less costs since the start, of requests whose cost is known.", SERVED_BY),
     "unknown_costs": Family("counter", "Requests whose cost is not known.", SERVED_BY),
     "cache_tokens": Family("counter", "Prompt tokens that upstreams read from a cache or wrote to one.", ("kind", *SERVED_BY)),
+    "attempts": Family("counter", "Calls of upstreams that have ended.", ("channel",)),
+    "attempt_failures": Family("counter", "Calls of upstreams that failed, by the error's code.", ("channel", "code")),
+    "channel_condition": Family("gauge", "1 for the channel's present condition, else 0.", CONDITION, (), max, CONDITIONS),
+    "credentials_refused": Family("counter", "Calls of upstreams that refused the channel's credential.", ("channel",)),
     "first_byte_seconds": Family("histogram", "Seconds from arrival to the response's first byte.", ("channel",), WAIT_BOUNDS),
     "duration_seconds": Family("histogram", "Seconds from arrival to the end.", ("channel",), DURATION_BOUNDS),
     "longest_gap_seconds": Family("histogram", "The longest pause within a response, in seconds.", ("channel",), WAIT_BOUNDS),
@@ -93,6 +103,7 @@ class Metrics:
         self.shared = shared
         self._codes: set[str] = set()
         self._series: dict[SeriesKey, Series] = {}
+        self.channels = ChannelMetrics(shared)
         if catalogue is not None:
             self.use(catalogue)
         self.loop_lag = self.histogram("loop_lag_seconds")
@@ -108,7 +119,9 @@ class Metrics:
             labels = zip(family.labels, key[1:], strict=False) if family is not None else ()
             return all(value in names[label] for label, value in labels if label in names)
 
+        self.channels.forget(catalogue.channels)
         self.shared.keep(keep)
+        self.channels.use(catalogue.channels)
         self._series = {
             key: series
             for key, series in self._series.items()
@@ -124,8 +137,9 @@ class Metrics:
             channel = OTHER if channel else NONE
         key = (exchange.outcome, model, channel)
         counters, (duration, first_byte, longest_gap) = self._series.get(key) or self._add(key)
-        requests, prompt, completion, read, written, charge, cost, margin, unknown = counters
+        requests, attempts, prompt, completion, read, written, charge, cost, margin, unknown = counters
         requests[0] += 1.0
+        attempts[0] += 1.0
         started = exchange.started
         duration((exchange.ended or started) - started)
         if exchange.first_byte is not None:
@@ -145,6 +159,8 @@ class Metrics:
         elif cost_micros or exchange.charge_micros:
             cost[0] += cost_micros
             margin[0] += exchange.charge_micros - cost_micros
+        if exchange.outcome is not Outcome.COMPLETED or len(exchange.attempts) > 1:
+            self.channels.failed(exchange)
         if exchange.error is not None:
             self._count_error(exchange.error.code, exchange.refused_by)
 
@@ -191,6 +207,7 @@ class Metrics:
         place = model, channel
         counters = (
             self._numbers("requests", str(outcome), *place),
+            self.channels.attempts(channel),
             self._numbers("tokens", "prompt", *place),
             self._numbers("tokens", "completion", *place),
             self._numbers("cache_tokens", "read", *place),

@@ -6,12 +6,13 @@ import asyncio
 import gc
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final
 
 from gateway import loading
+from gateway.alerts.alerts import Alerts
 from gateway.config.schema import Loaded
 from gateway.errors import GatewayError
 from gateway.metrics.registry import Metrics
@@ -31,6 +32,7 @@ from gateway.server.cors import gateway_of
 from gateway.server.gateway import Gateway
 from gateway.server.tls import Certificate, certificate_of, renewing
 from gateway.services import Store, services_of
+from gateway.store.channels import ChannelStatus
 
 GC_THRESHOLDS: Final = (20_000, 20, 50)
 """The garbage collector runs this rarely: exchanges leave hardly any cycles, and a collection while thousands of streams
@@ -51,6 +53,8 @@ async def opened(
         await chain.start(services)
         failover = Failover(store.channels.credentials)
         metrics = Metrics(shared or SharedNumbers(), services.catalogue)
+        store.channels.credentials.on_refused = partial(_credential_refused, metrics, store.alerts)
+        store.channels.on_status = partial(_status_known, metrics, store.alerts)
         store.alerts.dropped = partial(metrics.count, "alerts", "dropped")
         metrics.count_store_calls()
         gateway = gateway_of(loaded.config.port, chain, services, ExchangeRunner(failover, metrics))
@@ -77,6 +81,16 @@ async def _ending_revoked(gateway: Gateway, store: Store) -> AsyncIterator[None]
     news = RevocationNews(store.client)
     async with news, RevocationWatch(gateway.runner, store.client, news):
         yield
+
+
+def _credential_refused(metrics: Metrics, alerts: Alerts, channel: str, index: int, of: int) -> None:
+    metrics.channels.credential_refused(channel)
+    alerts.credential_refused(channel, index, of)
+
+
+def _status_known(metrics: Metrics, alerts: Alerts, statuses: Mapping[str, ChannelStatus]) -> None:
+    metrics.channels.states(statuses)
+    alerts.channel_states(statuses)
 
 
 async def serve(

@@ -141,7 +141,9 @@ class Accounts:
             _WRITE, [account_key(account_id), wallet_key(account_id)], [which, layout.ABOUT, *flat]
         )
         if reply == b"EXISTS":
-            raise AccountError(f"the account `{account_id}` exists already: see `gateway account show {account_id}`")
+            raise AccountError(
+                f"the account `{account_id}` exists already: see `gateway account show {account_id}`"
+            ).of_kind("exists")
         if reply == b"UNKNOWN":
             raise unknown(account_id)
         if reply == b"CLOSED":
@@ -232,4 +234,4 @@ def _amount(credit_line: int) -> int:
 
 def unknown(account_id: str) -> AccountError:
     """Return the error for an account that does not exist."""
-    return AccountError(f"there is no account `{account_id}`: `gateway account list` shows all")
+    return AccountError(f"there is no account `{account_id}`: `gateway account list` shows all").of_kind("not_found")

@@ -30,6 +30,10 @@ class TokenError(GatewayError):
     """An operation on a token cannot be done; the message says why and what to do."""
 
 
+class NoSuch(TokenError):
+    kind = "not_found"
+
+
 class Created(Token, frozen=True, kw_only=True):
     """A new token. `token` is its text, which is returned only here."""
 
@@ -130,7 +134,7 @@ class TokenChanges:
     async def _check_account(self, account: str) -> None:
         status = await self._client.call("HGET", account_key(account), "status")
         if status is None or status.decode() == AccountStatus.CLOSED:
-            raise TokenError(f"there is no open account `{account}`: `gateway account list` shows all")
+            raise NoSuch(f"there is no open account `{account}`: `gateway account list` shows all")
 
     async def all_of(self, account: str) -> list[Token]:
         """Return the account's tokens, the oldest first."""
@@ -181,7 +185,7 @@ class TokenChanges:
             raise TokenError("a token's id is like ACCOUNT-1a2b3c4d: `gateway token list ACCOUNT` shows them")
         raw: bytes | None = await self._client.call("HGET", tokens_key(ids[1]), ids[2])
         if raw is None:
-            raise TokenError(f"there is no token `{token_id}`: `gateway token list {ids[1]}` shows the account's")
+            raise NoSuch(f"there is no token `{token_id}`: `gateway token list {ids[1]}` shows the account's")
         return raw
 
     async def _swap(self, token_id: str, expected: bytes, record: Record | None) -> bool:

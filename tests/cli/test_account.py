@@ -118,7 +118,7 @@ def test_a_bad_id_and_an_unknown_group_are_refused() -> None:
     assert "3 to 32" in refused("create", "Alice")
     for command in (("create", "alice", "--group", "nope"), ("set", "alice", "--group", "nope")):
         result = call(*command)
-        assert result.exit_code == 1
+        assert result.exit_code == 3
         assert "no group `nope`; it has: default, trial" in result.output
     assert "no account" in refused("show", "alice")
 

@@ -74,7 +74,7 @@ async def test_one_account_may_be_named(command: Command) -> None:
     printed = json.loads(await command.archive("bob", "--json"))
     assert printed == {"account": "bob", "file": f"{command.folder}/bob.jsonl", "lines": 1, "error": ""}
     assert command.texts() == {"bob": 1}
-    assert "there is no account `nobody`" in await command.archive("nobody", code=1)
+    assert "there is no account `nobody`" in await command.archive("nobody", code=3)
 
 
 @pytest.mark.parametrize(

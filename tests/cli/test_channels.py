@@ -96,7 +96,7 @@ def test_a_channel_is_switched_off_and_on() -> None:
 @pytest.mark.parametrize("command", ["enable", "disable"])
 def test_a_channel_that_is_not_in_the_file_is_refused(command: str) -> None:
     result = CliRunner().invoke(app, ["channels", command, "three"])
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "there is no channel three; the configuration has: one, two" in result.output
 
 
@@ -146,14 +146,14 @@ def test_a_credential_is_tried_switched_off_and_on_by_number(store_url: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "message", "code"),
     [
-        (("one", "2", "off"), "one has 2 credentials, counted from 0"),
-        (("two", "0", "off"), "two has no credentials"),
-        (("three", "0", "off"), "there is no channel three; the configuration has: one, two"),
+        (("one", "2", "off"), "one has 2 credentials, counted from 0", 1),
+        (("two", "0", "off"), "two has no credentials", 1),
+        (("three", "0", "off"), "there is no channel three; the configuration has: one, two", 3),
     ],
 )
-def test_a_credential_that_is_not_in_the_file_is_refused(arguments: tuple[str, ...], message: str) -> None:
+def test_a_credential_that_is_not_in_the_file_is_refused(arguments: tuple[str, ...], message: str, code: int) -> None:
     result = CliRunner().invoke(app, ["channels", "credential", *arguments])
-    assert result.exit_code == 1
+    assert result.exit_code == code
     assert message in result.output

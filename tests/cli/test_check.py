@@ -89,9 +89,9 @@ async def test_the_process_says_the_same_without_a_traceback(tmp_path: Path) -> 
     )
 
 
-def test_a_store_that_does_not_answer_is_exit_1_and_shows_no_url(tmp_path: Path) -> None:
+def test_a_store_that_does_not_answer_is_exit_6_and_shows_no_url(tmp_path: Path) -> None:
     text = f"{CHAIN}redis: redis://:sesame-4711@127.0.0.1:1\n"
-    _, err = check(file_of(tmp_path, text), code=1)
+    _, err = check(file_of(tmp_path, text), code=6)
     assert err.startswith("gateway: the store ")
     assert err.count("\n") == 1
     assert "sesame" not in err

@@ -280,4 +280,4 @@ async def test_a_chain_whose_routing_does_not_explain_itself_is_neither_served_n
 
 async def test_an_unreachable_store_is_an_error(command: Command) -> None:
     command.file.write_text(re.sub("redis: .*\nstore: .*", "redis: redis://127.0.0.1:1", command.file.read_text()))
-    assert "\ngateway: the store is not reached" in await command.run(code=1)
+    assert "\ngateway: the store is not reached" in await command.run(code=6)

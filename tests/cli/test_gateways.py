@@ -35,16 +35,16 @@ async def test_gateways_are_listed_and_one_that_has_gone_is_forgotten(books: Boo
     table = await said(books, "gateways", "list")
     assert "other-host" in table
     id_ = arrival().id
-    output = await said(books, "trace", id_, code=1)
+    output = await said(books, "trace", id_, code=3)
     assert "not found, but it may have arrived: not every gateway of the store could be asked:" in output
     assert "- gateway other-host (00000000) was last heard of at " in output
-    assert "gateway other-host" in json.loads(await said(books, "trace", id_, "--json", code=1))["unasked"][0]
-    assert "gateway other-host" in await said(books, "usage", "show", id_, code=1)
+    assert "gateway other-host" in json.loads(await said(books, "trace", id_, "--json", code=3))["unasked"][0]
+    assert "gateway other-host" in await said(books, "usage", "show", id_, code=3)
     text = await said(books, "gateways", "forget", "other-host", "--yes")
     assert text.startswith("forgot gateway other-host (00000000), last heard of at ")
     assert "forgotten at" in await said(books, "gateways", "list")
-    assert "and forgotten at" in await said(books, "trace", id_, code=1)
-    later = await said(books, "trace", arrival().id, code=1)
+    assert "and forgotten at" in await said(books, "trace", id_, code=3)
+    later = await said(books, "trace", arrival().id, code=3)
     assert "never arrived" in later
 
 
@@ -53,7 +53,7 @@ async def test_a_gateway_that_runs_or_is_not_there_is_not_forgotten(books: Books
     name = books.store.usage.gateway
     assert f"({name}) runs: it was heard of at" in await said(books, "gateways", "forget", name, "--yes", code=1)
     assert "there is no gateway `x`: see `gateway gateways list`" in await said(
-        books, "gateways", "forget", "x", "-y", code=1
+        books, "gateways", "forget", "x", "-y", code=3
     )
 
 

@@ -178,5 +178,5 @@ def test_trace_names_the_request_and_what_happened_to_it(rows: UsageDatabase) ->
 
 def test_a_request_that_never_arrived_is_reported(rows: UsageDatabase, tmp_path: Path) -> None:
     for missing in (arrival().id, "chatcmpl-123"):
-        assert "never arrived" in run("trace", missing, code=1)
-        assert msgspec.json.decode(run("trace", missing, "--json", code=1))["record"] is None
+        assert "never arrived" in run("trace", missing, code=3)
+        assert msgspec.json.decode(run("trace", missing, "--json", code=3))["record"] is None

@@ -172,7 +172,7 @@ def test_show_prints_nothing_that_a_terminal_would_obey(rows: UsageDatabase) -> 
 
 def test_show_refuses_an_unknown_request(rows: UsageDatabase) -> None:
     missing = arrival().id
-    assert missing in run("usage", "show", missing, code=1)
+    assert missing in run("usage", "show", missing, code=3)
 
 
 def test_summary_groups_by_the_given_names(rows: UsageDatabase) -> None:

@@ -239,7 +239,7 @@ async def test_a_hold_past_its_lease_is_ended_and_reported(books: Books) -> None
 async def test_one_account_may_be_checked(books: Books) -> None:
     await books.store.accounts.create("other")
     assert (await books.verify("other"))["accounts"] == 1
-    assert "there is no account `nobody`" in await books.say("nobody", code=1)
+    assert "there is no account `nobody`" in await books.say("nobody", code=3)
 
 
 async def test_lines_of_the_journal_that_cannot_be_read_are_reported_without_hiding_the_rest(books: Books) -> None:

@@ -195,7 +195,7 @@ async def test_each_gateway_answers_for_all_also_for_one_that_has_gone_for_good(
         before, since = id_at(began_ms - 3_600_000), id_at(round(time.time() * 1000))
         answer = await ask(others[0].port, get(f"/v1/requests/{before}", token))
         assert "No request with this id has ended in this account" in answer.error["message"]
-        verdict = msgspec.json.decode(await others[0].run("trace", since, "--json", code=1))
+        verdict = msgspec.json.decode(await others[0].run("trace", since, "--json", code=3))
         assert "may have arrived" in verdict["verdict"]
         assert any(names[0] in text for text in verdict["unasked"])
         answer = await ask(others[0].port, get(f"/v1/requests/{since}", token))
@@ -205,7 +205,7 @@ async def test_each_gateway_answers_for_all_also_for_one_that_has_gone_for_good(
         others[1].signal(signal.SIGSTOP)
         stopped_ms = round(time.time() * 1000)
         assert await answers(others[0], token, ids) == {200}
-        verdict = msgspec.json.decode(await others[0].run("trace", id_at(stopped_ms), "--json", code=1))
+        verdict = msgspec.json.decode(await others[0].run("trace", id_at(stopped_ms), "--json", code=3))
         assert any(names[2] in text for text in verdict["unasked"])
         others[1].signal(signal.SIGCONT)
         ids |= await sent(others[0].port, token, AT_ONCE)

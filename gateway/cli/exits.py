@@ -1,0 +1,51 @@
+"""How a command ends that could not do its work: one line on standard error, and an exit code that says why to a script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Final
+
+import msgspec
+import typer
+
+from gateway.errors import GatewayError
+
+EXIT_CODES: Final = {
+    "refused": (1, "refused, or a check found something wrong"),
+    "misconfigured": (2, "wrong usage or a wrong configuration"),
+    "not_found": (3, "an account, a token, a channel, a group or a request is not there"),
+    "exists": (4, "it exists already"),
+    "conflict": (5, "the transaction was booked before with another amount"),
+    "store_away": (6, "the store does not answer: try again"),
+}
+"""Kinds of errors with their exit codes, and what they mean. 0 means that the work is done."""
+AS_JSON: Final[ContextVar[bool]] = ContextVar("AS_JSON", default=False)
+
+SERVES: Final[ContextVar[bool]] = ContextVar("SERVES", default=False)
+"""`serve` ends with 1 where a later start may succeed: supervisors know no other code."""
+
+
+def look_at(arguments: Sequence[str]) -> None:
+    """Learn from a command line whether errors are printed as JSON."""
+    AS_JSON.set("--json" in arguments)
+    SERVES.set(list(arguments[:1]) == ["serve"])
+
+
+def failed(text: str, kind: str) -> typer.Exit:
+    """Print an error, and return the exit to be raised. With `--json` it is `{"error": {"kind", "message"}}` on one line."""
+    line = f"gateway: {text}"
+    if AS_JSON.get():
+        line = msgspec.json.encode({"error": {"kind": kind, "message": text}}).decode()
+    typer.echo(line, err=True)
+    return typer.Exit(1 if SERVES.get() and kind == "store_away" else EXIT_CODES[kind][0])
+
+
+def failed_with(error: GatewayError) -> typer.Exit:
+    """Print an error of the gateway, and return the exit to be raised."""
+    return failed(str(error), error.kind)
+
+
+def in_words() -> str:
+    """Return the exit codes for `--help`."""
+    return "\n\n".join(f"{code}: {meaning}" for code, meaning in [(0, "done"), *EXIT_CODES.values()])

@@ -1,0 +1,88 @@
+"""Accounts and payments of CSV files: many at once, repeatable, with the lines that were refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway.cli.commands import program
+from gateway.store.client.client import Client
+from tests.patience import PATIENCE_S
+
+
+@pytest.fixture(autouse=True)
+def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str, client: Client) -> None:
+    file = tmp_path / "gateway.yaml"
+    channels = "{east: {base_url: 'http://127.0.0.1:1/v1', api_key: '${NOT_SET_HERE}'}}"
+    groups = "{default: {}, trial: {}}"
+    text = f"redis: {store_url}\ndata: {tmp_path}\nchannels: {channels}\ngroups: {groups}\n"
+    file.write_text(f"{text}store: {{timeout: {PATIENCE_S}}}\n")
+    monkeypatch.setenv("GATEWAY_CONFIG", str(file))
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(program(), ["account", *map(str, arguments)])
+
+
+def report(*arguments: str | Path, code: int = 0) -> Any:
+    result = call(*arguments, "--json")
+    assert result.exit_code == code, result.output
+    return json.loads(result.stdout)
+
+
+def written(folder: Path, *lines: str) -> Path:
+    file = folder / "accounts.csv"
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8-sig")
+    return file
+
+
+def test_a_thousand_accounts_are_created_and_credited_and_a_repetition_changes_nothing(tmp_path: Path) -> None:
+    file = written(tmp_path, "id,group,amount", *(f"user{number:04},trial,5.00" for number in range(1000)))
+    done = {"rows": 1000, "created": 1000, "credited": 1000, "credited_before": 0, "credited_micros": 5_000_000_000}
+    assert report("import", file) == done | {"refused": []}
+    again = {"created": 0, "credited": 0, "credited_before": 1000, "credited_micros": 0}
+    assert report("import", file) == done | again | {"refused": []}
+    shown = json.loads(call("show", "user0999", "--json").stdout)
+    assert (shown["group"], shown["balance_micros"]) == ("trial", 5_000_000)
+
+
+def test_lines_that_are_refused_are_named_and_the_others_are_done(tmp_path: Path) -> None:
+    file = written(tmp_path, "id,group,amount", "alice,,1", "B,,1", "carol,nowhere,1", "dave,,-1", "erin,,x", "frank,,")
+    result = report("import", file, code=1)
+    assert [refused["line"] for refused in result["refused"]] == [3, 4, 5, 6]
+    assert (result["created"], result["credited"]) == (2, 1)
+    plain = call("import", file)
+    assert "line 4: the configuration has no group `nowhere`" in plain.stderr
+    assert "6 lines: 0 accounts created, 0 credited with 0.00 in all, 1 credited before, 4 refused" in plain.stdout
+
+
+def test_payments_are_credited_once_and_create_no_account(tmp_path: Path) -> None:
+    assert call("create", "alice").exit_code == 0
+    lines = ["alice,2.50,invoice-1", "alice,2.50,invoice-2", "nobody,1,invoice-3", "alice,9,invoice-1", "alice,1,"]
+    file = written(tmp_path, "id,amount,transaction", *lines)
+    result = report("credit", "--from", file, code=1)
+    # of the two lines with one transaction, whichever is first is booked
+    assert result["credited"] == 2
+    assert [refused["line"] for refused in result["refused"]][-1] == 6
+    assert {4, 6} <= {refused["line"] for refused in result["refused"]}
+    assert report("credit", "--from", file, code=1)["credited"] == 0
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [["name,amount", "a,1"], [""], ["id,amount,transaction,colour", "a,1,t,red"]],
+    ids=["no id", "empty", "unknown"],
+)
+def test_a_file_with_other_columns_is_wrong_usage(tmp_path: Path, lines: list[str]) -> None:
+    result = call("credit", "--from", written(tmp_path, *lines))
+    assert result.exit_code == 2
+    assert "amount, id, transaction" in result.output
+
+
+def test_credit_needs_an_account_or_a_file() -> None:
+    assert call("credit").exit_code == 2
+    assert call("credit", "alice", "5").exit_code == 2

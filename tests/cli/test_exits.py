@@ -1,0 +1,75 @@
+"""Scripts learn from the exit code, and from JSON where they ask for it, why a command failed."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway.cli.commands import program
+from gateway.cli.exits import EXIT_CODES
+from gateway.store.client.client import Client
+from gateway.store.pepper import make_pepper
+from tests.patience import PATIENCE_S
+
+README = Path(__file__).parent.parent.parent / "deploy" / "README.md"
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(program(), list(arguments))
+
+
+@pytest.fixture(autouse=True)
+def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str, client: Client) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(
+        f"redis: {store_url}\ndata: {tmp_path}\ngroups: {{default: {{}}}}\nstore: {{timeout: {PATIENCE_S}}}\n"
+    )
+    make_pepper(tmp_path)
+    monkeypatch.setenv("GATEWAY_CONFIG", str(file))
+    assert call("account", "create", "alice", "--credit", "5").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        ("account create al", "refused"),
+        ("account create alice", "exists"),
+        ("account create bob --group nowhere", "not_found"),
+        ("account show nobody", "not_found"),
+        ("account credit alice 7 --transaction opening-alice", "conflict"),
+        ("account credit nobody 7 --transaction one", "not_found"),
+        ("token create nobody", "not_found"),
+        ("token delete alice-zzzzzzzz", "not_found"),
+        ("account list --config /nowhere/gateway.yaml", "misconfigured"),
+    ],
+)
+def test_the_exit_code_says_why(command: str, kind: str) -> None:
+    arguments = [*command.split(), *(["--yes"] if "delete" in command else [])]
+    plain = call(*arguments)
+    assert (plain.exit_code, plain.stdout) == (EXIT_CODES[kind][0], "")
+    assert plain.stderr.startswith("gateway: ")
+    if "delete" not in command:
+        with_json = call(*arguments, "--json")
+        error = json.loads(with_json.stderr)["error"]
+        assert (with_json.exit_code, error["kind"]) == (EXIT_CODES[kind][0], kind)
+        assert plain.stderr == f"gateway: {error['message']}\n"
+
+
+def test_a_store_that_is_away_has_a_code_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "away.yaml"
+    file.write_text(f"redis: unix://{tmp_path}/nothing.sock\ndata: {tmp_path}\n")
+    result = call("account", "list", "--config", str(file), "--json")
+    assert result.exit_code == EXIT_CODES["store_away"][0]
+    assert json.loads(result.stderr)["error"]["kind"] == "store_away"
+
+
+def test_the_codes_are_in_the_help_and_in_the_document() -> None:
+    shown = re.sub(r"\s+", " ", call("--help").stdout)
+    rows = README.read_text()
+    for kind, (code, meaning) in EXIT_CODES.items():
+        assert f"{code}: {meaning}" in shown
+        assert f"| {code} | `{kind}` | {meaning} |" in rows
