@@ -24,6 +24,7 @@ from gateway.server import tls
 from gateway.server.protocol import WRITE_BUFFER
 from gateway.server.tls import Certificate, renewing
 from gateway.store.client.client import Client
+from gateway.store.pepper import make_pepper
 from gateway.testing import Running
 from tests.cli.processes import demo_in, gone, kill, serving, worker_of
 from tests.patience import PATIENCE_S
@@ -236,6 +237,7 @@ async def test_a_caller_that_does_not_read_pauses_the_upstream_with_tls_too(
     async with Scripted([CHUNKED, *[chunk(event)] * 5000, LAST]) as upstream:
         file = tmp_path / "gateway.yaml"
         file.write_text(f"{configuration(upstream.base_url)}data: {tmp_path}\n")
+        make_pepper(tmp_path)
         async with opened(schema.load(file), store_url) as gateway:
             listener = socket.create_server(("127.0.0.1", 0))
             await gateway.listen(listener, Certificate(issue(tmp_path)).context)

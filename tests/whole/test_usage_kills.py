@@ -16,8 +16,10 @@ import pytest
 from gateway import Outcome
 from gateway.config.schema import Config, StoreSettings, load
 from gateway.fake_upstream import FakeUpstream
+from gateway.runtime.data_folder import data_folder
 from gateway.services import Store
 from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.pepper import make_pepper
 from gateway.usage import queries
 from gateway.usage.sink import Sink
 from tests.cli.processes import free_port
@@ -87,6 +89,7 @@ async def test_every_id_that_a_caller_received_is_in_the_log_once(tmp_path: Path
         )
         file.write_text(wide)
         config = load(file).config
+        make_pepper(data_folder(config))
         async with Store.open(config, store.url) as stores:
             await stores.accounts.create("tester")
             await stores.wallet.credit("tester", "opening", 5_000_000_000)
