@@ -11,8 +11,10 @@ from importlib.metadata import EntryPoint, entry_points
 from gateway.chain.chain import Chain
 from gateway.chain.entry import Entry
 from gateway.chain.failures import error_text
+from gateway.config.channel_request import auth_of
 from gateway.config.decode import convert
 from gateway.config.schema import Loaded
+from gateway.config.section import WrongSetting
 from gateway.errors import Misconfigured
 from gateway.log import Logger
 from gateway.plugin import Plugin
@@ -97,4 +99,22 @@ def build(loaded: Loaded, *, generation: int = 1, note: Note = lambda wrong, nam
             entries.append(Entry(entry.label, plugin, entry.on_error, partial(document.wrong, place)))
     if not entries:
         raise document.wrong(("plugins",), "no plugin is enabled; begin with the list in config/gateway.yaml")
-    return Chain(entries, generation=generation)
+    chain = Chain(entries, generation=generation)
+    _check_dialects(loaded, chain)
+    return chain
+
+
+def _check_dialects(loaded: Loaded, chain: Chain) -> None:
+    for name, channel in loaded.config.channels.items():
+        if channel.dialect is None:
+            continue
+        place = ("channels", name)
+        if channel.dialect not in chain.dialects:
+            known = ", ".join(chain.dialects) or "none yet"
+            cure = "add the plugin that has it to `plugins`, as in `- use: anthropic`"
+            text = f"no plugin provides the dialect `{channel.dialect}`; known: {known}; {cure}"
+            raise loaded.document.wrong((*place, "dialect"), text)
+        try:
+            channel.check_auth(channel.auth_way(auth_of(chain.dialects[channel.dialect].auth)))
+        except WrongSetting as error:
+            raise loaded.document.wrong((*place, *error.key_path), str(error)) from None

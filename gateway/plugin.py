@@ -21,6 +21,7 @@ from typing import ClassVar
 
 import msgspec
 
+from gateway.chat.dialect import Dialect
 from gateway.exchange import Exchange, Reply
 from gateway.services import Services
 from gateway.store.client.step import Step
@@ -30,11 +31,13 @@ class Plugin(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True
     """The base class of plugins. Annotated fields are settings: what an operator may write under `with:`.
 
     `provides` and `requires` are facts: types that `on_request` puts into the exchange, or expects to find there.
+    `dialects`: the APIs of upstreams that it adds, for the `dialect:` of channels.
     `sees_misdirected`: whether the hooks also run for requests that the path table refuses.
     """
 
     provides: ClassVar[tuple[type, ...]] = ()
     requires: ClassVar[tuple[type, ...]] = ()
+    dialects: ClassVar[tuple[type[Dialect], ...]] = ()
     sees_misdirected: ClassVar[bool] = False
 
     async def start(self, services: Services) -> None:

@@ -20,6 +20,7 @@ from gateway.catalogue import Catalogue
 from gateway.chain.end_hooks import run_end_hooks
 from gateway.chain.entry import Entry
 from gateway.chain.request_hooks import RequestHooks
+from gateway.chat.dialect import ChatRequest
 from gateway.chat.request import Body, BodyRules, check
 from gateway.config import schema
 from gateway.config.schema import Config, Loaded, StoreSettings
@@ -27,6 +28,7 @@ from gateway.exchange import Exchange, Reply, Request
 from gateway.fake_upstream import FakeUpstream
 from gateway.log import Logger
 from gateway.plugin import Plugin
+from gateway.proxy.foreign_request import foreign_chat
 from gateway.runtime.worker import opened
 from gateway.server.gateway import Gateway
 from gateway.server.routes import operation_of
@@ -39,6 +41,7 @@ __all__ = [
     "FakeUpstream",
     "FixedClock",
     "Running",
+    "chat_request",
     "configuration",
     "exchange",
     "run_end",
@@ -97,6 +100,12 @@ def exchange(
     operation, argument = operation_of(method, path)
     head = CIMultiDictProxy(CIMultiDict(headers or {}))
     return Exchange(Request(method, path, head, peer, operation, argument), read)
+
+
+def chat_request(body: Mapping[str, Any] | None = None, *, model: str = "m", max_tokens: int = 4096) -> ChatRequest:
+    """Return what a `Dialect` is given for a request. `body` is merged into a minimal chat completion. Raises `Refused`."""
+    checked = check(msgspec.json.encode({**MINIMAL_BODY, **(body or {})}), BodyRules())
+    return foreign_chat(checked, model, max_tokens)
 
 
 @asynccontextmanager

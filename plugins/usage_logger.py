@@ -225,6 +225,7 @@ def _closed(opened: Record, exchange: Exchange, model: str) -> Record:
                 attempt.cost_micros,
                 attempt.upstream_request_id[:MAX_FOREIGN_NAME],
                 attempt.completion_id[:MAX_FOREIGN_NAME],
+                attempt.dialect[:MAX_FOREIGN_NAME],
             )
             for attempt in exchange.attempts
         ],

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from gateway.chain.dialects import dialects_of
 from gateway.chain.end_hooks import run_end_hooks
 from gateway.chain.entry import Entry
 from gateway.chain.failover_hooks import may_fail_over
@@ -34,6 +35,7 @@ class Chain:
         # Set by `start`; a chain whose plugins plan no steps works without.
         self._requests = self._ends = cast(Client, None)
         check_order(self.entries)
+        self.dialects = dialects_of(self.entries)
         self._request_entries = tuple(
             entry for entry in self.entries if entry.defines("on_request", "request_step", "on_end", "end_step")
         )
