@@ -8,6 +8,14 @@ from typing import Final, Literal
 from gateway.errors import Misconfigured
 from gateway.plugin import Plugin
 
+_NAME: Final = "_name_in_chain"
+"""Where a plugin keeps the name of its entry, so that an exception of any of its hooks can name it."""
+
+
+def name_of(plugin: Plugin) -> str:
+    """Return the name of a plugin in the chain, or of its class where it is in none."""
+    return str(vars(plugin).get(_NAME, type(plugin).__name__))
+
 
 class Entry:
     """A plugin and its place in the list.
@@ -28,6 +36,7 @@ class Entry:
         self.plugin: Final = plugin
         self.on_error: Final = on_error
         self.wrong: Final = wrong
+        vars(plugin)[_NAME] = name
         self.plans_request: Final = self.defines("request_step")
         self.plans_end: Final = self.defines("end_step")
         self.waits_at_end: Final = self.defines("on_end")

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from traceback import extract_tb
+from collections.abc import Iterator
+from traceback import walk_tb
+from types import FrameType
 from typing import Final
+
+from gateway.chain.entry import name_of
+from gateway.chain.hooks import HOOKS
+from gateway.exchange import Exchange
+from gateway.log import Logger
+from gateway.plugin import Plugin
 
 PLUGIN_ERRORS: Final = (Exception, SystemExit)
 """What a plugin may raise without ending the process: `SystemExit`, as of `sys.exit()`, would end the worker."""
@@ -12,8 +20,53 @@ PLUGIN_ERRORS: Final = (Exception, SystemExit)
 
 def describe_error(error: BaseException) -> str:
     """Return the type, the text and the place of an exception that a plugin did not mean for the operator."""
-    place = extract_tb(error.__traceback__)[-1]
-    return f"{error_text(error)} ({place.filename}, line {place.lineno})"
+    at = origin_of(error).get("at")
+    return f"{error_text(error)} ({at})" if at else error_text(error)
+
+
+def origin_of(error: BaseException, plugin: str = "", hook: str = "") -> dict[str, str]:
+    """Return where in a plugin an exception comes from, as fields of a log line: `plugin`, `hook` and `at`, a file and a line.
+
+    `plugin` and `hook` are what is known of it. Of a library's exception, `at` is the line of the plugin that called the library.
+    """
+    at = own = ""
+    owner: Plugin | None = None
+    for frame, line in _frames(error):
+        code = frame.f_code
+        if owner is None and code.co_name in HOOKS and (owner := _plugin_of(frame)) is not None:
+            plugin, hook, own = plugin or name_of(owner), hook or code.co_name, code.co_filename
+        elif owner is None and code.co_name == "<module>":
+            own = code.co_filename
+        if code.co_filename == own or not (own or _is_ours(frame)):
+            at = f"{code.co_filename}, line {line}"
+    found = {"plugin": plugin, "hook": hook, "at": at}
+    return {name: value for name, value in found.items() if value}
+
+
+def note_failure(log: Logger, event: str, exchange: Exchange, error: BaseException) -> None:
+    """Log a failure that ends an exchange, with where it comes from, and name its plugin in the record."""
+    where = origin_of(error, exchange.refused_by)
+    exchange.refused_by = where.get("plugin", "")
+    log.error(event, **where, request_id=exchange.id, exc_info=error)
+
+
+def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    """Yield the frames of a traceback, the outermost first; and those of its cause, which a plugin's `SystemExit` is."""
+    yield from walk_tb(error.__traceback__)
+    if isinstance(error.__cause__, SystemExit):
+        yield from walk_tb(error.__cause__.__traceback__)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """Return whether a frame is of the gateway, or of what imports modules."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("gateway", "importlib", "_frozen_importlib")
+
+
+def _plugin_of(frame: FrameType) -> Plugin | None:
+    """Return the plugin whose hook a frame runs, None where it is another function of that name."""
+    code = frame.f_code
+    first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    return first if isinstance(first, Plugin) else None
 
 
 def error_text(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from gateway.chain.entry import Entry
-from gateway.chain.failures import describe_error, is_cancellation
+from gateway.chain.failures import describe_error, is_cancellation, origin_of
 from gateway.errors import GatewayError
 from gateway.log import Logger
 from gateway.services import Services
@@ -58,7 +58,7 @@ async def stop_all(entries: Sequence[Entry], limit_s: float = STOP_LIMIT_S) -> N
         except BaseException as error:
             if is_cancellation(error):
                 raise
-            log.exception("plugin_failed", plugin=entry.name, hook="stop")
+            log.error("plugin_failed", **origin_of(error, entry.name, "stop"), exc_info=error)
 
 
 async def _in_time(hook: Coroutine[Any, Any, None], deadline: float) -> bool:

@@ -11,10 +11,10 @@ from typing import Any, Final
 import msgspec
 
 from gateway.chain.failures import PLUGIN_ERRORS, describe_error
+from gateway.chain.hooks import defined_hooks
 from gateway.config.decode import convert
 from gateway.config.document import Document
 from gateway.contract.cost import MAX_CALLS
-from gateway.contract.declared import defined_hooks
 from gateway.contract.endings import COMPLETED, INCOMPLETE, MISDIRECTED, MODELS
 from gateway.contract.finding import Finding
 from gateway.contract.leaks import CapturedLog, leaked
@@ -80,6 +80,7 @@ class Trial:
                 if completed.failure is None
                 else f"the step of `{runner.request_hook}` fails: {completed.failure}"
             )
+        problems += runner.blocking.problems()
         problems += [f"`{runner.request_hook}` did not set {fact}, which it provides" for fact in completed.missing]
         return Finding.of("request", problems, "accepts a request, and sets what it provides")
 
