@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from traceback import walk_tb
 from types import FrameType
 from typing import Final
@@ -11,7 +10,7 @@ from typing import Final
 from gateway.chain.entry import name_of
 from gateway.chain.hooks import HOOKS
 from gateway.exchange import Exchange
-from gateway.log import Logger
+from gateway.log import Logger, place_of
 from gateway.plugin import Plugin
 
 PLUGIN_ERRORS: Final = (Exception, SystemExit)
@@ -29,17 +28,15 @@ def origin_of(error: BaseException, plugin: str = "", hook: str = "") -> dict[st
 
     `plugin` and `hook` are what is known of it. Of a library's exception, `at` is the line of the plugin that called the library.
     """
-    at = own = ""
-    owner: Plugin | None = None
-    for frame, line in _frames(error):
+    file, failed = "", error.__cause__ if isinstance(error.__cause__, SystemExit) else error
+    for frame, _ in walk_tb(failed.__traceback__):
         code = frame.f_code
-        if owner is None and code.co_name in HOOKS and (owner := _plugin_of(frame)) is not None:
-            plugin, hook, own = plugin or name_of(owner), hook or code.co_name, code.co_filename
-        elif owner is None and code.co_name == "<module>":
-            own = code.co_filename
-        if code.co_filename == own or not (own or _is_ours(frame)):
-            at = f"{code.co_filename}, line {line}"
-    found = {"plugin": plugin, "hook": hook, "at": at}
+        if code.co_name in HOOKS and (owner := _plugin_of(frame)) is not None:
+            plugin, hook, file = plugin or name_of(owner), hook or code.co_name, code.co_filename
+            break
+        if code.co_name == "<module>":
+            file = code.co_filename
+    found = {"plugin": plugin, "hook": hook, "at": place_of(failed, file)}
     return {name: value for name, value in found.items() if value}
 
 
@@ -48,18 +45,6 @@ def note_failure(log: Logger, event: str, exchange: Exchange, error: BaseExcepti
     where = origin_of(error, exchange.refused_by)
     exchange.refused_by = where.get("plugin", "")
     log.error(event, **where, request_id=exchange.id, exc_info=error)
-
-
-def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """Yield the frames of a traceback, the outermost first; and those of its cause, which a plugin's `SystemExit` is."""
-    yield from walk_tb(error.__traceback__)
-    if isinstance(error.__cause__, SystemExit):
-        yield from walk_tb(error.__cause__.__traceback__)
-
-
-def _is_ours(frame: FrameType) -> bool:
-    """Return whether a frame is of the gateway, or of what imports modules."""
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("gateway", "importlib", "_frozen_importlib")
 
 
 def _plugin_of(frame: FrameType) -> Plugin | None:

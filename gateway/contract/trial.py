@@ -44,6 +44,7 @@ class Trial:
         self.headers = headers
         self.log = CapturedLog()
         given.log = self.log.logger
+        self._services: dict[int, Services] = {}
 
     async def run(self) -> list[Finding]:
         """Run all checks. Stop at the first of `start` and `request` that does not pass."""
@@ -54,19 +55,21 @@ class Trial:
             for each in (*providers, plugin):
                 await self._start(each)
         except (ValueError, GatewayError) as error:
+            await self._close_all()
             return [Finding("start", False, f"does not start: {error}")]
         except PLUGIN_ERRORS as error:
+            await self._close_all()
             return [Finding("start", False, f"does not start: {describe_error(error)}")]
         runner = ScenarioRunner(plugin, providers, self.given.redis, self.headers)
         completed = await runner.run(COMPLETED)
         findings = [Finding("start", True, "starts with these settings"), self._request(runner, completed)]
         if not findings[1].passed:
-            await plugin.stop()
+            await self._stop(plugin)
         else:
             findings += await self._endings(runner, completed)
             findings.append(await self._reload(runner))
         for provider in providers:
-            await provider.stop()
+            await self._stop(provider)
         findings.append(await _stopped(tasks, threads))
         leaks = leaked(plugin, self.log.lines, self.headers)
         return [*findings, Finding.of("secrets", leaks, "none in `repr` or log")]
@@ -137,10 +140,10 @@ class Trial:
         problems: list[str] = []
         try:
             await self._start(new)
-            await runner.plugin.stop()
+            await self._stop(runner.plugin)
             reloaded = ScenarioRunner(new, runner.providers, self.given.redis, self.headers)
             problems += (await reloaded.run(COMPLETED)).problems
-            await new.stop()
+            await self._stop(new)
         except PLUGIN_ERRORS as error:
             problems.append(f"a second instance beside the first one: {type(error).__name__}: {error}")
         return Finding.of("reload", problems, "a second instance started beside the first one, which stopped")
@@ -149,7 +152,19 @@ class Trial:
         return convert(Document(Path("--with")), (), dict(self.settings), self.kind)
 
     async def _start(self, plugin: Plugin) -> None:
-        await plugin.start(self.given.named("check"))
+        services = self._services[id(plugin)] = self.given.named("check")
+        await plugin.start(services)
+
+    async def _close_all(self) -> None:
+        for services in self._services.values():
+            await services.close()
+
+    async def _stop(self, plugin: Plugin) -> None:
+        """Stop a plugin as a chain does."""
+        services = self._services.pop(id(plugin))
+        await services.end_tasks()
+        await plugin.stop()
+        await services.close()
 
 
 async def _stopped(tasks: set[asyncio.Task[Any]], threads: set[threading.Thread]) -> Finding:

@@ -47,10 +47,11 @@ async def opened(
     """
     async with Store.open(loaded.config, url) as store:
         chain = loading.build(loaded, generation=generation)
-        services = services_of(loaded.config, store)
+        metrics = Metrics(shared or SharedNumbers())
+        services = services_of(loaded.config, store, metrics.own)
         await chain.start(services)
         failover = Failover(store.channels.credentials)
-        metrics = Metrics(shared or SharedNumbers(), services.catalogue)
+        metrics.use(services.catalogue)
         store.alerts.dropped = partial(metrics.count, "alerts", "dropped")
         metrics.count_store_calls()
         gateway = gateway_of(loaded.config.port, chain, services, ExchangeRunner(failover, metrics))
