@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gateway.alerts.alerts import Alerts
     from gateway.budgets import Budget, BudgetUse, Calendar, budget_in
     from gateway.catalogue import Catalogue, matches
+    from gateway.chat.request import Body
     from gateway.chat.usage import Usage
     from gateway.errors import Refused, StoreAway, StoreError, model_not_found
     from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply, Request
@@ -42,6 +43,7 @@ __all__ = [
     "Attempt",
     "AttemptRecord",
     "Authenticated",
+    "Body",
     "Budget",
     "BudgetUse",
     "Budgets",
@@ -95,6 +97,7 @@ _PLACES = {
     "gateway.alerts.alerts": "Alerts",
     "gateway.budgets": "Budget BudgetUse Calendar budget_in",
     "gateway.catalogue": "Catalogue matches",
+    "gateway.chat.request": "Body",
     "gateway.chat.usage": "Usage",
     "gateway.errors": "Refused StoreAway StoreError model_not_found",
     "gateway.exchange": "Attempt Exchange Operation Outcome Reply Request",

@@ -31,6 +31,9 @@ MAX_LOST_REPLIES: Final = 12
 GROWTH_EXCHANGES: Final = 24
 """A container that grows by one for each of these exchanges is taken to grow for ever."""
 
+EXECUTOR: Final = "asyncio_"
+"""What the names of asyncio's own threads begin with: `asyncio.to_thread` starts them, and they end with the process."""
+
 
 class Trial:
     """The trial of one plugin. `given` is what it is started with, `headers` are those of every request."""
@@ -174,7 +177,8 @@ async def _stopped(tasks: set[asyncio.Task[Any]], threads: set[threading.Thread]
     problems = [
         f"{task.get_name()} still runs `{task.get_coro()}`: cancel it in `stop`, and wait for it" for task in left
     ]
-    problems += [f"thread {thread.name} still runs" for thread in set(threading.enumerate()) - threads]
+    started = set(threading.enumerate()) - threads
+    problems += [f"thread {thread.name} still runs" for thread in started if not thread.name.startswith(EXECUTOR)]
     for task in left:
         task.cancel()
     return Finding.of("stop", problems, "no task and no thread is left")

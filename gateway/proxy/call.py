@@ -35,11 +35,11 @@ class Call:
         self.body = body
         self.candidate = candidate
         self.breaker = breaker
-        self.attempt = Attempt(candidate.name, candidate.model, cost=candidate.cost)
         self.upstream: UpstreamConnection | None = None
         self.parts: list[BodyPart] = []
         self.message: list[BodyPart] = []
         self.began = time.monotonic()
+        self.attempt = Attempt(candidate.name, candidate.model, cost=candidate.cost, began=self.began)
         timers = candidate.channel.timers
         self.gathering = Gathering(caller) if candidate.channel.upstream_stream and not body.stream else None
         self.streamed = body.stream or self.gathering is not None

@@ -67,7 +67,7 @@ class Failover:
                 if last is None:
                     return
                 attempt = exchange.attempts[-1]
-                attempt.error = last.error.code
+                attempt.error, attempt.failed = last.error.code, time.monotonic()
                 if last.maybe_billed and attempt.usage.source == "none":
                     attempt.usage = Usage(body.prompt_tokens_estimate, 0, "estimated")
                 if last.final:
