@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gateway.budgets import Budget, BudgetUse, Calendar, budget_in
     from gateway.catalogue import Catalogue, matches
     from gateway.chat.dialect import AnswerReader, ChatRequest, Delta, Dialect
+    from gateway.chat.request import Body
     from gateway.chat.usage import Usage
     from gateway.errors import Refused, StoreAway, StoreError, model_not_found
     from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply, Request
@@ -44,6 +45,7 @@ __all__ = [
     "Attempt",
     "AttemptRecord",
     "Authenticated",
+    "Body",
     "Budget",
     "BudgetUse",
     "Budgets",
@@ -101,6 +103,7 @@ _PLACES = {
     "gateway.budgets": "Budget BudgetUse Calendar budget_in",
     "gateway.catalogue": "Catalogue matches",
     "gateway.chat.dialect": "AnswerReader ChatRequest Delta Dialect",
+    "gateway.chat.request": "Body",
     "gateway.chat.usage": "Usage",
     "gateway.errors": "Refused StoreAway StoreError model_not_found",
     "gateway.exchange": "Attempt Exchange Operation Outcome Reply Request",

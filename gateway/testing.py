@@ -35,6 +35,8 @@ from gateway.server.routes import operation_of
 from gateway.services import Services, Store
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.pepper import make_pepper
+from gateway.usage.log import UsageLog
+from gateway.usage.sink import Sink
 
 __all__ = [
     "Answered",
@@ -115,7 +117,7 @@ async def services(folder: Path, url: str | None = None, settings: Config | None
     with _store(folder, url) as address:
         make_pepper(folder)
         async with Store.open(settings, address) as store:
-            yield Services(
+            given = Services(
                 name="test",
                 store=store,
                 redis=store.client,
@@ -123,6 +125,10 @@ async def services(folder: Path, url: str | None = None, settings: Config | None
                 log=Logger("gateway.plugin"),
                 catalogue=Catalogue(settings),
             )
+            try:
+                yield given
+            finally:
+                await given.close()
 
 
 async def started(plugin: AnyPlugin, given: Services) -> AnyPlugin:
@@ -181,6 +187,16 @@ class Running:
             session.post(f"{self.base_url}/chat/completions", json=body, headers=headers) as response,
         ):
             return Answered(response.status, response.headers, await response.read())
+
+    async def write_usage(self) -> None:
+        """Write the usage log into its files, which `services.spent` reads. In a gateway, a process of its own does it."""
+        usage = UsageLog(self.store.client, self.store.usage.folder)
+        sink = Sink(usage, retention_months=1, crashed_after_s=3600)
+        try:
+            while await sink.move_batch():
+                pass
+        finally:
+            sink.database.close()
 
 
 def configuration(base_url: str, *plugins: Mapping[str, object]) -> str:

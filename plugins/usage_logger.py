@@ -57,6 +57,7 @@ class Arrival(msgspec.Struct):
 class UsageLogger(Plugin):
     """Records that a request arrived, and how it ended. Refuses a request whose arrival cannot be recorded."""
 
+    API = 1
     sees_misdirected: ClassVar[bool] = True
 
     unknown_per_minute: int = 60

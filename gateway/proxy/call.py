@@ -35,12 +35,12 @@ class Call:
         self.body = body
         self.candidate = candidate
         self.breaker = breaker
-        self.attempt = Attempt(candidate.name, candidate.model, cost=candidate.cost)
-        self.attempt.dialect = candidate.channel.dialect or ""
         self.upstream: UpstreamConnection | None = None
         self.parts: list[BodyPart] = []
         self.message: list[BodyPart] = []
         self.began = time.monotonic()
+        self.attempt = Attempt(candidate.name, candidate.model, cost=candidate.cost, began=self.began)
+        self.attempt.dialect = candidate.channel.dialect or ""
         timers = candidate.channel.timers
         name = candidate.channel.dialect
         self.dialect = None if name is None else chain.dialects[name]

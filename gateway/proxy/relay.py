@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway import crash_points
+from gateway.chain.failures import note_failure
 from gateway.chat import chunks
 from gateway.chat.request import Body
 from gateway.config.channel import Channel
@@ -210,8 +211,8 @@ class Relay:
         try:
             for hook in self._hooks:
                 hook(self._exchange, whole)
-        except BaseException:
-            log.exception("plugin_failed", hook="on_chunk", request_id=self._exchange.id)
+        except BaseException as error:
+            note_failure(log, "plugin_failed", self._exchange, error)
             self.end(EndReason.PLUGIN)
 
     def rest(self) -> bytes:
