@@ -17,6 +17,7 @@ import sqlite3
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -60,7 +61,7 @@ class UsageDatabase:
         for record in records:
             (arrivals if record.outcome is None else ends)[month_of(record.id)].append(record)
         for month in sorted(arrivals.keys() | ends.keys()):
-            self._in(month, lambda file, month=month: write(file, arrivals[month], ends[month]))
+            self._in(month, partial(write, arrivals=arrivals[month], ends=ends[month]))
 
     def open_requests(self, before_ms: int, gateways: Iterable[str], limit: int) -> list[Record]:
         """Return requests of some gateways that arrived before `before_ms` and have not ended, at most `limit`, oldest first."""

@@ -237,7 +237,8 @@ class Sink:
 
 def needed(lines: Iterable[bytes]) -> list[bytes]:
     """Return the lines without the arrivals of requests whose end is among them: an end has all that its arrival has."""
-    arrivals, ends = [], []
+    arrivals: list[bytes] = []
+    ends: list[bytes] = []
     for line in lines:
         (arrivals if OPEN in line else ends).append(line)
     ended = set(map(id_of, ends))
