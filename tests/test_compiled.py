@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,3 +37,14 @@ def test_one_that_is_not_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(compiled, "load", load)
     assert compiled.description() == f"events by the compiled path, but without gateway.chat._plain: {stale}"
+
+
+def test_tests_that_run_once_import_nothing_that_is_compiled_for_events() -> None:
+    """`make test` leaves them out where it runs the tests of streams again, in pure Python."""
+    text = (ROOT / "Makefile").read_text()
+    found = re.findall(r"\$\(patsubst %,tests/(\w+)/test_%\.py,([\w ]+)\)", text)
+    modules = [f"tests.{folder}.test_{name}" for folder, names in found for name in names.split()]
+    assert len(modules) > 1
+    code = f"import sys; [__import__(name) for name in {modules}]; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not {"gateway.chat.plain_events", "gateway.proxy.event_pass"} & set(run.stdout.split())

@@ -20,7 +20,7 @@ def test_the_tests_and_the_linter_pass_for_a_new_package(tmp_path: Path) -> None
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert "4 passed" in run.stdout, run.stdout + run.stderr
     lint = subprocess.run(

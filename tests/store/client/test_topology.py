@@ -256,9 +256,10 @@ async def test_a_url_with_or_without_a_database_is_accepted(path: str) -> None:
     await client.close()
 
 
-def accepts(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as client:
-        return client.connect_ex(str(path)) == 0
+def listens(path: Path) -> bool:
+    """Return whether a server accepts connections at this socket, whose file is there a moment earlier."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
 
 
 async def test_a_unix_socket_says_why_it_is_not_reached(tmp_path: Path, start: StartServer) -> None:
@@ -267,7 +268,7 @@ async def test_a_unix_socket_says_why_it_is_not_reached(tmp_path: Path, start: S
         await missing.call("PING")
     await missing.close()
     start("--unixsocket", f"{tmp_path}/s", "--requirepass", "right")
-    await wait_until(lambda: accepts(tmp_path / "s"))
+    await wait_until(lambda: listens(tmp_path / "s"))
     for url, word in ((f"unix://{tmp_path}/s", "NOAUTH"), (f"unix://{tmp_path}/s?password=wrong", "WRONGPASS")):
         client = Client.connect(url, timeout_s=PATIENCE_S)
         with pytest.raises(StoreAway, match=word):

@@ -95,20 +95,22 @@ async def test_settlements_are_repeated_after_one_master_has_changed(client: Cli
 async def test_the_migration_of_one_accounts_slot_does_not_block_other_accounts(
     client: Client, masters: Cluster
 ) -> None:
-    impatient = Client.connect(masters.url, timeout_s=2)
-    wallet = Wallet(impatient)
     for name in ("moving", "staying"):
-        await Accounts(impatient).create(name)
-        await wallet.credit(name, "opening", 1000)
+        await Accounts(client).create(name)
+        await Wallet(client).credit(name, "opening", 1000)
     terms: dict[str, Any] = {"amount": 1, "floor": 0, "lease_ms": 60_000, "max_holds": 99, "fingerprint": "a"}
-    with masters.half_moved("gw:{moving}:account"):
-        refused = [asyncio.ensure_future(wallet.hold("moving", new_request_id(), **terms)) for _ in range(8)]
-        served = [await wallet.hold("staying", new_request_id(), **terms) for _ in range(20)]
-        assert [reply.outcome for reply in served] == [Hold.HELD] * 20
-        assert {type(error) for error in await asyncio.gather(*refused, return_exceptions=True)} == {StoreAway}
-    assert (await wallet.hold("moving", new_request_id(), **terms)).outcome is Hold.HELD
-    assert await wallet.verify("moving") == []
-    await impatient.close()
+    impatient = Client.connect(masters.url, timeout_s=5)
+    wallet = Wallet(impatient)
+    try:
+        with masters.half_moved("gw:{moving}:account"):
+            refused = [asyncio.ensure_future(wallet.hold("moving", new_request_id(), **terms)) for _ in range(8)]
+            served = [await wallet.hold("staying", new_request_id(), **terms) for _ in range(20)]
+            assert [reply.outcome for reply in served] == [Hold.HELD] * 20
+            assert {type(error) for error in await asyncio.gather(*refused, return_exceptions=True)} == {StoreAway}
+        assert (await wallet.hold("moving", new_request_id(), **terms)).outcome is Hold.HELD
+        assert await wallet.verify("moving") == []
+    finally:
+        await impatient.close()
 
 
 async def test_a_call_that_finds_no_free_connection_fails_within_the_timeout(client: Client, masters: Cluster) -> None:
