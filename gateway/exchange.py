@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
+from gateway.attempt import Attempt
+from gateway.chat.edit import changed
 from gateway.chat.request import Body
 from gateway.chat.usage import Usage
-from gateway.errors import Refused, check_headers, check_status, check_text
-from gateway.prices import LARGEST_COST, Price
+from gateway.errors import GatewayError, Refused
 from gateway.request_id import new_id
 
 Fact = TypeVar("Fact")
@@ -49,33 +50,6 @@ class Outcome(StrEnum):
     INTERNAL_ERROR = "internal_error"
 
 
-class Attempt(msgspec.Struct):
-    """One call of an upstream. `error` is the code that the caller would get, had this been the last attempt.
-
-    `upstream_request_id` is from the head of its answer, `completion_id` from the completion itself; bills name either.
-    `cost`: what the channel bills, None where that is not known. `reported`: the upstream's own usage object, as it came, and
-    `stated_micros` the cost that it states.
-    """
-
-    channel: str
-    model: str
-    status: int = 0
-    error: str = ""
-    upstream_request_id: str = ""
-    usage: Usage = Usage()
-    cost: Price | None = None
-    reported: str = ""
-    stated_micros: int | None = None
-    completion_id: str = ""
-
-    @property
-    def cost_micros(self) -> int | None:
-        """Return what the call costs the operator: 0 where it used nothing, None where that is not known."""
-        if self.usage.source == "none":
-            return 0
-        return None if self.cost is None else min(self.cost.of(self.usage), LARGEST_COST)
-
-
 class Request(msgspec.Struct, frozen=True):
     """The head of a request. `headers` is case-insensitive.
 
@@ -92,36 +66,26 @@ class Request(msgspec.Struct, frozen=True):
     query: str = ""
 
 
-_BODYLESS: Final = (204, 205, 304)
-
-
-class Reply(msgspec.Struct, frozen=True):
-    """A complete response that a plugin gives in place of the upstream.
-
-    Raises `TypeError` or `ValueError` for values that no caller could be sent.
-    """
-
-    status: int = 200
-    body: bytes = b""
-    content_type: str = "application/json; charset=utf-8"
-    headers: Mapping[str, str] = {}
-
-    def __post_init__(self) -> None:
-        check_status(self.status, 200)
-        if not isinstance(self.body, bytes):
-            raise TypeError(f"body is bytes, not {type(self.body).__name__}")
-        if self.body and self.status in _BODYLESS:
-            raise ValueError(f"a response with the status {self.status} has no body")
-        check_text("content_type", self.content_type)
-        check_headers({"Content-Type": self.content_type, **self.headers})
-
-
 def _nothing() -> None:
     return None
 
 
 async def _dropped() -> Body:
     raise RuntimeError("the body was dropped before it was read")
+
+
+async def _unchecked(_: bytes) -> Body:
+    raise RuntimeError("nothing checks a changed body here")
+
+
+class RunningHooks(Protocol):
+    """What runs the request hooks of an exchange."""
+
+    async def before_body(self) -> None:
+        """Send the steps that are planned so far, before a body is read that has not arrived or is large."""
+
+    def editor(self) -> str:
+        """Return the name of the plugin that changes the request. Raises `GatewayError` for one that may not."""
 
 
 class Exchange:
@@ -144,18 +108,21 @@ class Exchange:
         "_pending",
         "_read_body",
         "account",
+        "answered_by",
         "arrived_at",
         "attempts",
-        "before_body",
         "bytes",
+        "changed_by",
         "channel",
         "charge_micros",
+        "check_body",
         "ended",
         "error",
         "events",
         "first_byte",
         "generation",
         "group",
+        "hooks",
         "id",
         "longest_gap_s",
         "model",
@@ -164,6 +131,7 @@ class Exchange:
         "price",
         "refused_by",
         "request",
+        "requested_model",
         "response_headers",
         "started",
         "status",
@@ -192,13 +160,20 @@ class Exchange:
         self.token_id = ""
         self.group = ""
         self.model = ""
-        """The model as the caller named it. Set when the body was read."""
+        """The model that the body names. Set when the body was read, and when a plugin changed it."""
+        self.requested_model = ""
+        """The model that the caller named, where a plugin changed it."""
+        self.changed_by: tuple[str, ...] = ()
+        """The names of the plugins that changed the request."""
         self.channel = ""
         self.attempts: list[Attempt] = []
         self.status = 0
         self.outcome: Outcome | None = None
         self.error: Refused | None = None
         self.refused_by = ""
+        """The plugin that refused the request, or ended its stream."""
+        self.answered_by = ""
+        """The plugin that answered in place of an upstream."""
         self.response_headers: dict[str, str] = {}
         self.charge_micros = 0
         self.price: dict[str, object] = {}
@@ -212,8 +187,10 @@ class Exchange:
         """Why the gateway ends this exchange, from `stop` on."""
         self.on_stop: Callable[[], None] | None = None
         """Called by `stop`: what waits sets it to end its wait."""
-        self.before_body: Callable[[], Awaitable[None]] | None = None
-        """What the gateway awaits before it reads a body that has not arrived or is large: the steps that are planned so far."""
+        self.hooks: RunningHooks | None = None
+        """What runs the request hooks, as long as they run."""
+        self.check_body: Callable[[bytes], Awaitable[Body]] = _unchecked
+        """Returns the checked body of what a plugin has made of it."""
         self._read_body = read_body
         self._on_body_dropped = on_body_dropped
         self._body: Body | None = None
@@ -253,6 +230,28 @@ class Exchange:
             self.model = self._body.model
         return self._body
 
+    async def edit(self, fields: Mapping[str, object], *, drop: Collection[str] = ()) -> Body:
+        """Set and drop top-level fields of the body, and return the body as it is now. Only for `on_request` and `explain`.
+
+        Values are what JSON can say, or `msgspec.Raw`. The plugin declares `edits = True`. What the chain has below it, and the
+        upstream, get the body as changed. It is checked like that of a caller. A change that is not valid fails the request with an
+        internal error that names the plugin, and leaves the body as it was; one that makes it too large raises `Refused`.
+        """
+        if self.hooks is None:
+            raise GatewayError(
+                "a plugin changes the request outside of `on_request`, where nothing can count the change"
+            )
+        editor, before = self.hooks.editor(), await self.body()
+        body = await changed(before, fields, drop, self.check_body, editor)
+        if body is None:
+            return before
+        if body.model != self.model:
+            self.requested_model = self.requested_model or self.model
+        self._body, self.model = body, body.model
+        if editor not in self.changed_by:
+            self.changed_by += (editor,)
+        return body
+
     def stop(self, error: Refused) -> None:
         """End the exchange with this error, which the caller gets. Called again, it changes nothing."""
         if self.stopped is None:
@@ -269,6 +268,7 @@ class Exchange:
         """Free the values of the body, which no upstream is sent any more, and what was needed to receive it."""
         self.drop_values()
         on_dropped, self._on_body_dropped, self._read_body = self._on_body_dropped, _nothing, _dropped
+        self.check_body = _unchecked
         on_dropped()
 
     def before_upstream(self, future: Awaitable[object]) -> None:

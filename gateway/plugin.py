@@ -21,7 +21,8 @@ from typing import ClassVar
 
 import msgspec
 
-from gateway.exchange import Exchange, Reply
+from gateway.exchange import Exchange
+from gateway.reply import Reply
 from gateway.services import Services
 from gateway.store.client.step import Step
 
@@ -30,12 +31,16 @@ class Plugin(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True
     """The base class of plugins. Annotated fields are settings: what an operator may write under `with:`.
 
     `provides` and `requires` are facts: types that `on_request` puts into the exchange, or expects to find there.
-    `sees_misdirected`: whether the hooks also run for requests that the path table refuses.
+    `sees_misdirected`: whether the hooks also run for requests that the path table refuses. `edits`: whether `on_request` changes
+    the request, by `exchange.edit`. `counts`: whether it counts, holds money or decides by what the request says, so that no plugin
+    below it may change the request.
     """
 
     provides: ClassVar[tuple[type, ...]] = ()
     requires: ClassVar[tuple[type, ...]] = ()
     sees_misdirected: ClassVar[bool] = False
+    edits: ClassVar[bool] = False
+    counts: ClassVar[bool] = False
 
     async def start(self, services: Services) -> None:
         """Prepare. Called once, before the first exchange. Raise `ValueError`, saying what to change, to stop the start."""

@@ -47,6 +47,7 @@ class Quota(Plugin):
     """Refuses requests that the balance cannot cover, and charges each request once."""
 
     requires = (Caller,)
+    counts = True
 
     max_hold: Decimal | None = None
     """The largest hold of one request, in currency units. Requests may then cost more than their hold."""

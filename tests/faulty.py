@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import msgspec
 
-from gateway import Caller, Exchange, Outcome, Plugin, Refused, Reply, Script, Services, Step
+from gateway import Caller, Exchange, Operation, Outcome, Plugin, Refused, Reply, Script, Services, Step
 from gateway.errors import StoreAway
 
 
@@ -435,3 +435,55 @@ class LogsItsKey(Plugin):
 
     def __repr__(self) -> str:
         return "<LogsItsKey>"
+
+
+class EditsUndeclared(Plugin):
+    """Changes the request and does not say so."""
+
+    async def on_request(self, exchange: Exchange) -> None:
+        if exchange.request.operation is Operation.CHAT:
+            await exchange.edit({"seed": 1})
+
+
+class EditsNowhere(Plugin):
+    """Says that it changes the request, and has no hook to do so."""
+
+    edits = True
+
+
+class EditsBadly(Plugin):
+    """Makes a request that no upstream would take."""
+
+    edits = True
+
+    async def on_request(self, exchange: Exchange) -> None:
+        if exchange.request.operation is Operation.CHAT:
+            await exchange.edit({}, drop=["messages"])
+
+
+class EditsLate(Plugin):
+    """Changes the request when it was sent."""
+
+    def on_response(self, exchange: Exchange) -> None:
+        exchange.edit({"seed": 1}).send(None)
+
+
+class ExplainsNoEdit(Plugin):
+    """Changes the request, but not when it explains itself."""
+
+    edits = True
+
+    async def on_request(self, exchange: Exchange) -> None:
+        if exchange.request.operation is Operation.CHAT:
+            await exchange.edit({"seed": 1})
+
+    async def explain(self, exchange: Exchange) -> str:
+        return "sets the seed"
+
+
+class CountsUndeclared(Plugin):
+    """Refuses long answers and does not say that it counts."""
+
+    async def on_request(self, exchange: Exchange) -> None:
+        if exchange.request.operation is Operation.CHAT and ((await exchange.body()).max_tokens or 0) > 1000:
+            raise Refused(400, "too_long", "Ask for less.")

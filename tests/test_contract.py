@@ -16,7 +16,7 @@ EXAMPLES: dict[str, dict[str, object]] = {
     "plugins.examples.first_token_alarm:FirstTokenAlarm": {},
     "plugins.examples.prompt_patterns:PromptPatterns": {},
 }
-SHIPPED = ("usage-logger", "auth", "rate-limit", "quota", "model-routing")
+SHIPPED = ("usage-logger", "auth", "rate-limit", "quota", "model-routing", "redact")
 
 
 @pytest.mark.parametrize("use", [*SHIPPED, *EXAMPLES, "tests.faulty:Good", "tests.faulty:Answers"])
@@ -25,7 +25,19 @@ async def test_a_good_plugin_keeps_every_promise(store_url: str, client: Client,
     assert broken(findings) == []
     assert [finding.check for finding in findings] == [
         *("docstring", "settings", "hooks", "facts"),
-        *("start", "request", "ends", "gives back", "steps", "explains", "chunks", "reload", "stop", "secrets"),
+        *(
+            "start",
+            "request",
+            "ends",
+            "gives back",
+            "steps",
+            "explains",
+            "edits",
+            "chunks",
+            "reload",
+            "stop",
+            "secrets",
+        ),
     ]
 
 
@@ -62,6 +74,12 @@ FAULTS = {
     "PlansAndCounts": "steps: RuntimeError: planned twice, where a step is planned or sent twice",
     "ExplainsAnother": "explains: `explain` raised Refused: Never., where `on_request` passes",
     "ExplainsWithoutItsFact": "explains: `explain` does not set Own",
+    "EditsUndeclared": "request: `on_request` raised GatewayError: 'check' changes the request without declaring it",
+    "EditsNowhere": "hooks: `edits = True` is declared, but there is no `on_request`",
+    "EditsBadly": "request: `on_request` raised GatewayError: 'check' makes a request that is not valid: 'messages' is required",
+    "EditsLate": "request: `on_response` raised GatewayError: a plugin changes the request outside of `on_request`",
+    "ExplainsNoEdit": "edits: `explain` changes nothing, `on_request` seed",
+    "CountsUndeclared": "edits: `on_request` reads `max_tokens` of the body: say `counts = True`",
     "Works": "chunks: `on_chunk` makes ",
     "Sleeps": "chunks: `on_chunk` blocks the event loop with `sleep`",
     "Sends": "chunks: `on_chunk` sends a command to the store",

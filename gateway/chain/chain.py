@@ -12,8 +12,9 @@ from gateway.chain.failover_hooks import may_fail_over
 from gateway.chain.order import check_order
 from gateway.chain.request_hooks import RequestHooks
 from gateway.chain.starting import START_LIMIT_S, STOP_LIMIT_S, start_all, stop_all
-from gateway.exchange import Exchange, Operation, Reply
+from gateway.exchange import Exchange, Operation
 from gateway.log import Logger
+from gateway.reply import Reply
 from gateway.services import Services
 from gateway.store.client.client import Client
 

@@ -90,6 +90,8 @@ def _wrong_hooks(kind: type[Plugin]) -> Iterator[str]:
     for waiting, planning in (("on_request", "request_step"), ("on_end", "end_step")):
         if {waiting, planning} <= set(defined_hooks(kind)):
             yield f"`{waiting}` and `{planning}` are both defined: keep one of them"
+    if kind.edits and "on_request" not in defined_hooks(kind):
+        yield "`edits = True` is declared, but there is no `on_request` that changes the request"
     for parent in _parents(kind):
         for name, value in vars(parent).items():
             if (name.startswith("on_") or name.endswith("_step")) and inspect.isroutine(value) and name not in HOOKS:

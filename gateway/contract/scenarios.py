@@ -15,6 +15,8 @@ from typing import Final
 
 import msgspec
 
+from gateway.attempt import Attempt
+from gateway.chain.editing import ExplainHooks
 from gateway.chain.entry import Entry
 from gateway.chain.failures import PLUGIN_ERRORS
 from gateway.chain.request_hooks import RequestHooks
@@ -24,8 +26,9 @@ from gateway.contract.endings import CHUNKS, COMPLETED, Ending
 from gateway.contract.lost_replies import LostReplies
 from gateway.contract.snapshot import Snapshot, memory_snapshot, store_snapshot
 from gateway.errors import GatewayError, Refused, StoreError, as_refused
-from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply
+from gateway.exchange import Exchange, Operation, Outcome
 from gateway.plugin import Plugin
+from gateway.reply import Reply
 from gateway.store.client.client import Client
 from gateway.store.client.step import error_in, run_steps
 from gateway.testing import exchange as new_exchange
@@ -143,6 +146,7 @@ class ScenarioRunner:
         """Return what is wrong with how the plugin explains a request that its `on_request` accepts."""
         exchange = await self.arrived(COMPLETED)
         before = await self._snapshot(exchange)
+        exchange.hooks = ExplainHooks(self.entry)
         try:
             async with asyncio.timeout(HOOK_TIMEOUT_S):
                 text = await self.plugin.explain(exchange)
@@ -164,6 +168,8 @@ class ScenarioRunner:
                 reply = await hook
                 await exchange.settle_pending()
         except GatewayError as error:
+            if type(error) is GatewayError:  # the plugin changes the request as it may not
+                result.problems.append(_in_words(self.request_hook, error, result.ending))
             result.refused = exchange.error = as_refused(error)
             result.failure = error if isinstance(error, StoreError) else None
             exchange.status, exchange.outcome = exchange.error.status, Outcome.REFUSED

@@ -15,6 +15,7 @@ from gateway.config.decode import convert
 from gateway.config.document import Document
 from gateway.contract.cost import MAX_CALLS
 from gateway.contract.declared import defined_hooks
+from gateway.contract.edits import edits
 from gateway.contract.endings import COMPLETED, INCOMPLETE, MISDIRECTED, MODELS
 from gateway.contract.finding import Finding
 from gateway.contract.leaks import CapturedLog, leaked
@@ -73,7 +74,7 @@ class Trial:
 
     def _request(self, runner: ScenarioRunner, completed: ScenarioResult) -> Finding:
         problems = list(completed.problems)
-        if (refused := completed.refused) is not None:
+        if (refused := completed.refused) is not None and not problems:
             why = f"{refused.status} {refused.code}: {refused}"
             problems.append(
                 f"refused the request of this check ({why}): give settings or a header with which it accepts the request"
@@ -108,6 +109,7 @@ class Trial:
             Finding.of("explains", await runner.explain_problems(), "takes nothing")
             if "explain" in defined_hooks(self.kind)
             else Finding("explains", True, "no `explain`: `gateway explain` cannot say what the plugin would do"),
+            await edits(runner),
             Finding.of(
                 "chunks", runner.cost.problems(), f"at most {runner.cost.max_calls} calls of {MAX_CALLS} allowed"
             )

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from gateway.attempt import Attempt
 from gateway.chat.request import Body
 from gateway.chat.usage import ReportedUsage
 from gateway.errors import render
-from gateway.exchange import Attempt, Exchange, Outcome
+from gateway.exchange import Exchange, Outcome
 from gateway.facts import Candidate
 from gateway.proxy import failure
 from gateway.proxy.caller import CallerConnection

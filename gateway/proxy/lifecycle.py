@@ -19,13 +19,14 @@ from gateway.chain.chain import Chain
 from gateway.chain.entry import Entry
 from gateway.chain.failures import is_cancellation
 from gateway.errors import GatewayError, Refused, StoreAway, StoreError, as_refused
-from gateway.exchange import Exchange, Operation, Outcome, Reply
+from gateway.exchange import Exchange, Operation, Outcome
 from gateway.log import Logger
 from gateway.metrics.registry import Metrics
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.failover import Failover
 from gateway.proxy.failure import CallerGone
 from gateway.proxy.head import InvalidHeader, valid_headers
+from gateway.reply import Reply
 
 END_LIMIT_S: Final = 5.0
 """How long a stop waits for the ends of exchanges. A settlement that the store does not answer takes less."""

@@ -11,6 +11,7 @@ class PromptSize(Plugin):
     """Refuses prompts that are too large for the caller's group. Put it below `auth`."""
 
     requires = (Caller,)
+    counts = True
 
     tokens: int
     """The most prompt tokens of a request, estimated as one for every four bytes of the body."""
