@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gateway.attempt import Attempt
     from gateway.budgets import Budget, BudgetUse, Calendar, budget_in
     from gateway.catalogue import Catalogue, matches
+    from gateway.chat.deltas import Delta
     from gateway.chat.usage import Usage
     from gateway.errors import Refused, StoreAway, StoreError, model_not_found
     from gateway.exchange import Exchange, Operation, Outcome, Request
@@ -54,6 +55,7 @@ __all__ = [
     "ChannelHealth",
     "CircuitBreaker",
     "Clock",
+    "Delta",
     "Exchange",
     "Hold",
     "HoldReply",
@@ -98,6 +100,7 @@ _PLACES = {
     "gateway.attempt": "Attempt",
     "gateway.budgets": "Budget BudgetUse Calendar budget_in",
     "gateway.catalogue": "Catalogue matches",
+    "gateway.chat.deltas": "Delta",
     "gateway.chat.usage": "Usage",
     "gateway.errors": "Refused StoreAway StoreError model_not_found",
     "gateway.exchange": "Exchange Operation Outcome Request",

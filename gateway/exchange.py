@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from enum import StrEnum
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from gateway.attempt import Attempt
+from gateway.chat.deltas import Delta, DeltaReader
 from gateway.chat.edit import changed
 from gateway.chat.request import Body
 from gateway.chat.usage import Usage
 from gateway.errors import GatewayError, Refused
+from gateway.exchange_hooks import RunningHooks, dropped_body, nothing, unchecked
 from gateway.request_id import new_id
 
 Fact = TypeVar("Fact")
@@ -66,28 +68,6 @@ class Request(msgspec.Struct, frozen=True):
     query: str = ""
 
 
-def _nothing() -> None:
-    return None
-
-
-async def _dropped() -> Body:
-    raise RuntimeError("the body was dropped before it was read")
-
-
-async def _unchecked(_: bytes) -> Body:
-    raise RuntimeError("nothing checks a changed body here")
-
-
-class RunningHooks(Protocol):
-    """What runs the request hooks of an exchange."""
-
-    async def before_body(self) -> None:
-        """Send the steps that are planned so far, before a body is read that has not arrived or is large."""
-
-    def editor(self) -> str:
-        """Return the name of the plugin that changes the request. Raises `GatewayError` for one that may not."""
-
-
 class Exchange:
     """One request on its way through the chain, and its response.
 
@@ -103,11 +83,13 @@ class Exchange:
     __slots__ = (
         "_body",
         "_body_refusal",
+        "_deltas",
         "_facts",
         "_on_body_dropped",
         "_pending",
         "_read_body",
         "account",
+        "answer_usage",
         "answered_by",
         "arrived_at",
         "attempts",
@@ -124,6 +106,7 @@ class Exchange:
         "group",
         "hooks",
         "id",
+        "kept",
         "longest_gap_s",
         "model",
         "on_stop",
@@ -144,7 +127,7 @@ class Exchange:
         request: Request,
         read_body: Callable[[], Awaitable[Body]],
         *,
-        on_body_dropped: Callable[[], None] = _nothing,
+        on_body_dropped: Callable[[], None] = nothing,
         generation: int = 0,
         id: str = "",  # noqa: A002
     ) -> None:
@@ -157,8 +140,7 @@ class Exchange:
         """The generation of the configuration that serves this exchange."""
         self.account = ""
         """Whose request it is, for the record of a request that is refused before there is a `Caller`, which is used otherwise."""
-        self.token_id = ""
-        self.group = ""
+        self.token_id = self.group = ""
         self.model = ""
         """The model that the body names. Set when the body was read, and when a plugin changed it."""
         self.requested_model = ""
@@ -174,6 +156,8 @@ class Exchange:
         """The plugin that refused the request, or ended its stream."""
         self.answered_by = ""
         """The plugin that answered in place of an upstream."""
+        self.answer_usage: Usage | None = None
+        """What its answer is charged as."""
         self.response_headers: dict[str, str] = {}
         self.charge_micros = 0
         self.price: dict[str, object] = {}
@@ -181,20 +165,20 @@ class Exchange:
         self.first_byte: float | None = None
         self.ended: float | None = None
         self.longest_gap_s = 0.0
-        self.events = 0
-        self.bytes = 0
+        self.events = self.bytes = 0
         self.stopped: Refused | None = None
-        """Why the gateway ends this exchange, from `stop` on."""
+        """Why the gateway or a plugin ends this exchange, from `stop` on."""
         self.on_stop: Callable[[], None] | None = None
         """Called by `stop`: what waits sets it to end its wait."""
         self.hooks: RunningHooks | None = None
         """What runs the request hooks, as long as they run."""
-        self.check_body: Callable[[bytes], Awaitable[Body]] = _unchecked
+        self.check_body: Callable[[bytes], Awaitable[Body]] = unchecked
         """Returns the checked body of what a plugin has made of it."""
         self._read_body = read_body
         self._on_body_dropped = on_body_dropped
         self._body: Body | None = None
         self._body_refusal: Refused | None = None
+        self._deltas: DeltaReader | None = None
         self._facts: dict[type, object] = {}
         self._pending: list[Awaitable[object]] = []
 
@@ -252,12 +236,25 @@ class Exchange:
             self.changed_by += (editor,)
         return body
 
-    def stop(self, error: Refused) -> None:
-        """End the exchange with this error, which the caller gets. Called again, it changes nothing."""
+    def deltas(self, chunk: bytes) -> tuple[Delta, ...]:
+        """Return what the events of a chunk add to the texts of the answer. For `on_chunk`: ask for each chunk, or for none."""
+        if self._deltas is None:
+            self._deltas = DeltaReader()
+        return self._deltas.read(chunk)
+
+    def stop(self, error: Refused, *, keep: int = 0) -> None:
+        """End the exchange with this error, which the caller gets. Called again, it changes nothing, but may keep less.
+
+        From `on_chunk`: the caller still gets the events of the chunk that end within its first `keep` bytes.
+        """
+        if not isinstance(error, Refused):
+            raise TypeError(f"an exchange is stopped with a Refused, not with {error!r}")
         if self.stopped is None:
-            self.stopped = error
+            self.stopped, self.kept = error, keep
             if self.on_stop is not None:
                 self.on_stop()
+        else:
+            self.kept = min(self.kept, keep)
 
     def drop_values(self) -> None:
         """Free the values of the body. Its numbers stay."""
@@ -267,8 +264,8 @@ class Exchange:
     def drop_body(self) -> None:
         """Free the values of the body, which no upstream is sent any more, and what was needed to receive it."""
         self.drop_values()
-        on_dropped, self._on_body_dropped, self._read_body = self._on_body_dropped, _nothing, _dropped
-        self.check_body = _unchecked
+        on_dropped, self._on_body_dropped, self._read_body = self._on_body_dropped, nothing, dropped_body
+        self.check_body = unchecked
         on_dropped()
 
     def before_upstream(self, future: Awaitable[object]) -> None:
@@ -286,10 +283,10 @@ class Exchange:
 
     @property
     def usage(self) -> Usage:
-        """The usage of all attempts together."""
+        """The usage of all attempts together, or of the answer that a plugin gave."""
         if len(self.attempts) == 1:
             return self.attempts[0].usage
-        total = Usage()
+        total = self.answer_usage or Usage()
         for attempt in self.attempts:
             total += attempt.usage
         return total

@@ -3,7 +3,7 @@
 The gateway guarantees:
 
 1. **Before the first byte of the response and after the last, a plugin may wait.** Hooks that run in between must not wait,
-   and cannot change the bytes.
+   and cannot change the bytes; they may end the stream.
 2. Request hooks run in the order of the YAML list, end hooks in the reverse order.
 3. `on_end` is called exactly once for each plugin whose request hook was entered, whatever happened: refused by a later plugin,
    caller gone, upstream failed, plugin raised. `on_end` must release what the request hook reserved.
@@ -74,7 +74,10 @@ class Plugin(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True
         """Read the upstream's answer before anything is sent: the last chance to add to `response_headers`."""
 
     def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
-        """Read complete events, after they were written to the caller. They cannot be changed here."""
+        """Read complete events before they are written to the caller. They cannot be changed here.
+
+        `exchange.stop` ends the stream before them, or after some of them; so does raising `Refused`.
+        """
 
     async def on_end(self, exchange: Exchange) -> None:
         """Release what `on_request` reserved. Called once, in reverse order, whatever happened."""

@@ -15,8 +15,9 @@ EXAMPLES: dict[str, dict[str, object]] = {
     "plugins.examples.response_stamp:ResponseStamp": {},
     "plugins.examples.first_token_alarm:FirstTokenAlarm": {},
     "plugins.examples.prompt_patterns:PromptPatterns": {},
+    "stop-words": {"words": ["forbidden"]},
 }
-SHIPPED = ("usage-logger", "auth", "rate-limit", "quota", "model-routing", "redact")
+SHIPPED = ("usage-logger", "auth", "rate-limit", "quota", "model-routing", "redact", "answer-cache")
 
 
 @pytest.mark.parametrize("use", [*SHIPPED, *EXAMPLES, "tests.faulty:Good", "tests.faulty:Answers"])
@@ -24,20 +25,8 @@ async def test_a_good_plugin_keeps_every_promise(store_url: str, client: Client,
     findings = await check(use, EXAMPLES.get(use), url=store_url)
     assert broken(findings) == []
     assert [finding.check for finding in findings] == [
-        *("docstring", "settings", "hooks", "facts"),
-        *(
-            "start",
-            "request",
-            "ends",
-            "gives back",
-            "steps",
-            "explains",
-            "edits",
-            "chunks",
-            "reload",
-            "stop",
-            "secrets",
-        ),
+        *("docstring", "settings", "hooks", "facts", "start", "request", "ends", "gives back", "steps", "explains"),
+        *("edits", "chunks", "streams", "reload", "stop", "secrets"),
     ]
 
 
@@ -84,6 +73,15 @@ FAULTS = {
     "Sleeps": "chunks: `on_chunk` blocks the event loop with `sleep`",
     "Sends": "chunks: `on_chunk` sends a command to the store",
     "Forks": "chunks: `on_chunk` starts a task",
+    "StopsTwice": "streams: `on_chunk` calls `exchange.stop` again after it has ended the stream",
+    "StopsBeyond": "streams: `on_chunk` keeps bytes that the chunk does not have",
+    "StopsWithText": "request: `on_chunk` raised TypeError: an exchange is stopped with a Refused, not with 'enough'",
+    "KeepsTheText": "streams: keeps ",
+    "AnswersHalf": "streams: the events of its reply end before the answer is whole",
+    "AnswersText": "streams: the events of its reply are str: they must be bytes",
+    "AnswersAndFails": "streams: the events of its reply raised ZeroDivisionError",
+    "AnswersAndStays": "streams: the events of its reply were not closed within",
+    "AnswersAFunction": "request: `on_request` raised TypeError: events is an async iterator, not method",
     "Once": "reload: a second instance beside the first one: OSError: the port is taken",
     "LeavesATask": "stop: Task-",
     "LeavesAThread": "stop: thread ",

@@ -78,6 +78,7 @@ class RequestHooks:
                 else:
                     if reply is not None:
                         exchange.refused_by = entry.name if reply.status >= 400 else ""
+                        exchange.answered_by = entry.name
                         return reply
                 place += 1
         finally:

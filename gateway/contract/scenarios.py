@@ -25,6 +25,7 @@ from gateway.contract.cost import Cost
 from gateway.contract.endings import CHUNKS, COMPLETED, Ending
 from gateway.contract.lost_replies import LostReplies
 from gateway.contract.snapshot import Snapshot, memory_snapshot, store_snapshot
+from gateway.contract.watched import ChunkSize, Stops, WatchedExchange
 from gateway.errors import GatewayError, Refused, StoreError, as_refused
 from gateway.exchange import Exchange, Operation, Outcome
 from gateway.plugin import Plugin
@@ -87,6 +88,7 @@ class ScenarioRunner:
         self._with_store = store
         self.cost = Cost()
         """The cost of `on_chunk` in all scenarios so far."""
+        self.stops = Stops()
 
     async def run(self, ending: Ending) -> ScenarioResult:
         """Run one scenario. Errors that the plugin raises are in the result."""
@@ -112,6 +114,8 @@ class ScenarioRunner:
         """Return an exchange that the providers have let pass."""
         body = b"" if ending.method == "GET" else None
         exchange = new_exchange(body, method=ending.method, path=ending.path, headers=self._headers)
+        exchange.__class__ = WatchedExchange
+        exchange[Stops], exchange[ChunkSize] = self.stops, ChunkSize(0)
         for plugin in self._providers(exchange):
             await self.request(plugin, exchange)
         return exchange
@@ -216,8 +220,16 @@ class ScenarioRunner:
             for chunk in CHUNKS[: ending.chunks]:
                 exchange.bytes += len(chunk)
                 exchange.events += chunk.count(b"data:")
+                exchange[ChunkSize] = ChunkSize(len(chunk))
+                exchange.deltas(chunk)  # read once for all plugins, and not the cost of one
                 with self.cost:
                     self.plugin.on_chunk(exchange, chunk)
+                if exchange.stopped is not None:
+                    exchange.outcome, exchange.error = Outcome.STOPPED, exchange.stopped
+                    break
+        except Refused as refused:
+            exchange.outcome, exchange.error = Outcome.STOPPED, refused
+            problem = "" if hook == "on_chunk" else _in_words(hook, refused, ending)
         except PLUGIN_ERRORS as error:
             problem = _in_words(hook, error, ending)
             exchange.outcome = Outcome.INTERNAL_ERROR

@@ -23,6 +23,7 @@ from gateway.contract.providers import providers_for
 from gateway.contract.scenarios import ScenarioResult, ScenarioRunner
 from gateway.contract.snapshot import memory_snapshot
 from gateway.contract.steps import step_problems
+from gateway.contract.streams import streams
 from gateway.errors import GatewayError
 from gateway.plugin import Plugin
 from gateway.services import Services
@@ -115,6 +116,7 @@ class Trial:
             )
             if "on_chunk" in defined_hooks(self.kind)
             else Finding("chunks", True, "no `on_chunk`"),
+            await streams(runner),
         ]
 
     async def _growth(self, runner: ScenarioRunner) -> list[str]:
