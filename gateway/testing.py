@@ -24,11 +24,12 @@ from gateway.chat.dialect import ChatRequest
 from gateway.chat.request import Body, BodyRules, check
 from gateway.config import schema
 from gateway.config.schema import Config, Loaded, StoreSettings
-from gateway.exchange import Exchange, Reply, Request
+from gateway.exchange import Exchange, Request
 from gateway.fake_upstream import FakeUpstream
 from gateway.log import Logger
 from gateway.plugin import Plugin
 from gateway.proxy.foreign_request import foreign_chat
+from gateway.reply import Reply
 from gateway.runtime.worker import opened
 from gateway.server.gateway import Gateway
 from gateway.server.routes import operation_of
@@ -101,7 +102,13 @@ def exchange(
 
     operation, argument = operation_of(method, path)
     head = CIMultiDictProxy(CIMultiDict(headers or {}))
-    return Exchange(Request(method, path, head, peer, operation, argument), read)
+    made = Exchange(Request(method, path, head, peer, operation, argument), read)
+    made.check_body = _check
+    return made
+
+
+async def _check(raw: bytes) -> Body:
+    return check(raw, BodyRules())
 
 
 def chat_request(body: Mapping[str, Any] | None = None, *, model: str = "m", max_tokens: int = 4096) -> ChatRequest:

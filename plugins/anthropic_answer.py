@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway import AnswerReader, Delta
+from gateway import AnswerDelta, AnswerReader
 
 FINISH_REASONS: Final[Mapping[str, str]] = {
     "end_turn": "stop",
@@ -106,7 +106,7 @@ class MessageReader(AnswerReader):
         self._calls = 0
         self._usage: dict[str, Any] = {}
 
-    def read(self, name: str, data: bytes) -> Iterator[Delta]:
+    def read(self, name: str, data: bytes) -> Iterator[AnswerDelta]:
         """Return what an event adds. Pings, and what is not known, add nothing."""
         event = _event.decode(data)
         if event.type == "error" or event.error is not None:
@@ -118,30 +118,30 @@ class MessageReader(AnswerReader):
         elif event.type == "content_block_stop":
             yield from self._stop(event.index)
         elif event.type == "message_start" and event.message is not None:
-            yield Delta(id=event.message.id, model=event.message.model, **self._used(event.message.usage))
+            yield AnswerDelta(id=event.message.id, model=event.message.model, **self._used(event.message.usage))
         elif event.type == "message_delta":
             yield from self._finish(event)
         elif event.type == "message_stop":
-            yield Delta(done=True)
+            yield AnswerDelta(done=True)
 
-    def _start(self, index: int, block: _Block) -> Iterator[Delta]:
+    def _start(self, index: int, block: _Block) -> Iterator[AnswerDelta]:
         opened = self._open[index] = _Open(block)
         if block.type == "tool_use":
             opened.call, self._calls = self._calls, self._calls + 1
             function = {"name": block.name, "arguments": ""}
             yield _called({"index": opened.call, "id": block.id, "type": "function", "function": function})
         elif block.type == "text" and block.text:
-            yield Delta(message={"content": block.text})
+            yield AnswerDelta(message={"content": block.text})
         elif block.type == "thinking" and block.thinking:
             yield _thought(index, block.thinking)
 
-    def _add(self, index: int, delta: _Delta) -> Iterator[Delta]:
+    def _add(self, index: int, delta: _Delta) -> Iterator[AnswerDelta]:
         opened = self._open.get(index)
         if opened is None:
             return
         block = opened.block
         if delta.type == "text_delta" and block.type == "text" and delta.text:
-            yield Delta(message={"content": delta.text})
+            yield AnswerDelta(message={"content": delta.text})
         elif delta.type == "input_json_delta" and block.type == "tool_use" and delta.partial_json:
             opened.written = True
             yield _called({"index": opened.call, "function": {"arguments": delta.partial_json}})
@@ -150,7 +150,7 @@ class MessageReader(AnswerReader):
         elif delta.type == "signature_delta" and block.type == "thinking":
             block.signature = delta.signature
 
-    def _stop(self, index: int) -> Iterator[Delta]:
+    def _stop(self, index: int) -> Iterator[AnswerDelta]:
         opened = self._open.pop(index, None)
         if opened is None:
             return
@@ -159,16 +159,16 @@ class MessageReader(AnswerReader):
             yield _called({"index": opened.call, "function": {"arguments": bytes(block.input).decode()}})
         elif block.type == "thinking" and block.signature:
             signed = {"index": index, "type": block.type, "signature": block.signature}
-            yield Delta(message={"thinking_blocks": [signed]})
+            yield AnswerDelta(message={"thinking_blocks": [signed]})
         elif block.type == "redacted_thinking":
-            yield Delta(message={"thinking_blocks": [{"index": index, "type": block.type, "data": block.data}]})
+            yield AnswerDelta(message={"thinking_blocks": [{"index": index, "type": block.type, "data": block.data}]})
 
-    def _finish(self, event: _Event) -> Iterator[Delta]:
+    def _finish(self, event: _Event) -> Iterator[AnswerDelta]:
         delta = event.delta or _Delta()
         details = delta.stop_details
         refusal = {"refusal": details.explanation} if details is not None and details.explanation else {}
         reason = FINISH_REASONS.get(delta.stop_reason, "stop") if delta.stop_reason else ""
-        yield Delta(message=refusal, finish_reason=reason, **self._used(event.usage))
+        yield AnswerDelta(message=refusal, finish_reason=reason, **self._used(event.usage))
 
     def _used(self, told: dict[str, Any] | None) -> dict[str, Any]:
         """Return the usage that is known by now. Each report has totals, and leaves out what has not changed."""
@@ -176,18 +176,18 @@ class MessageReader(AnswerReader):
         return {"usage": _in_common_shape(self._usage), "reported": msgspec.json.encode(self._usage)} if told else {}
 
 
-def _called(call: dict[str, Any]) -> Delta:
-    return Delta(message={"tool_calls": [call]})
+def _called(call: dict[str, Any]) -> AnswerDelta:
+    return AnswerDelta(message={"tool_calls": [call]})
 
 
-def _thought(index: int, text: str) -> Delta:
+def _thought(index: int, text: str) -> AnswerDelta:
     part = {"index": index, "type": "thinking", "thinking": text}
-    return Delta(message={"reasoning_content": text, "thinking_blocks": [part]})
+    return AnswerDelta(message={"reasoning_content": text, "thinking_blocks": [part]})
 
 
-def _error(error: _Error) -> Delta:
+def _error(error: _Error) -> AnswerDelta:
     said = {"message": error.message, "type": error.type, "code": error.type}
-    return Delta(error=said, status=STATUSES.get(error.type, 500))
+    return AnswerDelta(error=said, status=STATUSES.get(error.type, 500))
 
 
 def _in_common_shape(told: Mapping[str, Any]) -> dict[str, Any]:

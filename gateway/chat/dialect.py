@@ -1,8 +1,8 @@
 """Dialects: how an upstream is asked and understood whose API is not that of OpenAI's chat completions. Sans-I/O.
 
-A dialect has three parts. It writes the request in the upstream's terms; it reads the events of the answer, each as a `Delta` in
-the terms of chat completions; and it reads errors. The gateway does all else as for any upstream: connections, timeouts, failover,
-the framing of both streams, usage, the charge.
+A dialect has three parts. It writes the request in the upstream's terms; it reads the events of the answer, each as an
+`AnswerDelta` in the terms of chat completions; and it reads errors. The gateway does all else as for any upstream: connections,
+timeouts, failover, the framing of both streams, usage, the charge.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
             raise unsupported(name, f"'{name}' cannot be sent to the upstream of this model: {error}.") from None
 
 
-class Delta(msgspec.Struct, frozen=True, kw_only=True):
+class AnswerDelta(msgspec.Struct, frozen=True, kw_only=True):
     """What one event of an upstream adds to the answer. Everything may be left out.
 
     `message`: what is added to the message, as in `choices[0].delta`. `finish_reason`: why the answer ends, in OpenAI's words.
@@ -61,7 +61,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
 class AnswerReader:
     """Reads the events of one answer."""
 
-    def read(self, name: str, data: bytes) -> Iterable[Delta]:
+    def read(self, name: str, data: bytes) -> Iterable[AnswerDelta]:
         """Return what an event says, by its name and its data; nothing for one that means nothing here.
 
         An exception, such as that of a decoder, ends the answer with an error.

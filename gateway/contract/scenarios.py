@@ -15,6 +15,8 @@ from typing import Final
 
 import msgspec
 
+from gateway.attempt import Attempt
+from gateway.chain.editing import ExplainHooks
 from gateway.chain.entry import Entry
 from gateway.chain.failures import PLUGIN_ERRORS
 from gateway.chain.request_hooks import RequestHooks
@@ -24,10 +26,12 @@ from gateway.contract.cost import Cost
 from gateway.contract.endings import CHUNKS, COMPLETED, Ending
 from gateway.contract.lost_replies import LostReplies
 from gateway.contract.snapshot import Snapshot, memory_snapshot, store_snapshot
+from gateway.contract.watched import ChunkSize, Stops, WatchedExchange
 from gateway.contract.words import an, in_vain, raised
 from gateway.errors import GatewayError, Refused, StoreError, as_refused
-from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply
+from gateway.exchange import Exchange, Operation, Outcome
 from gateway.plugin import Plugin
+from gateway.reply import Reply
 from gateway.store.client.client import Client
 from gateway.store.client.step import error_in, run_steps
 from gateway.testing import exchange as new_exchange
@@ -88,6 +92,7 @@ class ScenarioRunner:
         """The cost of `on_chunk` in all scenarios so far."""
         self.blocking = Blocking(type(plugin))
         """What blocks in the scenarios where the whole answer arrives."""
+        self.stops = Stops()
 
     async def run(self, ending: Ending) -> ScenarioResult:
         """Run one scenario. Errors that the plugin raises are in the result."""
@@ -117,6 +122,8 @@ class ScenarioRunner:
         """Return an exchange that the providers have let pass."""
         body = b"" if ending.method == "GET" else None
         exchange = new_exchange(body, method=ending.method, path=ending.path, headers=self._headers)
+        exchange.__class__ = WatchedExchange
+        exchange[Stops], exchange[ChunkSize] = self.stops, ChunkSize(0)
         for plugin in self._providers(exchange):
             await self.request(plugin, exchange)
         return exchange
@@ -152,6 +159,7 @@ class ScenarioRunner:
         """Return what is wrong with how the plugin explains a request that its `on_request` accepts."""
         exchange = await self.arrived(COMPLETED)
         before = await self._snapshot(exchange)
+        exchange.hooks = ExplainHooks(self.entry)
         try:
             async with asyncio.timeout(HOOK_TIMEOUT_S):
                 text = await self.plugin.explain(exchange)
@@ -175,6 +183,8 @@ class ScenarioRunner:
                 reply = await hook
                 await exchange.settle_pending()
         except GatewayError as error:
+            if type(error) is GatewayError:  # the plugin changes the request as it may not
+                result.problems.append(raised(self.request_hook, error, result.ending, HOOK_TIMEOUT_S))
             result.refused = exchange.error = as_refused(error)
             result.failure = error if isinstance(error, StoreError) else None
             exchange.status, exchange.outcome = exchange.error.status, Outcome.REFUSED
@@ -221,10 +231,18 @@ class ScenarioRunner:
             for chunk in CHUNKS[: ending.chunks]:
                 exchange.bytes += len(chunk)
                 exchange.events += chunk.count(b"data:")
+                exchange[ChunkSize] = ChunkSize(len(chunk))
+                exchange.deltas(chunk)  # read once for all plugins, and not the cost of one
                 with self.cost:
                     returned = self.plugin.on_chunk(exchange, chunk)  # type: ignore[func-returns-value]
                 problems = problems or in_vain(hook, returned)
+                if exchange.stopped is not None:
+                    exchange.outcome, exchange.error = Outcome.STOPPED, exchange.stopped
+                    break
             problem = "; ".join(problems)
+        except Refused as refused:
+            exchange.outcome, exchange.error = Outcome.STOPPED, refused
+            problem = "" if hook == "on_chunk" else raised(hook, refused, ending, HOOK_TIMEOUT_S)
         except PLUGIN_ERRORS as error:
             problem = raised(hook, error, ending, HOOK_TIMEOUT_S)
             exchange.outcome = Outcome.INTERNAL_ERROR

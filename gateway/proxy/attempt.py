@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from typing import Final
 
 from aiohttp import ClientError
 
@@ -19,7 +18,8 @@ from gateway.log import Logger
 from gateway.proxy import failure
 from gateway.proxy.body import read_body
 from gateway.proxy.call import Call
-from gateway.proxy.end_reason import EndReason
+from gateway.proxy.chunk_hooks import ChunkHooks
+from gateway.proxy.end_reason import STREAM_HEADERS, EndReason
 from gateway.proxy.ending import conclude, meter_stream
 from gateway.proxy.failure import CallerGone, UpstreamFailure
 from gateway.proxy.foreign_request import foreign_parts
@@ -28,16 +28,11 @@ from gateway.proxy.json_answer import pass_on
 from gateway.proxy.pool import Target, UpstreamPool
 from gateway.proxy.relay import Relay
 from gateway.proxy.relay_state import RelayState
+from gateway.proxy.reply_stream import ReplyStream
 from gateway.proxy.translated_relay import TranslatedRelay
 from gateway.proxy.upstream import UpstreamConnection
 from gateway.proxy.upstream_headers import keep_only_id, kept_id, trace_lines
 from gateway.proxy.upstream_state import InvalidResponse
-
-STREAM_HEADERS: Final = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",
-}
 
 log = Logger("gateway.proxy.attempt")
 
@@ -45,7 +40,7 @@ log = Logger("gateway.proxy.attempt")
 class UpstreamCall(Call):
     """The attempt at one candidate."""
 
-    async def run(self, pool: UpstreamPool, relays: set[Relay]) -> UpstreamFailure | None:
+    async def run(self, pool: UpstreamPool, relays: set[Relay | ReplyStream]) -> UpstreamFailure | None:
         """Call the upstream, with the channel's next credential where one is refused.
 
         Return None when the caller has a response, else why there is none. Raises `CallerGone`.
@@ -80,7 +75,7 @@ class UpstreamCall(Call):
             if not target.credentials.another(credential, name, account, failed):
                 return failed
 
-    async def _send(self, target: Target, relays: set[Relay]) -> UpstreamFailure | None:
+    async def _send(self, target: Target, relays: set[Relay | ReplyStream]) -> UpstreamFailure | None:
         """Send the request; again on a new connection where a pooled one turned out to be closed before any response."""
         for fresh in (False, True):
             opened = await self._open(target, fresh=fresh)
@@ -111,9 +106,10 @@ class UpstreamCall(Call):
         exchange, body, channel = self.exchange, self.body, self.candidate.channel
         make = Relay if self.dialect is None else partial(TranslatedRelay, self.dialect)
         if self.gathering is None:
-            hooks = self.chain.on_chunk + crash_points.on_event
+            named = self.chain.on_chunk + crash_points.on_event
+            hooks = ChunkHooks(exchange, named) if named else None
             return make(exchange, body, channel, self.caller, upstream, self._begin, hooks)
-        relay = make(exchange, body, channel, self.gathering, upstream, self.begin_gathering, ())
+        relay = make(exchange, body, channel, self.gathering, upstream, self.begin_gathering)
         self.gathering.on_invalid = partial(relay.end, EndReason.OTHER)
         return relay
 
@@ -208,6 +204,8 @@ class UpstreamCall(Call):
         """Charge a stream that has ended, set its outcome, and write what the caller gets of it."""
         if reason is EndReason.UPSTREAM and (rest := relay.rest()):
             self.caller.write(rest)
+        if relay.hooks is not None and relay.hooks.withheld:
+            reason = relay.hooks.reason
         meter_stream(self.attempt, relay, self.body, self.candidate)
 
         def on_failed(code: str) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway import crash_points
-from gateway.chain.failures import note_failure
 from gateway.chat import chunks
 from gateway.chat.request import Body
 from gateway.config.channel import Channel
@@ -21,6 +20,7 @@ from gateway.exchange import Exchange
 from gateway.log import Logger
 from gateway.proxy.answer_events import events_of
 from gateway.proxy.caller import CallerConnection
+from gateway.proxy.chunk_hooks import ChunkHooks
 from gateway.proxy.end_reason import EndReason
 from gateway.proxy.gathering import Gathering
 from gateway.proxy.linger import release_at_end
@@ -35,9 +35,6 @@ USAGE_WAIT_S: Final = 2.0
 """How long an answer that has its finish reasons is read on, for the usage and for `[DONE]`."""
 
 log = Logger("gateway.proxy.relay")
-
-ChunkHook = Callable[[Exchange, bytes], None]
-
 
 _COLLECTING: Final = RelayState.COLLECTING
 """The name of a module is looked up faster than a member of an enum, and this one is needed at each read."""
@@ -58,7 +55,7 @@ class Relay:
         caller: CallerConnection | Gathering,
         upstream: UpstreamConnection,
         begin: Callable[[], dict[str, str]],
-        hooks: tuple[ChunkHook, ...],
+        hooks: ChunkHooks | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._exchange = exchange
@@ -66,7 +63,7 @@ class Relay:
         self._caller = caller
         self._upstream = upstream
         self._begin = begin
-        self._hooks = hooks
+        self.hooks = hooks
         self._collected: list[bytes] = []
         self._received = 0
         self._last_read_at = 0.0
@@ -157,12 +154,10 @@ class Relay:
         exchange = self._exchange
         if gap > exchange.longest_gap_s:  # noqa: PLR1730 - a call of `max` is slower
             exchange.longest_gap_s = gap
-        if whole:
+        if whole and (self.hooks is None or (whole := self._passed(whole))):
             self._caller.write(whole)
             exchange.bytes += len(whole)
             exchange.events = events.events
-            if self._hooks:
-                self._call_hooks(whole)
         if events.concluded:
             self._conclude()
         return events.backlog
@@ -185,7 +180,9 @@ class Relay:
             )
             self.end(EndReason.PLUGIN)
             return
-        first, self._collected = b"".join(self._collected), []
+        first, self._collected = self._passed(b"".join(self._collected)), []
+        if not first and self.withheld:
+            return
         events.completion_id = events.completion_id or chunks.completion_id(first)
         self.state = RelayState.RELAYING
         self._caller.on_flow = self._on_caller_flow
@@ -194,7 +191,6 @@ class Relay:
         self._caller.begin(head, first)
         exchange.bytes += len(first)
         exchange.events = events.events
-        self._call_hooks(first)
         crash_points.point("stream.begun")
         self._begin_pass()
         if events.concluded:
@@ -207,17 +203,24 @@ class Relay:
         else:
             self.end(EndReason.COMPLETE)
 
-    def _call_hooks(self, whole: bytes) -> None:
-        try:
-            for hook in self._hooks:
-                hook(self._exchange, whole)
-        except BaseException as error:
-            note_failure(log, "plugin_failed", self._exchange, error)
-            self.end(EndReason.PLUGIN)
+    def _passed(self, whole: bytes) -> bytes:
+        """Return what the plugins let pass of whole events. Where one ends the stream, the relay ends."""
+        if self.hooks is None or not whole:
+            return whole
+        passed = self.hooks.deliverable(whole, self.events)
+        if self.hooks.withheld:
+            self.failure = self.hooks.failure
+            self.end(self.hooks.reason)
+        return passed
+
+    @property
+    def withheld(self) -> bool:
+        """Whether a plugin ended the stream, so that what follows is not delivered."""
+        return self.hooks is not None and self.hooks.withheld
 
     def rest(self) -> bytes:
         """Return what was held back of an answer that has ended cleanly."""
-        return self._secrets.redact_rest(self.events.close())
+        return self._passed(self._secrets.redact_rest(self.events.close()))
 
     def _on_end(self, clean: bool) -> None:
         self.end(EndReason.UPSTREAM if clean else EndReason.BROKEN)

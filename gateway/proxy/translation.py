@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.chat.counts import MAX_KEPT, read_counts
-from gateway.chat.dialect import Delta, Dialect
+from gateway.chat.dialect import AnswerDelta, Dialect
 from gateway.chat.sse import EVENT_BOUNDARY, boundary_pattern, parse_event, whole_events
 from gateway.chat.usage import ReportedUsage
 from gateway.log import Logger
@@ -83,7 +83,7 @@ class Translation:
             chunks += self._fail("an event cannot be read")
         return chunks
 
-    def _chunks(self, delta: Delta) -> bytes:
+    def _chunks(self, delta: AnswerDelta) -> bytes:
         if self._ended:
             return b""
         self._id, self._model = self._id or delta.id, self._model or delta.model
@@ -107,7 +107,7 @@ class Translation:
             message = {"role": "assistant", **(message or {"content": ""})}
         return self._event(choices=[{"index": 0, "delta": message, "finish_reason": finish_reason}])
 
-    def _report(self, delta: Delta) -> bytes:
+    def _report(self, delta: AnswerDelta) -> bytes:
         """Return the chunk with the usage, once the answer is finished. Before, only its numbers are noted."""
         self.reported = delta.reported if len(delta.reported) <= MAX_KEPT else b""
         chunk = self._event(choices=[], usage=delta.usage)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway import AnswerReader, Delta, Dialect
+from gateway import AnswerDelta, AnswerReader, Dialect
 from gateway.chat.events import EventStream
 from gateway.chat.usage import ReportedUsage
 from gateway.proxy.translation import MAX_EVENT, Translation
@@ -27,9 +27,9 @@ class Scripted(Dialect):
 
 
 class _Reader(AnswerReader):
-    def read(self, name: str, data: bytes) -> Iterable[Delta]:
+    def read(self, name: str, data: bytes) -> Iterable[AnswerDelta]:
         for each in json.loads(data):
-            yield Delta(**each)
+            yield AnswerDelta(**each)
 
 
 def translation(dialect: Dialect | None = None) -> Translation:
@@ -141,8 +141,8 @@ def test_what_cannot_be_read_ends_the_stream_with_an_error(data: bytes, what: st
 
 def test_a_reader_that_gives_what_is_no_json_ends_the_stream_with_an_error() -> None:
     class Wrong(_Reader):
-        def read(self, name: str, data: bytes) -> Iterable[Delta]:
-            yield Delta(message={"content": object()})
+        def read(self, name: str, data: bytes) -> Iterable[AnswerDelta]:
+            yield AnswerDelta(message={"content": object()})
 
     dialect = Scripted()
     dialect.reader = Wrong  # type: ignore[method-assign]
