@@ -23,7 +23,8 @@ unexport PYTHONDONTWRITEBYTECODE
 serve: $(VENV)/.serve
 	$(BIN)/gateway serve --config config/demo.yaml
 
-# The other checks run beside the tests, which wait a third of their time, and are shown after them.
+# What runs beside the tests, which wait a third of their time, is shown after them. The count of instructions has the machine for
+# itself: where a worker has to wait for a CPU, it counts more for a request, and less for an event.
 test: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -31,12 +32,12 @@ test: $(VENV)/.dev
 	  echo "$(PYTEST)"; $(PYTEST); tests=$$?; \
 	  wait $$beside; others=$$?; cat $(VENV)/beside.log; exit $$((tests | others))
 	@command -v chromium chromium-browser google-chrome > /dev/null || echo "No page was tried in a browser: chromium is not installed."
+	if command -v valgrind callgrind_control > /dev/null; then $(BIN)/python -m tests.bench.instructions; \
+	  else echo "The instructions of a request and of an event are not counted: valgrind is not installed."; fi
 
 beside:
 	nice $(BIN)/mypy
 	if $(BIN)/gateway --version | grep -q 'by the compiled path'; then GATEWAY_PURE=1 nice $(BIN)/python -m pytest -q $(STREAMS); fi
-	if command -v valgrind callgrind_control > /dev/null; then nice $(BIN)/python -m tests.bench.instructions; \
-	  else echo "The instructions of a request and of an event are not counted: valgrind is not installed."; fi
 
 # All tests without the compiled path of events.
 test-pure: $(VENV)/.dev
