@@ -133,7 +133,7 @@ def test_the_example_plugins_and_their_tests_run(tmp_path: Path) -> None:
         text=True,
         timeout=180,
     )
-    assert "9 passed" in run.stdout, run.stdout + run.stderr
+    assert "15 passed" in run.stdout, run.stdout + run.stderr
     assert "13 passed" in run.stdout, run.stdout + run.stderr
 
 

@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from typing import Final
 
-import msgspec
-
 from gateway.attempt import Attempt
 from gateway.chain.editing import ExplainHooks
 from gateway.chain.entry import Entry
@@ -25,6 +23,7 @@ from gateway.contract.blocking import Blocking
 from gateway.contract.cost import Cost
 from gateway.contract.endings import CHUNKS, COMPLETED, Ending
 from gateway.contract.lost_replies import LostReplies
+from gateway.contract.scenario_result import ScenarioResult
 from gateway.contract.snapshot import Snapshot, memory_snapshot, store_snapshot
 from gateway.contract.watched import ChunkSize, Stops, WatchedExchange
 from gateway.contract.words import an, in_vain, raised
@@ -37,33 +36,6 @@ from gateway.store.client.step import error_in, run_steps
 from gateway.testing import exchange as new_exchange
 
 HOOK_TIMEOUT_S: Final = 5
-
-
-class ScenarioResult(msgspec.Struct):
-    """What was seen in one scenario: a snapshot before, in the middle and after, and what went wrong."""
-
-    ending: Ending
-    before: Snapshot
-    during: Snapshot = {}
-    after: Snapshot = {}
-    problems: list[str] = []
-    refused: Refused | None = None
-    """What `on_request` refused the request with, which it may."""
-    failure: GatewayError | None = None
-    """The error of the store for which the request was refused."""
-    missing: list[str] = []
-    """Facts that the plugin provides by its declaration and did not set."""
-    waits: int = 0
-    """How often `on_request` waited."""
-
-    def taken(self) -> set[str]:
-        """Return the names of what `on_request` changed and `on_end` changed back."""
-        names = self.before.keys() | self.during.keys()
-        return {name for name in names if self.before.get(name, 0) != self.during.get(name, 0)} - self.left(names)
-
-    def left(self, names: set[str]) -> set[str]:
-        """Return which of `names` differ from what they were before."""
-        return {name for name in names if self.before.get(name, 0) != self.after.get(name, 0)}
 
 
 class ScenarioRunner:

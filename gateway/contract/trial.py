@@ -20,7 +20,8 @@ from gateway.contract.endings import COMPLETED, INCOMPLETE, MISDIRECTED, MODELS
 from gateway.contract.finding import Finding
 from gateway.contract.leaks import CapturedLog, leaked
 from gateway.contract.providers import providers_for
-from gateway.contract.scenarios import ScenarioResult, ScenarioRunner
+from gateway.contract.scenario_result import ScenarioResult
+from gateway.contract.scenarios import ScenarioRunner
 from gateway.contract.snapshot import memory_snapshot
 from gateway.contract.steps import step_problems
 from gateway.contract.streams import streams
