@@ -134,7 +134,6 @@ def test_the_example_plugins_and_their_tests_run(tmp_path: Path) -> None:
         timeout=180,
     )
     assert "15 passed" in run.stdout, run.stdout + run.stderr
-    assert "13 passed" in run.stdout, run.stdout + run.stderr
 
 
 def with_chain(tmp_path: Path, chain: str) -> schema.Loaded:
