@@ -55,10 +55,21 @@ class Translation:
 
     def close(self) -> tuple[bytes, bool]:
         """Return what the clean end of the upstream's data completes, and whether that end cut no event."""
-        rest = bytes(self._pending)
-        if self._ended or not EVENT_BOUNDARY.search(rest + b"."):
-            return b"", self._ended or not rest.strip()
-        return self._take(rest + b"\n" if rest.endswith(b"\r") else rest), True
+        rest = bytes(self._pending).rstrip(b"\r\n")
+        if self._ended or not rest:
+            return b"", True
+        if EVENT_BOUNDARY.search(bytes(self._pending) + b".") or self._is_end(rest):
+            return self._take(rest + b"\n\n"), True
+        return b"", False
+
+    def _is_end(self, event: bytes) -> bool:
+        """Return whether an event that lacks only its last line ends is the end of an answer that is finished."""
+        if not self._finished:
+            return False
+        try:
+            return any(delta.done for delta in self._reader.read("", parse_event(event)[1]))
+        except Exception:
+            return False
 
     def _take(self, data: bytes) -> bytes:
         chunks, end = [], 0
@@ -96,6 +107,8 @@ class Translation:
         self._finished = self._finished or bool(delta.finish_reason)
         if delta.usage:
             chunks += self._report(delta)
+        if delta.done and not self._finished:
+            return chunks + self._fail("it ends without a reason")
         if delta.done:
             self._ended = True
             chunks += self._last_usage + DONE
