@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gateway.chat.usage import Usage
     from gateway.errors import Refused, StoreAway, StoreError, model_not_found
     from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply, Request
-    from gateway.facts import AccountLimits, Budgets, Caller, Candidate, CircuitBreaker, Limits, Route
+    from gateway.facts import AccountLimits, AskedFor, Budgets, Caller, Candidate, CircuitBreaker, Limits, Route
     from gateway.plugin import Plugin
     from gateway.prices import MICROS, Price, amount
     from gateway.request_id import arrival_ms, utc
@@ -39,6 +39,7 @@ __all__ = [
     "AccountLimits",
     "AccountStatus",
     "Alerts",
+    "AskedFor",
     "Attempt",
     "AttemptRecord",
     "Authenticated",
@@ -98,7 +99,7 @@ _PLACES = {
     "gateway.chat.usage": "Usage",
     "gateway.errors": "Refused StoreAway StoreError model_not_found",
     "gateway.exchange": "Attempt Exchange Operation Outcome Reply Request",
-    "gateway.facts": "AccountLimits Limits Budgets Caller Candidate CircuitBreaker Route",
+    "gateway.facts": "AccountLimits AskedFor Limits Budgets Caller Candidate CircuitBreaker Route",
     "gateway.plugin": "Plugin",
     "gateway.prices": "MICROS Price amount",
     "gateway.request_id": "arrival_ms utc",

@@ -16,7 +16,7 @@ from gateway.chat.request import Body, BodyRules, check
 from gateway.chat.usage import Usage
 from gateway.errors import GatewayError, Refused, as_refused
 from gateway.exchange import Exchange, Operation, Request
-from gateway.facts import Route
+from gateway.facts import AskedFor, Route
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -64,15 +64,25 @@ class Explanation(msgspec.Struct):
 
 
 async def explain(
-    chain: Chain, headers: Sequence[tuple[str, str]], body: bytes, rules: BodyRules, peer: str
+    chain: Chain,
+    headers: Sequence[tuple[str, str]],
+    body: bytes,
+    rules: BodyRules,
+    peer: str,
+    asked: AskedFor | None = None,
 ) -> Explanation:
-    """Return what a started chain would do with a chat completion. Raises `StoreAway`."""
+    """Return what a started chain would do with a chat completion. Raises `StoreAway`.
+
+    `asked`: the account or the token for which it is, in place of a header with a secret.
+    """
 
     async def read() -> Body:
         return check(body, rules)
 
     request = Request("POST", "/v1/chat/completions", CIMultiDict(headers), peer, Operation.CHAT)
     exchange = Exchange(request, read, generation=chain.generation)
+    if asked is not None:
+        exchange[AskedFor] = asked
     explanation = Explanation()
     for entry in chain.entries:
         try:

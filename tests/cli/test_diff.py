@@ -12,7 +12,7 @@ from gateway.cli.commands import program
 
 BEFORE = """
 listen: 127.0.0.1:8080
-redis: redis://:store-password@10.0.0.1:6379
+redis: redis://:store-password@127.0.0.1:1
 channels:
   one: {base_url: http://127.0.0.1:1/v1, api_key: secret-of-one}
   two: {base_url: http://127.0.0.1:2/v1}
@@ -20,12 +20,13 @@ models:
   small: {input: 1, output: 2, channels: [one]}
   large: {input: 1, output: 2, channels: [two]}
 groups: {default: {}}
-plugins: [{use: usage-logger}, {use: auth}, {use: rate-limit}, {use: quota}, {use: model-routing}]
+plugins: [{use: usage-logger}, {use: auth}, {use: rate-limit, with: {requests_per_minute: 60}}, {use: quota}, {use: model-routing}]
+port: {max_body: 65536}
 """
 
 
-def diff(tmp_path: Path, after: str, *options: str) -> list[str]:
-    (tmp_path / "before.yaml").write_text(BEFORE)
+def diff(tmp_path: Path, after: str, *options: str, before: str = BEFORE) -> list[str]:
+    (tmp_path / "before.yaml").write_text(before)
     (tmp_path / "after.yaml").write_text(after)
     arguments = ["diff", str(tmp_path / "after.yaml"), "--config", str(tmp_path / "before.yaml"), *options]
     result = CliRunner().invoke(program(), arguments)
@@ -43,8 +44,7 @@ def test_the_same_file_changes_nothing(tmp_path: Path) -> None:
     ("old", "new", "line"),
     [
         ("small: {input: 1", "small: {input: 3", "models.small.input: 1 becomes 3"),
-        ("  large: {input: 1, output: 2, channels: [two]}\n", "", "models.large: is removed"),
-        ("groups: {default: {}}", "groups: {default: {}}\nalerts: {webhook: 'http://h/secret'}", "alerts: changes"),
+        ("groups: {default: {}}", "groups: {default: {}}\nalerts: {webhook: 'http://h/secret'}", "alerts: is added"),
         ("groups: {default: {}}", "groups: {default: {}, trial: {}}", "groups.trial: is added"),
         ("{default: {}}", "{default: {budgets: {month: 0.5}}}", "groups.default.budgets.month: None becomes 0.5"),
         ("{default: {}}", "{default: {limits: {concurrent: 2}}}", "groups.default.limits.concurrent: None becomes 2"),
@@ -73,7 +73,22 @@ def test_the_same_file_changes_nothing(tmp_path: Path) -> None:
             "port.drain: 30 becomes 5.0  (needs a restart)",
         ),
         ("8080", "8081", "listen: 127.0.0.1:8080 becomes 127.0.0.1:8081  (needs a restart)"),
-        ("{use: quota}", "{use: quota, with: {max_holds: 3}}", "plugins.quota.with: changes"),
+        ("{use: quota}", "{use: quota, with: {max_holds: 3}}", "plugins.quota.with.max_holds: is set to 3"),
+        (
+            "port: {max_body: 65536}",
+            "port: {max_body: 131072}",
+            "port.max_body: 65536 becomes 131072  (needs a restart)",
+        ),
+        (
+            "with: {requests_per_minute: 60}",
+            "with: {requests_per_minute: 10}",
+            "plugins.rate-limit.with.requests_per_minute: 60 becomes 10",
+        ),
+        (
+            "with: {hash_key: secret-one, references: true}",
+            "with: {hash_key: secret-two, references: true}",
+            "x",
+        ),
         ("{use: quota}", "{use: quota, enabled: false}", "plugins.quota: is removed"),
         (
             "{use: rate-limit}, {use: quota}",
@@ -109,3 +124,36 @@ def test_a_wrong_new_file_is_one_line_and_exit_2(tmp_path: Path) -> None:
     result = CliRunner().invoke(program(), arguments)
     assert result.exit_code == 2
     assert "needs Caller" in result.output
+
+
+async def test_accounts_and_tokens_that_would_be_locked_out_are_counted(
+    tmp_path: Path, store_url: str, client: Client
+) -> None:
+    accounts, tokens = Accounts(client), Tokens(client, lambda: pepper_of(tmp_path))
+    make_pepper(tmp_path)
+    for name, group in {"alice": "trial", "robert": "trial", "carol": "default", "dave": "default"}.items():
+        await accounts.create(name, group)
+    await accounts.create("closed", "trial")
+    await accounts.set_status("closed", AccountStatus.CLOSED)
+    await accounts.change("carol", models=["large"])
+    restricted = [await tokens.create(name, models=["large"]) for name in ("alice", "carol", "dave")]
+    await tokens.create("dave", models=["large", "small"])
+    store = f"redis: {store_url}\ndata: {tmp_path}\nstore: {{timeout: {PATIENCE_S}}}\n"
+    before = BEFORE.replace("redis: redis://:store-password@127.0.0.1:1\n", store)
+    before = before.replace("groups: {default: {}}", "groups: {default: {}, trial: {}}")
+    after = before.replace("  large: {input: 1, output: 2, channels: [two]}\n", "").replace(", trial: {}", "")
+    assert await asyncio.to_thread(diff, tmp_path, after, before=before) == [
+        "models.large: is removed",
+        "groups.trial: is removed",
+        "groups.trial: 2 accounts in it would be refused with 403: alice, robert",
+        "accounts: 1 could use no model any more: carol",
+        f"tokens: 1 could use no model any more: {restricted[2].id}",
+    ]
+
+
+def test_whom_it_locks_out_is_not_counted_without_a_store(tmp_path: Path) -> None:
+    lines = diff(tmp_path, BEFORE.replace("  large: {input: 1, output: 2, channels: [two]}\n", ""))
+    assert lines[0] == "models.large: is removed"
+    assert lines[1].startswith("accounts: those that could use no model any more are not counted: the store ")
+    assert lines[1].endswith(" (it is at 127.0.0.1:1)")
+    assert len(lines) == 2
