@@ -20,7 +20,6 @@ from gateway.config.section import Section
 from gateway.errors import GatewayError
 from gateway.runtime.reload import needs_restart
 
-
 LONGEST: Final = 60
 """Characters of a value that is shown."""
 SECRET: Final = re.compile(r"(^|_)(secret|password|passphrase|token|key|pin|code)$", re.IGNORECASE)

@@ -19,7 +19,7 @@ Terms = tuple[str, tuple[str, ...], tuple[str, ...]]
 
 
 class LockedOut(msgspec.Struct):
-    """The ids of those that are locked out: accounts by their group if that is not served any more, and others; tokens of others."""
+    """The ids of those that are locked out: accounts by a group that is not served any more, other accounts, tokens of others."""
 
     by_group: dict[str, list[str]] = {}
     accounts: list[str] = []

@@ -96,8 +96,8 @@ async def explain(
             explanation.refusal = explanation.refusal or Refusal(entry.name, refused.status, refused.code, message)
     explanation.price = exchange.price
     if (route := exchange.get(Route)) is not None:
-        asked = Usage((await exchange.body()).prompt_tokens_estimate, 0, "estimated", answers=1)
-        explanation.channels = await _choices(route, asked)
+        usage = Usage((await exchange.body()).prompt_tokens_estimate, 0, "estimated", answers=1)
+        explanation.channels = await _choices(route, usage)
         explanation.served = any(choice.verdict == "first" for choice in explanation.channels)
         if not explanation.served and explanation.refusal is None:
             explanation.refusal = Refusal(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -9,6 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli.commands import program
+from gateway.store.accounts import Accounts, AccountStatus
+from gateway.store.client.client import Client
+from gateway.store.pepper import make_pepper, pepper_of
+from gateway.store.tokens import Tokens
+from tests.patience import PATIENCE_S
 
 BEFORE = """
 listen: 127.0.0.1:8080
@@ -20,7 +26,8 @@ models:
   small: {input: 1, output: 2, channels: [one]}
   large: {input: 1, output: 2, channels: [two]}
 groups: {default: {}}
-plugins: [{use: usage-logger}, {use: auth}, {use: rate-limit, with: {requests_per_minute: 60}}, {use: quota}, {use: model-routing}]
+plugins:
+  [{use: usage-logger}, {use: auth}, {use: rate-limit, with: {requests_per_minute: 60}}, {use: quota}, {use: model-routing}]
 port: {max_body: 65536}
 """
 
@@ -55,8 +62,8 @@ def test_the_same_file_changes_nothing(tmp_path: Path) -> None:
             "channels.two.timers.idle: 60 becomes 9.0",
         ),
         (
-            "listen:",
-            "port: {trusted_proxies: [10.0.0.2]}\nlisten:",
+            "{max_body: 65536}",
+            "{max_body: 65536, trusted_proxies: [10.0.0.2]}",
             "port.trusted_proxies: [] becomes ['10.0.0.2']",
         ),
         ("secret-of-one", "secret-of-two", "channels.one.api_key: changes"),
@@ -68,8 +75,8 @@ def test_the_same_file_changes_nothing(tmp_path: Path) -> None:
             "usage.clickhouse: changes  (needs a restart)",
         ),
         (
-            "groups: {default: {}}",
-            "groups: {default: {}}\nport: {drain: 5}",
+            "{max_body: 65536}",
+            "{max_body: 65536, drain: 5}",
             "port.drain: 30 becomes 5.0  (needs a restart)",
         ),
         ("8080", "8081", "listen: 127.0.0.1:8080 becomes 127.0.0.1:8081  (needs a restart)"),
@@ -84,15 +91,10 @@ def test_the_same_file_changes_nothing(tmp_path: Path) -> None:
             "with: {requests_per_minute: 10}",
             "plugins.rate-limit.with.requests_per_minute: 60 becomes 10",
         ),
-        (
-            "with: {hash_key: secret-one, references: true}",
-            "with: {hash_key: secret-two, references: true}",
-            "x",
-        ),
         ("{use: quota}", "{use: quota, enabled: false}", "plugins.quota: is removed"),
         (
-            "{use: rate-limit}, {use: quota}",
-            "{use: quota}, {use: rate-limit}",
+            "{use: rate-limit, with: {requests_per_minute: 60}}, {use: quota}",
+            "{use: quota}, {use: rate-limit, with: {requests_per_minute: 60}}",
             "plugins: the order becomes usage-logger, auth, quota, rate-limit, model-routing",
         ),
     ],
@@ -110,6 +112,29 @@ def test_what_a_file_of_a_secret_holds_is_not_shown(tmp_path: Path) -> None:
         "channels.two.base_url: http://127.0.0.1:2/v1 becomes http://h/${file:one}",
         "channels.two.api_key: changes",
     ]
+
+
+def test_of_a_plugins_settings_numbers_and_switches_are_shown_and_texts_are_not(tmp_path: Path) -> None:
+    (tmp_path / "kept.py").write_text(
+        "from gateway import Plugin\n\nclass Kept(Plugin):\n    within: dict[str, object]\n    loud: bool = True\n"
+    )
+    kept = "{use: 'kept:Kept', with: {within: %s, loud: %s}}, {use: auth}"
+    before = BEFORE.replace("{use: auth}", kept % ("{text: secret-1, pin: 4711, a: {b: 1}, c: 2}", "true"))
+    after = BEFORE.replace("{use: auth}", kept % ("{text: secret-2, pin: 4712, a: {b: 2}}", "false"))
+    assert diff(tmp_path, after, before=before) == [
+        "plugins.kept:Kept.with.within.text: changes",
+        "plugins.kept:Kept.with.within.pin: changes",
+        "plugins.kept:Kept.with.within.a.b: 1 becomes 2",
+        "plugins.kept:Kept.with.within.c: is removed",
+        "plugins.kept:Kept.with.loud: True becomes False",
+    ]
+
+
+def test_of_long_lists_what_is_added_and_removed_is_shown(tmp_path: Path) -> None:
+    names = [f"model-{number:02}" for number in range(20)]
+    before = BEFORE.replace("{default: {}}", f"{{default: {{models: ['*', {', '.join(names)}]}}}}")
+    after = before.replace("model-07", "model-77")
+    assert diff(tmp_path, after, before=before)[0] == "groups.default.models: adds ['model-77']; removes ['model-07']"
 
 
 def test_scripts_get_one_object_a_line(tmp_path: Path) -> None:
