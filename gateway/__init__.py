@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gateway.chat.usage import Usage
     from gateway.errors import Refused, StoreAway, StoreError, model_not_found
     from gateway.exchange import Exchange, Operation, Outcome, Request
-    from gateway.facts import AccountLimits, Budgets, Caller, Candidate, CircuitBreaker, Limits, Route
+    from gateway.facts import AccountLimits, AskedFor, Budgets, Caller, Candidate, CircuitBreaker, Limits, Route
     from gateway.plugin import Plugin
     from gateway.prices import MICROS, Price, amount
     from gateway.reply import Reply
@@ -46,6 +46,7 @@ __all__ = [
     "Alerts",
     "AnswerDelta",
     "AnswerReader",
+    "AskedFor",
     "Attempt",
     "AttemptRecord",
     "Authenticated",
@@ -113,7 +114,7 @@ _PLACES = {
     "gateway.chat.usage": "Usage",
     "gateway.errors": "Refused StoreAway StoreError model_not_found",
     "gateway.exchange": "Exchange Operation Outcome Request",
-    "gateway.facts": "AccountLimits Limits Budgets Caller Candidate CircuitBreaker Route",
+    "gateway.facts": "AccountLimits AskedFor Limits Budgets Caller Candidate CircuitBreaker Route",
     "gateway.plugin": "Plugin",
     "gateway.prices": "MICROS Price amount",
     "gateway.reply": "Reply",

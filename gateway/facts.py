@@ -90,6 +90,16 @@ class Caller(msgspec.Struct, frozen=True):
     counts_as: str = ""
 
 
+class AskedFor(msgspec.Struct, frozen=True):
+    """The account, and the token by its id, for which an operator explains a request without its secret. Only in explanations.
+
+    Without a token, what the account and its group allow is explained. The plugin that provides `Caller` reads it.
+    """
+
+    account: str
+    token_id: str = ""
+
+
 class Candidate(msgspec.Struct, frozen=True):
     """A channel that may serve the request, and the model's name there.
 

@@ -18,6 +18,7 @@ from multidict import MultiMapping
 
 from gateway import (
     AccountStatus,
+    AskedFor,
     Authenticated,
     Caller,
     Exchange,
@@ -35,6 +36,8 @@ from plugins.paced_refusals import PacedRefusals
 
 MAX_CREDENTIAL: Final = 512
 """Characters of the header's value."""
+MOST_NAMED: Final = 5
+"""Tokens that an explanation names."""
 MOST_CALLERS: Final = 4096
 """Callers that are kept from one request to the next."""
 
@@ -164,8 +167,23 @@ class Auth(Plugin):
 
     async def explain(self, exchange: Exchange) -> str:
         """Do the same as `request_step`, without what is known: the token's last use is written at the end."""
-        await self._read(exchange, _credential(exchange.request.headers))
+        asked = exchange.get(AskedFor)
+        if asked is not None and not asked.token_id:
+            return await self._explain_account(exchange, asked.account)
+        if asked is None:
+            await self._read(exchange, _credential(exchange.request.headers))
+        else:
+            self._admit(exchange, await self._tokens.look(asked.account, asked.token_id))
         return f"token {exchange.token_id} of the active account {exchange.account}, group {exchange.group}"
+
+    async def _explain_account(self, exchange: Exchange, account: str) -> str:
+        """Admit an account as if by a token without restrictions, and say which tokens it has."""
+        self._admit(exchange, await self._tokens.look(account))
+        exchange.token_id = ""
+        ids = [token.id for token in await self._tokens.all_of(account)]
+        more = ", ..." if len(ids) > MOST_NAMED else ""
+        tokens = f"which may restrict this further: {', '.join(ids[:MOST_NAMED])}{more}" if ids else "none yet"
+        return f"the active account {account}, group {exchange.group}; its tokens, {tokens}"
 
     async def end_step(self, exchange: Exchange) -> Step | None:
         """Record that the token was used."""

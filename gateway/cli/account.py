@@ -9,14 +9,13 @@ import msgspec
 import typer
 
 from gateway.cli.account_file import TRANSACTION, FileOption, import_, run_file
+from gateway.cli.account_tables import fields_of, print_account, print_accounts
 from gateway.cli.allowance import (
     BudgetOption,
     LimitOption,
     budget_reports,
-    budgets_in_words,
     given_budgets,
     given_limits,
-    limits_in_words,
     report_in_words,
 )
 from gateway.cli.archive import archive
@@ -29,11 +28,10 @@ from gateway.cli.common import (
     micros,
     print_fields,
     print_json,
-    print_table,
-    refuse,
     run_with_store,
 )
 from gateway.cli.ledger import ledger
+from gateway.cli.named import account_of, known_group, names_in, note_models
 from gateway.facts import Budgets
 from gateway.services import Store
 from gateway.store.accounts import Account, AccountError, AccountStatus, unknown
@@ -67,7 +65,16 @@ def _transaction(text: str) -> str:
     return text
 
 
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The account's id.")]
+IdArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="The account's id, or `ext:` and its external id, as in ext:user-17.")
+]
+ExternalIdOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT",
+        help="What the account is called elsewhere: an e-mail address, a customer number. At most 200 bytes; unique.",
+    ),
+]
 GroupOption = Annotated[str | None, typer.Option(help="The account's user group, one of those in the configuration.")]
 _TRANSACTION: Final = typer.Option(
     parser=_transaction,
@@ -87,6 +94,7 @@ def create(
     credit: Annotated[
         int | None, typer.Option(parser=_positive, metavar="AMOUNT", help="Credit this amount at once, such as 5.00.")
     ] = None,
+    external_id: ExternalIdOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -94,15 +102,17 @@ def create(
 
     Example: `gateway account create alice --group default --credit 5.00`
     """
-    group = _known_group(config, group or "default")
+    group = known_group(config, group or "default")
 
     async def work(store: Store) -> Account:
-        await store.accounts.create(account_id, group, budgets=Budgets(**given_budgets(budget)))
+        text = external_id or ""
+        async with store.external_ids.claimed(account_id, text):
+            await store.accounts.create(account_id, group, budgets=Budgets(**given_budgets(budget)), external_id=text)
         if credit is not None:
             await store.wallet.credit(account_id, f"opening-{account_id}", credit)
         return await _existing(store, account_id)
 
-    _print(run_with_store(config, work), as_json)
+    print_account(run_with_store(config, work), as_json)
 
 
 @account.command("list")
@@ -120,23 +130,7 @@ def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         for each in accounts:
             print_json(each)
         return
-    print_table(
-        ("id", "status", "group", "balance", "held", "credit line", "own budgets", "own limits"),
-        (
-            (
-                each.id,
-                each.status,
-                each.group,
-                amount(each.balance_micros),
-                amount(each.held_micros),
-                amount(each.credit_line_micros),
-                budgets_in_words(each.budgets, "-"),
-                limits_in_words(each.limits, "-"),
-            )
-            for each in accounts
-        ),
-        empty="There are no accounts yet. Create one: gateway account create alice --credit 5.00",
-    )
+    print_accounts(accounts)
 
 
 @account.command()
@@ -146,6 +140,7 @@ def show(account_id: IdArgument, config: ConfigOption = None, as_json: JsonOptio
     Example: `gateway account show alice --json`
     """
     settings = configuration(config)
+    account_id = account_of(config, account_id)
 
     async def work(store: Store) -> tuple[Account, list[dict[str, object]]]:
         found = await _existing(store, account_id)
@@ -155,12 +150,12 @@ def show(account_id: IdArgument, config: ConfigOption = None, as_json: JsonOptio
     if as_json:
         print_json(msgspec.to_builtins(found) | {"budget_use": reports})
     else:
-        print_fields(_fields(found) | dict(map(report_in_words, reports)))
+        print_fields(fields_of(found) | dict(map(report_in_words, reports)))
 
 
 @account.command()
 def credit(
-    account_id: Annotated[str, typer.Argument(metavar="ID", help="The account's id.")] = "",
+    account_id: IdArgument = "",
     value: Annotated[
         int | None, typer.Argument(parser=_positive, metavar="AMOUNT", help="The amount, such as 5.00.")
     ] = None,
@@ -178,12 +173,13 @@ def credit(
         raise typer.Exit
     if value is None or not transaction:
         raise typer.BadParameter("give an account, an amount and --transaction, or a file with --from")
+    account_id = account_of(config, account_id)
 
     async def work(store: Store) -> Account:
         _check(account_id, transaction, await store.wallet.credit(account_id, transaction, value))
         return await _existing(store, account_id)
 
-    _print(run_with_store(config, work), as_json)
+    print_account(run_with_store(config, work), as_json)
 
 
 @account.command(context_settings={"ignore_unknown_options": True})
@@ -199,12 +195,13 @@ def adjust(
 
     Example: `gateway account adjust alice -0.50 --transaction fix-17 --reason "credited twice by hand"`
     """
+    account_id = account_of(config, account_id)
 
     async def work(store: Store) -> Account:
         _check(account_id, transaction, await store.wallet.adjust(account_id, transaction, value, reason))
         return await _existing(store, account_id)
 
-    _print(run_with_store(config, work), as_json)
+    print_account(run_with_store(config, work), as_json)
 
 
 @account.command("set")
@@ -221,6 +218,7 @@ def set_(
     models: Annotated[
         str | None, typer.Option(help="Allow only these of the group's models, as in `a,b` or `gpt-*`. Empty for all.")
     ] = None,
+    external_id: ExternalIdOption = None,
     requests_per_minute: LimitOption = None,
     tokens_per_minute: LimitOption = None,
     concurrent: LimitOption = None,
@@ -229,26 +227,39 @@ def set_(
 ) -> None:
     """Change an account's settings. What is not given stays as it is.
 
-    A budget or a limit of its own replaces that of its group for the same window or kind.
+    A budget or a limit of its own replaces that of its group for the same window or kind. An empty text takes the external id away.
 
     Example: `gateway account set alice --group trial --credit-line 1.00 --budget month=20 --requests-per-minute 600`
     """
     if group is not None:
-        group = _known_group(config, group)
+        group = known_group(config, group)
     changed = given_limits(requests_per_minute, tokens_per_minute, concurrent)
+    account_id = account_of(config, account_id)
 
-    async def work(store: Store) -> Account:
-        before = await _existing(store, account_id)
+    async def change(store: Store, before: Account) -> Account:
         return await store.accounts.change(
             account_id,
             group=group,
             credit_line=credit_line,
-            models=None if models is None else [name.strip() for name in models.split(",") if name.strip()],
+            models=None if models is None else names_in(models),
             limits=msgspec.structs.replace(before.limits, **changed) if changed else None,
             budgets=msgspec.structs.replace(before.budgets, **given_budgets(budget)) if budget else None,
+            external_id=external_id,
         )
 
-    _print(run_with_store(config, work), as_json)
+    async def work(store: Store) -> Account:
+        before = await _existing(store, account_id)
+        if external_id is None:
+            return await change(store, before)
+        async with store.external_ids.claimed(account_id, external_id):
+            return await change(store, before)
+
+    result = run_with_store(config, work)
+    if models is not None or group is not None:
+        settings = configuration(config)
+        allowed = settings.groups[result.group].models if result.group in settings.groups else ()
+        note_models(settings, names_in(models or ""), result.models, allowed, whose=f"`{account_id}`")
+    print_account(result, as_json)
 
 
 @account.command()
@@ -277,6 +288,7 @@ def close(
 
     Example: `gateway account close alice --yes`
     """
+    account_id = account_of(config, account_id)
     result = run_with_store(config, lambda store: _existing(store, account_id))
     if not yes:
         text = f"Close `{account_id}`, balance {amount(result.balance_micros)}, permanently?"
@@ -290,16 +302,8 @@ account.command("import")(import_)
 
 
 def _set_status(config: Path | None, account_id: str, status: AccountStatus, as_json: bool) -> None:
-    _print(run_with_store(config, lambda store: store.accounts.set_status(account_id, status)), as_json)
-
-
-def _known_group(config: Path | None, group: str) -> str:
-    groups = configuration(config).groups
-    if group not in groups:
-        raise refuse(
-            f"the configuration has no group `{group}`; it has: {', '.join(groups) or 'none yet'}", "not_found"
-        )
-    return group
+    account_id = account_of(config, account_id)
+    print_account(run_with_store(config, lambda store: store.accounts.set_status(account_id, status)), as_json)
 
 
 async def _existing(store: Store, account_id: str) -> Account:
@@ -318,24 +322,3 @@ def _check(account_id: str, transaction: str, credited: Credited) -> None:
         ).of_kind("conflict")
     if credited.outcome is Credit.DONE:
         typer.echo(f"The transaction `{transaction}` was booked before: nothing was changed.", err=True)
-
-
-def _print(result: Account, as_json: bool) -> None:
-    if as_json:
-        print_json(result)
-    else:
-        print_fields(_fields(result))
-
-
-def _fields(result: Account) -> dict[str, str]:
-    return {
-        "id": result.id,
-        "status": result.status,
-        "group": result.group,
-        "balance": amount(result.balance_micros),
-        "held": f"{amount(result.held_micros)} by {result.holds} requests",
-        "credit line": amount(result.credit_line_micros),
-        "models": ", ".join(result.models) or "all that the group allows",
-        "own budgets": budgets_in_words(result.budgets),
-        "own limits": limits_in_words(result.limits),
-    }

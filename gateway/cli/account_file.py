@@ -6,7 +6,7 @@ import asyncio
 import csv
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -14,13 +14,14 @@ import msgspec
 import typer
 
 from gateway.cli.common import ConfigOption, JsonOption, amount, configuration, micros, print_json, run_with_store
+from gateway.cli.named import EXTERNAL, account_in
 from gateway.errors import GatewayError, Misconfigured, StoreAway
 from gateway.services import Store
 from gateway.store.accounts import AccountError
 from gateway.store.money.results import Credit
 
 TRANSACTION: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-COLUMNS: Final = {"id", "group", "amount", "transaction"}
+COLUMNS: Final = {"id", "external_id", "group", "amount", "transaction"}
 AT_ONCE: Final = 32
 PROGRESS_S: Final = 1.0
 
@@ -28,16 +29,17 @@ FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A CSV file w
 FileOption = Annotated[
     Path | None,
     typer.Option(
-        "--from", metavar="FILE", help="Credit what a CSV file says, with the columns `id`, `amount`, `transaction`."
+        "--from", metavar="FILE", help="Credit what a CSV file says: `id` (or `external_id`), `amount`, `transaction`."
     ),
 ]
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One line of a file. `value` is what to credit, in micros; 0 for nothing."""
+    """One line of a file. `value` is what to credit, in micros; 0 for nothing. Without `id`, `external_id` names the account."""
 
     line: int
     id: str
+    external_id: str
     group: str
     value: int
     transaction: str
@@ -61,8 +63,9 @@ class Report(msgspec.Struct):
 def import_(file: FileArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Create the accounts of a CSV file that are not there yet, and credit them.
 
-    Columns: `id`, and if you like `group`, `amount` and `transaction` (default: `opening-ID`). Repeating it changes nothing; an
-    account that is there keeps its group. Lines that are refused are listed, and the exit code is 1; the others are done.
+    Columns: `id`, and if you like `external_id`, `group`, `amount` and `transaction` (default: `opening-ID`). Repeating it changes
+    nothing; an account that is there keeps its group, and gets the external id if it has none. Lines that are refused are listed,
+    and the exit code is 1; the others are done.
 
     Example: `gateway account import customers.csv`
     """
@@ -79,10 +82,8 @@ def run_file(file: Path, config: Path | None, as_json: bool, *, create: bool) ->
     async def work(store: Store) -> None:
         async def do(row: Row) -> None:
             try:
-                if create and await store.accounts.get(row.id) is None:
-                    if row.group not in groups:
-                        raise AccountError(f"the configuration has no group `{row.group}`")
-                    await _create(store, row, report)
+                if create:
+                    await _ensure(store, row, report, groups)
                 if row.value:
                     await _credit(store, row, report)
             except StoreAway:
@@ -121,19 +122,33 @@ async def _all(rows: list[Row], do: Callable[[Row], Awaitable[None]]) -> None:
             group.create_task(worker())
 
 
-async def _create(store: Store, row: Row, report: Report) -> None:
-    try:
-        await store.accounts.create(row.id, row.group)
-        report.created += 1
-    except AccountError as error:
-        if error.kind != "exists":  # another line of the file has created it
-            raise
+async def _ensure(store: Store, row: Row, report: Report, groups: Container[str]) -> None:
+    """Create the account if it is not there, or else give it the external id if it has none."""
+    account = await store.accounts.get(row.id)
+    if account is not None:
+        if row.external_id not in ("", account.external_id):
+            if account.external_id:
+                raise AccountError(f"the account `{row.id}` has another external id: {account.external_id!r}")
+            async with store.external_ids.claimed(row.id, row.external_id):
+                await store.accounts.change(row.id, external_id=row.external_id)
+        return
+    if row.group not in groups:
+        raise AccountError(f"the configuration has no group `{row.group}`")
+    async with store.external_ids.claimed(row.id, row.external_id):
+        try:
+            await store.accounts.create(row.id, row.group, external_id=row.external_id)
+        except AccountError as error:
+            if error.kind != "exists" or row.external_id:  # another line of the file has created it
+                raise
+        else:
+            report.created += 1
 
 
 async def _credit(store: Store, row: Row, report: Report) -> None:
-    outcome = (await store.wallet.credit(row.id, row.transaction, row.value)).outcome
+    account_id = await account_in(store, row.id or EXTERNAL + row.external_id)
+    outcome = (await store.wallet.credit(account_id, row.transaction, row.value)).outcome
     if outcome is Credit.NO_ACCOUNT:
-        raise AccountError(f"there is no account `{row.id}`")
+        raise AccountError(f"there is no account `{account_id}`")
     if outcome is Credit.CONFLICT:
         raise AccountError(f"the transaction `{row.transaction}` was booked before with another amount")
     if outcome is Credit.DONE:
@@ -145,15 +160,15 @@ async def _credit(store: Store, row: Row, report: Report) -> None:
 
 def _rows(file: Path, report: Report, *, create: bool) -> Iterator[Row]:
     """Yield the lines that can be done, and note the others."""
-    needed = {"id"} if create else {"id", "amount", "transaction"}
+    needed = {"id"} if create else {"amount", "transaction"}
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
             reader = csv.DictReader(opened, restkey="", restval="")
             names = set(reader.fieldnames or ())
-            if not needed <= names <= COLUMNS:
-                wanted, known = ", ".join(sorted(needed)), ", ".join(sorted(COLUMNS))
+            if not (needed <= names <= COLUMNS and names & {"id", "external_id"}):
+                wanted = "id" if create else "amount, transaction, and id or external_id"
                 raise Misconfigured(
-                    f"{file}: its first line must name the columns {wanted}, and no others than {known}"
+                    f"{file}: its first line must name the columns {wanted}, and no others than {', '.join(sorted(COLUMNS))}"
                 )
             for fields in reader:
                 try:
@@ -167,14 +182,17 @@ def _rows(file: Path, report: Report, *, create: bool) -> Iterator[Row]:
 def _row(line: int, fields: Mapping[str, str], *, create: bool) -> Row:
     if "" in fields:
         raise AccountError("it has more fields than columns")
-    account_id, text = fields["id"].strip(), fields.get("amount", "").strip()
+    account_id, text = fields.get("id", "").strip(), fields.get("amount", "").strip()
+    external_id = fields.get("external_id", "").strip()
+    if not account_id and (create or not external_id):
+        raise AccountError("it names no account")
     value = micros(text) if text or not create else 0
     if value < 0 or (value == 0 and (text or not create)):
         raise AccountError("give an amount of more than 0")
     transaction = fields.get("transaction", "").strip() or (f"opening-{account_id}" if create else "")
     if value and not TRANSACTION.fullmatch(transaction):
         raise AccountError("a transaction id is 1 to 64 letters, digits and . _ : -")
-    return Row(line, account_id, fields.get("group", "").strip() or "default", value, transaction)
+    return Row(line, account_id, external_id, fields.get("group", "").strip() or "default", value, transaction)
 
 
 def _print(report: Report) -> None:

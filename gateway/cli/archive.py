@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from gateway.cli.common import ConfigOption, JsonOption, point_in_time, print_json, refuse, run_with_store
+from gateway.cli.named import account_of
 from gateway.services import Store
 from gateway.store.accounts import unknown
 from gateway.store.money.archive import Archive, ArchiveError
@@ -61,6 +62,7 @@ def archive(
     """
     if every == (account_id is not None):
         raise typer.BadParameter("give the id of one account, or --all")
+    account_id = account_id and account_of(config, account_id)
 
     async def work(store: Store) -> int:
         if account_id is not None and await store.accounts.get(account_id) is None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import typer
 
+from gateway.cli.channel_test import test
 from gateway.cli.common import (
     ConfigOption,
     JsonOption,
@@ -17,6 +21,7 @@ from gateway.cli.common import (
     found,
     print_json,
     print_table,
+    printable,
     refuse,
     run_with_store,
 )
@@ -31,6 +36,7 @@ Credential = tuple[str, CredentialStatus]
 """The fingerprint of a credential, and its status."""
 
 channels = typer.Typer()
+MOST_REASON: Final = 200
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The channel's name in the configuration.")]
 
@@ -70,6 +76,10 @@ def show(context: typer.Context, config: ConfigOption = None, as_json: JsonOptio
         (_row(each) for each, _ in shown),
         empty="There are no channels in the configuration; add one under `channels:`.",
     )
+    disabled = [row for each, _ in shown for row in _disabled(each)]
+    if disabled:
+        typer.echo()
+        print_table(("channel", "disabled since", "by", "reason"), disabled, empty="")
     aside = [row for each, credentials in shown for row in _aside(each.channel, credentials)]
     requests = [(name, words) for name, each in known.items() if (words := each.request_in_words)]
     if requests:
@@ -81,12 +91,22 @@ def show(context: typer.Context, config: ConfigOption = None, as_json: JsonOptio
 
 
 @channels.command()
-def disable(name: NameArgument, config: ConfigOption = None) -> None:
+def disable(
+    name: NameArgument,
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help=f"Why, at most {MOST_REASON} characters: `gateway channels` shows it.")
+    ] = "",
+    config: ConfigOption = None,
+) -> None:
     """Disable a channel: it gets no new requests until it is enabled. Open streams continue.
 
-    Example: `gateway channels disable openai`
+    Who did it and when is shown by `gateway channels`.
+
+    Example: `gateway channels disable openai --reason "invoice unpaid, ticket 4711"`
     """
-    _switch(name, config, enabled=False)
+    if len(reason) > MOST_REASON:
+        raise typer.BadParameter(f"a reason has at most {MOST_REASON} characters; this one has {len(reason)}")
+    _switch(name, config, enabled=False, reason=reason)
 
 
 @channels.command()
@@ -139,6 +159,9 @@ def credential(
     typer.echo(f"credential {number} of {name} {now}; gateways notice within a second")
 
 
+channels.command("test")(test)
+
+
 def _with_credentials(config: ConfigOption) -> Mapping[str, Channel]:
     """Return the channels, whose credentials must be here: the store knows these by their fingerprints."""
     return load(found(config)).config.channels
@@ -173,13 +196,30 @@ def _aside(channel: str, credentials: Sequence[Credential]) -> Iterator[tuple[ob
             yield channel, index, status.state, _moment(status.since_ms), until, status.reason
 
 
+def _disabled(shown: ChannelSnapshot) -> Iterator[tuple[object, ...]]:
+    """Yield the row for a channel that is disabled, if it is known by whom."""
+    if shown.disabling is not None:
+        noted = shown.disabling
+        yield shown.channel, _moment(noted.at_ms), printable(noted.by) or "-", printable(noted.reason) or "-"
+
+
+def _operator() -> str:
+    """Return who runs this command, and where, as in `alice@gateway-1`."""
+    try:
+        user = os.environ.get("SUDO_USER") or getpass.getuser()
+    except (KeyError, OSError):  # a container may have no name for its user
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
 def _moment(ms: int | None) -> str | None:
     return None if ms is None else f"{utc(ms)[:19]}Z"
 
 
-def _switch(name: str, config: ConfigOption, *, enabled: bool) -> None:
+def _switch(name: str, config: ConfigOption, *, enabled: bool, reason: str = "") -> None:
     _known(name, configuration(config).channels)
-    run_with_store(config, lambda store: store.channels.set_enabled(name, enabled))
+    by = _operator()
+    run_with_store(config, lambda store: store.channels.set_enabled(name, enabled, by=by, reason=reason))
     typer.echo(f"{name} is {'enabled' if enabled else 'disabled'}; gateways notice within a second")
 
 

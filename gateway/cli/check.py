@@ -18,8 +18,10 @@ from gateway.errors import StoreAway
 from gateway.runtime.data_folder import check_place, has_store
 from gateway.runtime.store_check import refuse_database
 from gateway.runtime.trial import Trial
+from gateway.server.tls import Certificate
 from gateway.services import Store
 from gateway.store.client.durability import check_store
+from gateway.store.client.topology import naming_the_store
 from gateway.store.pepper import PepperSource
 from gateway.store.pepper_record import record_of, refuse_other
 from gateway.tools.exposure import Exposure
@@ -46,7 +48,9 @@ def check(
     with _with_store(loaded) as (tried, place):
         with Trial(tried) as trial:
             trial.wait()
-        with store_url(tried.config) as url:
+        if loaded.config.tls is not None:
+            Certificate(loaded.config.tls)
+        with store_url(tried.config) as url, naming_the_store(url):
             store_notes = asyncio.run(_store_notes(tried, url, PepperSource.of(loaded.config.data_path)))
             with Trial(tried, url) as trial:
                 report = trial.wait()

@@ -32,6 +32,7 @@ from gateway.request_id import LAST_MS
 from gateway.runtime.data_folder import check_access, existing_folder, has_store
 from gateway.services import Store
 from gateway.store import layout
+from gateway.store.client.topology import naming_the_store
 from gateway.store.pepper import PepperSource
 from gateway.store.tokens import Tokens
 
@@ -128,7 +129,7 @@ async def store_of(config: Config) -> AsyncIterator[Store]:
 
     A store that was started here is converted if it is of an earlier layout. Raises `Misconfigured` for another one.
     """
-    with _running(config) as (url, owned), _with_folder(config) as local:
+    with _running(config) as (url, owned), _with_folder(config) as local, naming_the_store(url):
         async with Store.open(local, url) as store:
             store.tokens = Tokens(store.client, PepperSource.of(config.data_path))
             if owned:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
 
 from gateway import loading
 from gateway.cli.common import ConfigOption, JsonOption, console, found, print_json
+from gateway.cli.locked_out import locked_out, may_lock_out, named
 from gateway.config.channel_request import Fixed
 from gateway.config.places import folder_of
 from gateway.config.schema import Config, load
 from gateway.config.section import Section
+from gateway.errors import GatewayError
 from gateway.runtime.reload import needs_restart
+
+LONGEST: Final = 60
+"""Characters of a value that is shown."""
+SECRET: Final = re.compile(r"(^|_)(secret|password|passphrase|token|key|pin|code)$", re.IGNORECASE)
+"""Names of settings whose values are not shown."""
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -38,7 +47,7 @@ def diff(
 ) -> None:
     """Show what a new file would change, and which changes need a restart.
 
-    The new file is checked first.
+    The new file is checked first. Accounts and tokens that could use no model any more are counted, if the store answers.
 
     Example: `gateway diff new.yaml --config gateway.yaml`
     """
@@ -48,7 +57,7 @@ def diff(
     loading.build(loaded)
     differences = [
         msgspec.structs.replace(change, text=before.document.hide(loaded.document.hide(change.text)))
-        for change in changes(before.config, loaded.config)
+        for change in (*changes(before.config, loaded.config), *_lockouts(before.config, loaded.config))
     ]
     for change in differences:
         if as_json:
@@ -69,8 +78,7 @@ def changes(before: Config, after: Config) -> Iterator[Change]:
         yield from _field("port.trusted_proxies", "trusted_proxies", before.port, after.port)
     if before.time_zone != after.time_zone:
         yield from _field("time_zone", "time_zone", before, after)
-    if before.alerts != after.alerts:
-        yield Change("alerts", "changes")
+    yield from _field("alerts", "alerts", before, after)
     for section in ("channels", "models", "groups"):
         yield from _entries(section, getattr(before, section), getattr(after, section))
     old = {entry.label: entry for entry in before.plugins if entry.enabled}
@@ -101,13 +109,62 @@ def _field(place: str, name: str, old: Section, new: Section, takes: str = "relo
     if isinstance(was, Section) and isinstance(becomes, Section):
         yield from _fields(place, was, becomes, takes)
     elif isinstance(was, Fixed) and isinstance(becomes, Fixed):
-        yield from _values(place, was, becomes, takes)
+        yield from _fixed(place, was, becomes, takes)
+    elif isinstance(was, dict) and isinstance(becomes, dict):
+        yield from _settings(place, was, becomes, takes)
+    elif was is None and isinstance(becomes, Section):
+        yield Change(place, "is added", takes)
+    elif becomes is None and isinstance(was, Section):
+        yield Change(place, "is removed", takes)
     elif was != becomes:
-        text = "changes" if name in new.hidden else f"{_short(was)} becomes {_short(becomes)}"
-        yield Change(place, text, takes)
+        yield Change(place, "changes" if name in new.hidden else _values(was, becomes), takes)
 
 
-def _values(place: str, old: Fixed[Any], new: Fixed[Any], takes: str) -> Iterator[Change]:
+def _settings(place: str, old: Mapping[str, Any], new: Mapping[str, Any], takes: str) -> Iterator[Change]:
+    """Yield the differences between a plugin's settings. Only numbers and switches are shown: a text may be a secret."""
+    for key in {**old, **new}:
+        was, becomes = old.get(key), new.get(key)
+        if isinstance(was, dict) and isinstance(becomes, dict):
+            yield from _settings(f"{place}.{key}", was, becomes, takes)
+        elif key not in new:
+            yield Change(f"{place}.{key}", "is removed", takes)
+        elif key not in old or was != becomes:
+            open_ = not SECRET.search(key) and all(isinstance(value, int | float | None) for value in (was, becomes))
+            text = "changes" if key in old else "is added"
+            if open_:
+                text = _values(was, becomes) if key in old else f"is set to {_short(becomes)}"
+            yield Change(f"{place}.{key}", text, takes)
+
+
+def _lockouts(before: Config, after: Config) -> Iterator[Change]:
+    """Yield whom the change locks out, or that this is not known."""
+    if not may_lock_out(before, after):
+        return
+    try:
+        found = asyncio.run(locked_out(before, after))
+    except GatewayError as error:
+        yield Change("accounts", f"those that could use no model any more are not counted: {error}")
+        return
+    for group, ids in sorted(found.by_group.items()):
+        yield Change(f"groups.{group}", f"{len(ids)} accounts in it would be refused with 403: {named(ids)}")
+    if found.accounts:
+        yield Change("accounts", f"{len(found.accounts)} could use no model any more: {named(found.accounts)}")
+    if found.tokens:
+        yield Change("tokens", f"{len(found.tokens)} could use no model any more: {named(found.tokens)}")
+
+
+def _values(was: object, becomes: object) -> str:
+    """Return what changes: of long lists, what is added and what is removed."""
+    old, new = _short(was), _short(becomes)
+    if isinstance(was, list | tuple) and isinstance(becomes, list | tuple) and len(old) + len(new) > LONGEST:
+        added = [item for item in becomes if item not in was]
+        removed = [item for item in was if item not in becomes]
+        texts = [f"adds {_short(added)}" if added else "", f"removes {_short(removed)}" if removed else ""]
+        return "; ".join(filter(None, texts)) or "its order changes"
+    return f"{_short(was)} becomes {_short(becomes)}"
+
+
+def _fixed(place: str, old: Fixed[Any], new: Fixed[Any], takes: str) -> Iterator[Change]:
     """Yield the names that differ: their values may be secret."""
     for name in dict.fromkeys((*old, *new)):
         if name not in new:
@@ -126,4 +183,4 @@ def _short(value: object) -> str:
         if isinstance(value, Section)
         else str(msgspec.to_builtins(list(value) if isinstance(value, tuple) else value))
     )
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."

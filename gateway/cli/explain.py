@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from gateway import loading
 from gateway.chat.request import BodyRules
-from gateway.cli.common import ConfigOption, JsonOption, TokenOption, console, found, print_json, store_of
+from gateway.cli.common import (
+    ConfigOption,
+    JsonOption,
+    TokenOption,
+    console,
+    found,
+    print_json,
+    print_table,
+    refuse,
+    store_of,
+)
+from gateway.cli.named import account_in
 from gateway.config.schema import load
 from gateway.errors import StoreAway
-from gateway.services import services_of
+from gateway.facts import AskedFor
+from gateway.services import Store, services_of
+from gateway.store.accounts import unknown
 from gateway.tools.explain import Explanation
 from gateway.tools.explain import explain as explain_request
 
@@ -25,8 +40,16 @@ def register(app: typer.Typer) -> None:
 
 
 def explain(
-    model: Annotated[str, typer.Option(help="The model of the request.")],
+    model: Annotated[
+        str | None, typer.Option(help="The model of the request. Default: each model, one after another.")
+    ] = None,
     token: TokenOption = "",
+    account: Annotated[
+        str | None, typer.Option(metavar="ID", help="In place of a token: what this account and its group allow.")
+    ] = None,
+    token_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="In place of a token: the id of one, as in alice-1a2b3c4d.")
+    ] = None,
     text: Annotated[str, typer.Option(help="The text of its one message, whose length counts.")] = "Say hello",
     max_tokens: Annotated[int | None, typer.Option(help="The `max_tokens` of the request.")] = None,
     address: Annotated[str, typer.Option(help="The address that the caller connects from.")] = "127.0.0.1",
@@ -37,33 +60,84 @@ def explain(
 
     Nothing is sent, held, counted or charged. The exit code is 1 unless the request would be served.
 
-    Example: `GATEWAY_TOKEN=sk-... gateway explain --model gpt-4o-mini --max-tokens 500`
+    Without the caller's secret, name its token by `--token-id`, or its account by `--account`: then no token restricts it.
+
+    Example: `gateway explain --account alice --model gpt-4o-mini --max-tokens 500`
     """
+    if account is not None and token_id is not None:
+        raise typer.BadParameter("give `--account` or `--token-id`, not both: a token's id has its account in it")
     loaded = load(found(config))
+    if model is None and not loaded.config.models:
+        raise refuse("the configuration has no models", "not_found")
     chain = loading.build(loaded)
-    body: dict[str, object] = {"model": model, "stream": True, "messages": [{"role": "user", "content": text}]}
-    if max_tokens is not None:
-        body["max_tokens"] = max_tokens
     headers = [("Authorization", f"Bearer {token}")] if token else []
     rules = BodyRules(allow_non_streaming=loaded.config.port.allow_non_streaming)
 
-    async def run() -> Explanation:
+    def body(model: str) -> bytes:
+        more = {} if max_tokens is None else {"max_tokens": max_tokens}
+        messages = [{"role": "user", "content": text}]
+        return json.dumps({"model": model, "stream": True, "messages": messages, **more}).encode()
+
+    async def run() -> dict[str, Explanation]:
         async with store_of(loaded.config) as store:
+            asked = await _asked(store, account, token_id)
             with suppress(StoreAway):  # the chain says it
                 await store.tokens.check_pepper()
             await chain.start(services_of(loaded.config, store))
             try:
-                return await explain_request(chain, headers, json.dumps(body).encode(), rules, address)
+                return {
+                    name: await explain_request(chain, headers, body(name), rules, address, asked)
+                    for name in ([*loaded.config.models] if model is None else [model])
+                }
             finally:
                 await chain.stop()
 
-    explanation = asyncio.run(run())
+    explanations = asyncio.run(run())
+    if model is not None:
+        _print(explanations[model], as_json)
+    else:
+        _print_all(explanations, as_json)
+    if not any(explanation.served for explanation in explanations.values()):
+        raise typer.Exit(1)
+
+
+async def _asked(store: Store, account: str | None, token_id: str | None) -> AskedFor | None:
+    """Return the account and the token that are named, which must exist; None where neither is."""
+    if token_id is not None:
+        return AskedFor((await store.tokens.get(token_id)).id.rpartition("-")[0], token_id)
+    if account is None:
+        return None
+    account_id = await account_in(store, account)
+    if await store.accounts.get(account_id) is None:
+        raise unknown(account_id)
+    return AskedFor(account_id)
+
+
+def _print(explanation: Explanation, as_json: bool) -> None:
     if as_json:
         print_json(explanation)
     else:
         console().print(_in_words(explanation))
-    if not explanation.served:
-        raise typer.Exit(1)
+
+
+def _print_all(explanations: Mapping[str, Explanation], as_json: bool) -> None:
+    """Print a line for each model: whether it would be served, or which plugin refuses it and why."""
+    if as_json:
+        for model, explanation in explanations.items():
+            print_json({"model": model, **msgspec.to_builtins(explanation)})
+        return
+    print_table(("model", "result", "why"), (_row(*each) for each in explanations.items()), empty="")
+
+
+def _row(model: str, explanation: Explanation) -> tuple[str, str, str]:
+    if explanation.refusal is not None:
+        by = f"{explanation.refusal.by}: " if explanation.refusal.by else ""
+        message = explanation.refusal.message.rpartition("The reason: ")[2]
+        return model, f"refused: {explanation.refusal.status} {explanation.refusal.code}", by + message
+    if explanation.served:
+        first = next(choice for choice in explanation.channels if choice.verdict == "first")
+        return model, "served", f"by channel {first.channel}"
+    return model, "not known", "no plugin with an `explain` chose a channel"
 
 
 def _in_words(explanation: Explanation) -> str:

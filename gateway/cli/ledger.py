@@ -18,6 +18,7 @@ from gateway.cli.common import (
     printable,
     run_with_store,
 )
+from gateway.cli.named import account_of
 from gateway.services import Store
 from gateway.store.accounts import unknown
 from gateway.store.money.ledger_page import ArchivedLines, LedgerPage, Line
@@ -40,6 +41,7 @@ def ledger(
 
     Example: `gateway account ledger alice --limit 1000 --csv > alice.csv`
     """
+    account_id = account_of(config, account_id)
 
     async def work(store: Store) -> LedgerPage:
         if await store.accounts.get(account_id) is None:

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import Annotated
+from datetime import tzinfo
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
+from msgspec import UNSET
 
-from gateway.cli.allowance import (
-    BudgetOption,
-    TokenLimitOption,
-    budgets_in_words,
-    given_budgets,
-    given_limits,
-    limits_in_words,
-)
-from gateway.cli.common import (
-    UNITS_S,
-    ConfigOption,
-    JsonOption,
-    YesOption,
-    print_fields,
-    print_json,
-    print_table,
-    run_with_store,
-)
+from gateway.cli.allowance import BudgetOption, TokenLimitOption, given_budgets, given_limits
+from gateway.cli.common import ConfigOption, JsonOption, YesOption, configuration, print_json, run_with_store
+from gateway.cli.expiry import ExpiresOption, duration
+from gateway.cli.named import account_of, names_in, note_models
+from gateway.cli.token_tables import print_token, print_tokens
+from gateway.config.schema import Config
+from gateway.config.time_zone import time_zone
 from gateway.facts import AccountLimits, Budgets
 from gateway.services import Store
 from gateway.store.known_tokens import Token, TokenStatus
@@ -41,25 +29,18 @@ def register(app: typer.Typer) -> None:
     app.add_typer(token, name="token")
 
 
-def _duration(text: str) -> int:
-    parts = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", text)
-    if parts is None:
-        raise typer.BadParameter("write a time as in 30d, 12h, 90m or 45s")
-    return int(parts[1]) * UNITS_S[parts[2]]
-
-
 def _overlap(text: str) -> int:
-    return 0 if text == "0" else _duration(text)
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+    return 0 if text == "0" else duration(text)
 
 
 IdArgument = Annotated[
     str, typer.Argument(metavar="ID", help="The token's id, as in alice-1a2b3c4d; not the token itself.")
 ]
-AccountArgument = Annotated[str, typer.Argument(metavar="ACCOUNT", help="The account's id.")]
+AccountArgument = Annotated[
+    str, typer.Argument(metavar="ACCOUNT", help="The account's id, or `ext:` and its external id.")
+]
+PAGE: Final = 500
+"""Tokens of a table, where all are listed."""
 
 
 @token.command()
@@ -67,10 +48,7 @@ def create(
     account: AccountArgument,
     budget: BudgetOption,
     name: Annotated[str, typer.Option(help="A name, to recognise the token by.")] = "",
-    expires: Annotated[
-        int | None,
-        typer.Option(parser=_duration, metavar="TIME", help="Let the token expire after this time: 30d, 12h, 90m."),
-    ] = None,
+    expires: ExpiresOption = None,
     models: Annotated[str, typer.Option(help="Allow only these models, as in `a,b` or `gpt-*`. Empty for all.")] = "",
     addresses: Annotated[
         str, typer.Option(help="Allow only these addresses, as in `192.0.2.7,10.0.0.0/8`. Empty for any.")
@@ -87,74 +65,106 @@ def create(
 
     Example: `gateway token create alice --name laptop --expires 30d --models gpt-4o-mini --budget day=1`
     """
+    settings, zone = _settings(config)
+    account = account_of(config, account)
+    expires_at = expires and expires.at(zone)
 
     async def work(store: Store) -> Created:
         return await store.tokens.create(
             account,
             name=name,
-            expires_at=None if expires is None else int(time.time()) + expires,
-            models=_names(models),
-            addresses=_names(addresses),
+            expires_at=expires_at,
+            models=names_in(models),
+            addresses=names_in(addresses),
             budgets=Budgets(**given_budgets(budget)),
             limits=AccountLimits(**given_limits(requests_per_minute, tokens_per_minute, concurrent)),
         )
 
     created = run_with_store(config, work)
-    _print(created, as_json)
+    if models:
+        _note_models(config, settings, created)
+    print_token(created, zone, as_json)
     if not as_json:
         typer.echo("\nThe token, which cannot be shown again:\n", err=True)
         typer.echo(created.token)
 
 
 @token.command("list")
-def list_(account: AccountArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """List an account's tokens.
+def list_(
+    account: Annotated[
+        str | None,
+        typer.Argument(metavar="ACCOUNT", help="The account's id, or `ext:` and its external id; none for all."),
+    ] = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List an account's tokens, or those of all accounts by the accounts' ids.
 
-    Example: `gateway token list alice`
+    Example: `gateway token list alice`, or `gateway token list --json | jq -r 'select(.expires_at == null).id'`
     """
-    tokens = run_with_store(config, lambda store: store.tokens.all_of(account))
-    if as_json:
-        for each in tokens:
-            print_json(each)
+    zone = _settings(config)[1]
+    if account is None:
+        run_with_store(config, lambda store: _list_all(store, zone, as_json))
         return
-    print_table(
-        (
-            "id",
-            "name",
-            "status",
-            "created",
-            "expires",
-            "last used",
-            "models",
-            "addresses",
-            "budgets",
-            "limits",
-            "rotated",
-        ),
-        (tuple(_fields(each).values()) for each in tokens),
-        empty=f"`{account}` has no tokens. Create one: gateway token create {account}",
-    )
+    name = account_of(config, account)
+    tokens = run_with_store(config, lambda store: store.tokens.all_of(name))
+    print_tokens(tokens, zone, as_json, empty=f"`{name}` has no tokens. Create one: gateway token create {name}")
+
+
+async def _list_all(store: Store, zone: tzinfo, as_json: bool) -> None:
+    """Print the tokens of all accounts in tables of `PAGE`, so that no more of them are in memory."""
+    page: list[Token] = []
+    empty = "There are no tokens yet. Create one: gateway token create ACCOUNT"
+    async for token in store.tokens.all():
+        page.append(token)
+        if len(page) == PAGE:
+            print_tokens(page, zone, as_json, empty="")
+            page, empty = [], ""
+    if page or empty:
+        print_tokens(page, zone, as_json, empty=empty)
 
 
 @token.command("set")
 def set_(
     token_id: IdArgument,
     budget: BudgetOption,
+    name: Annotated[str | None, typer.Option(help="Another name.")] = None,
+    expires: ExpiresOption = None,
+    models: Annotated[
+        str | None, typer.Option(help="Allow only these models, as in `a,b` or `gpt-*`. Empty for all.")
+    ] = None,
+    addresses: Annotated[
+        str | None, typer.Option(help="Allow only these addresses, as in `192.0.2.7,10.0.0.0/8`. Empty for any.")
+    ] = None,
     requests_per_minute: TokenLimitOption = None,
     tokens_per_minute: TokenLimitOption = None,
     concurrent: TokenLimitOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change the budgets and limits of a token, from its next request on. What is not given stays as it is.
+    """Change a token, from its next request on. What is not given stays as it is; `--expires none` lets it never expire.
 
-    Example: `gateway token set alice-1a2b3c4d --budget day=1 --budget total=none --concurrent 2`
+    Example: `gateway token set alice-1a2b3c4d --expires 2027-01-31 --models gpt-* --budget day=1 --budget total=none`
     """
+    settings, zone = _settings(config)
     limits = given_limits(requests_per_minute, tokens_per_minute, concurrent)
-    _print(
-        run_with_store(config, lambda store: store.tokens.set_allowance(token_id, given_budgets(budget), limits)),
-        as_json,
-    )
+    expires_at = UNSET if expires is None else expires.at(zone)
+
+    async def work(store: Store) -> Token:
+        return await store.tokens.change(
+            token_id,
+            name=name,
+            expires_at=expires_at,
+            models=None if models is None else names_in(models),
+            addresses=None if addresses is None else names_in(addresses),
+            budgets=given_budgets(budget),
+            limits=limits,
+        )
+
+    changed = run_with_store(config, work)
+    if models:
+        _note_models(config, settings, changed)
+    print_token(changed, zone, as_json)
 
 
 @token.command()
@@ -166,14 +176,7 @@ def rotate(
             parser=_overlap, metavar="TIME", help="For how long the old one is still accepted: 24h, 90m; 0 ends it now."
         ),
     ],
-    expires: Annotated[
-        int | None,
-        typer.Option(
-            parser=_duration,
-            metavar="TIME",
-            help="Let the new one expire after this time, not when the old one would have.",
-        ),
-    ] = None,
+    expires: ExpiresOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -183,9 +186,10 @@ def rotate(
 
     Example: `gateway token rotate alice-1a2b3c4d --overlap 24h`
     """
-    expires_at = None if expires is None else int(time.time()) + expires
+    zone = _settings(config)[1]
+    expires_at = expires and expires.at(zone)
     created = run_with_store(config, lambda store: store.tokens.rotate(token_id, overlap, expires_at))
-    _print(created, as_json)
+    print_token(created, zone, as_json)
     if not as_json:
         until = "is no longer accepted" if not overlap else "is accepted until the overlap ends or it expires"
         typer.echo(f"\n{token_id} {until}. The new token, which cannot be shown again:\n", err=True)
@@ -198,7 +202,7 @@ def disable(token_id: IdArgument, config: ConfigOption = None, as_json: JsonOpti
 
     Example: `gateway token disable alice-1a2b3c4d`
     """
-    _print(run_with_store(config, lambda store: store.tokens.set_status(token_id, TokenStatus.DISABLED)), as_json)
+    _set_status(config, token_id, TokenStatus.DISABLED, as_json)
 
 
 @token.command()
@@ -207,7 +211,7 @@ def enable(token_id: IdArgument, config: ConfigOption = None, as_json: JsonOptio
 
     Example: `gateway token enable alice-1a2b3c4d`
     """
-    _print(run_with_store(config, lambda store: store.tokens.set_status(token_id, TokenStatus.ACTIVE)), as_json)
+    _set_status(config, token_id, TokenStatus.ACTIVE, as_json)
 
 
 @token.command()
@@ -228,39 +232,19 @@ def delete(
         typer.echo(f"Deleted `{token_id}`.")
 
 
-def _print(result: Token, as_json: bool) -> None:
-    if as_json:
-        print_json(result)
-    else:
-        print_fields(_fields(result))
+def _set_status(config: Path | None, token_id: str, status: TokenStatus, as_json: bool) -> None:
+    result = run_with_store(config, lambda store: store.tokens.set_status(token_id, status))
+    print_token(result, _settings(config)[1], as_json)
 
 
-def _fields(result: Token) -> dict[str, str]:
-    return {
-        "id": result.id,
-        "name": result.name or "-",
-        "status": result.status,
-        "created": _date(result.created_at),
-        "expires": _date(result.expires_at),
-        "last used": _date(result.last_used),
-        "models": _restriction(result.models),
-        "addresses": _restriction(result.addresses),
-        "budgets": budgets_in_words(result.budgets, "-"),
-        "limits": limits_in_words(result.limits, "-"),
-        "rotated": _rotation(result),
-    }
+def _settings(config: Path | None) -> tuple[Config, tzinfo]:
+    settings = configuration(config)
+    return settings, time_zone(settings.time_zone)
 
 
-def _rotation(result: Token) -> str:
-    """Return the successor of a token, or else its predecessor."""
-    if result.replaced_by:
-        return f"replaced by {result.replaced_by}"
-    return f"replaces {result.replaces}" if result.replaces else "-"
-
-
-def _date(seconds: int | None) -> str:
-    return "never" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M")
-
-
-def _restriction(names: Sequence[str]) -> str:
-    return ", ".join(names) or "any"
+def _note_models(config: Path | None, settings: Config, changed: Token) -> None:
+    """Warn of models of a token that there are not, or that its account may not use."""
+    account = run_with_store(config, lambda store: store.accounts.get(changed.id.rpartition("-")[0]))
+    group = settings.groups.get(account.group) if account else None
+    others = (account.models if account else (), group.models if group else ())
+    note_models(settings, changed.models, *others, whose=f"`{changed.id}`")

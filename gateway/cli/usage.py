@@ -27,6 +27,7 @@ from gateway.cli.common import (
     refuse,
     store_of,
 )
+from gateway.cli.named import account_of
 from gateway.cli.usage_tables import cells_of, print_requests, print_sums
 from gateway.config.schema import Config
 from gateway.exchange import Outcome
@@ -61,7 +62,9 @@ def _groups(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-AccountOption = Annotated[str | None, typer.Option(metavar="ID", help="Only this account's requests.")]
+AccountOption = Annotated[
+    str | None, typer.Option(metavar="ID", help="Only this account's requests; ext:user-17 for an external id.")
+]
 ModelOption = Annotated[str | None, typer.Option(metavar="NAME", help="Only requests for this model.")]
 OutcomeOption = Annotated[Outcome | None, typer.Option(help="Only requests with this outcome.")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV; amounts in millionths of a currency unit.")]
@@ -101,7 +104,7 @@ def list_(
     """
     _check_order(since, until)
     unusable: list[UnusableFile] = []
-    selected = Selected(account, model, outcome, since, until)
+    selected = _selected(config, account, model, outcome, since, until)
     records = list(islice(_select(config, selected, unusable, newest_first=True), limit))
     if as_csv or as_json:
         _print_all(records, as_csv)
@@ -169,7 +172,8 @@ def summary(
     _check_order(since, until)
     groups = _groups(by)
     unusable: list[UnusableFile] = []
-    totals = grouped(_folder(config), groups, Selected(account, model, outcome, since, until), unusable)
+    selected = _selected(config, account, model, outcome, since, until)
+    totals = grouped(_folder(config), groups, selected, unusable)
     if as_csv:
         print_csv(totals)
     elif as_json:
@@ -197,9 +201,21 @@ def export(
     """
     _check_order(since, until)
     unusable: list[UnusableFile] = []
-    _print_all(_select(config, Selected(account, model, outcome, since, until), unusable), as_csv)
+    selected = _selected(config, account, model, outcome, since, until)
+    _print_all(_select(config, selected, unusable), as_csv)
     _note_gaps(_folder(config), since, until)
     _fail(unusable)
+
+
+def _selected(
+    config: Path | None,
+    account: str | None,
+    model: str | None,
+    outcome: Outcome | None,
+    since: int | None,
+    until: int | None,
+) -> Selected:
+    return Selected(account and account_of(config, account), model, outcome, since, until)
 
 
 def _check_order(since: int | None, until: int | None) -> None:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from gateway.cli.common import ConfigOption, JsonOption, configuration, print_json, store_of
+from gateway.cli.named import account_of
 from gateway.config.schema import Config
 from gateway.services import Store
 from gateway.store.accounts import unknown
@@ -66,11 +67,12 @@ def verify(
     """Check every balance against its ledger, its holds and the usage log.
 
     The exit code is 1 if something does not agree or cannot be read. The gateway may be running. Holds whose lease is over
-    are ended, as the gateway itself would do. Nothing is repaired: to correct a balance, use `gateway account adjust`.
+    are ended, as the gateway itself would do, and external ids whose setting was interrupted are free again. Nothing else is
+    repaired: to correct a balance, use `gateway account adjust`.
 
     Example: `gateway verify --json`
     """
-    report = asyncio.run(_verify_all(configuration(config), account, archive))
+    report = asyncio.run(_verify_all(configuration(config), account and account_of(config, account), archive))
     if as_json:
         print_json(report)
     else:
@@ -90,7 +92,13 @@ async def _verify_all(settings: Config, only: str | None, folder: Path | None) -
             async for account in store.accounts.all():
                 if only in (None, account.id):
                     await _verify(store, account.id, archive, coverage, report)
+                    if text := await store.external_ids.check(account):
+                        report.wrong.append(Problem(account.id, text))
                     update(report)
+        if only is None and (swept := await store.external_ids.sweep()):
+            report.notes.append(
+                f"{swept} external ids were free again: they were claimed by commands that were interrupted"
+            )
     return report
 
 

@@ -78,8 +78,15 @@ def _explain(text: str, kind: Any) -> str:
     if wrong := re.fullmatch(r"Expected `(.*)`, got `(.*)`", text):
         expected, given = wrong[1].split(" | "), wrong[2]
         names = " or ".join(TYPE_NAMES.get(name, name) for name in expected)
-        return f"must be {names}, not {GIVEN_TYPE_NAMES.get(given, given)}" + _remedy(expected, given)
+        remedy = _form(kind) or _remedy(expected, given)
+        return f"must be {names}, not {GIVEN_TYPE_NAMES.get(given, given)}{remedy}"
     return text
+
+
+def _form(kind: Any) -> str:
+    """Return the form in which a setting is written, where its type describes one."""
+    given = (meta.description for member in _union_members(kind) for meta in getattr(member, "__metadata__", ()))
+    return next((f"; write {description}" for description in given if description), "")
 
 
 def _remedy(expected: Sequence[str], given: str) -> str:

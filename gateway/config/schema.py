@@ -41,6 +41,9 @@ NAME_RULE: Final = "a name has 1 to 128 characters, and no control characters"
 ACCOUNT_ID: Final = re.compile(r"[a-z0-9]{3,32}")
 
 
+HostPort = Annotated[str, msgspec.Meta(description="HOST:PORT, as in 127.0.0.1:8080")]
+
+
 class Group(Section, frozen=True):
     """A user group: the models and channels it may use (names or patterns with `*`), and the ratio applied to prices.
 
@@ -144,7 +147,7 @@ class UsageSettings(Section, frozen=True):
 class Demo(Section, frozen=True):
     """What `make serve` adds: a demo upstream, and an account with a token and a first credit."""
 
-    upstream: str = "127.0.0.1:8089"
+    upstream: HostPort = "127.0.0.1:8089"
     account: str = "demo"
     credit: Decimal = Decimal(5)
 
@@ -160,8 +163,8 @@ class Config(Section, frozen=True):
 
     hidden = frozenset({"redis"})
 
-    listen: str = "127.0.0.1:8080"
-    admin: str | None = "127.0.0.1:9090"
+    listen: HostPort = "127.0.0.1:8080"
+    admin: HostPort | None = "127.0.0.1:9090"
     redis: str = "embedded"
     data: str = "./data"
     workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1

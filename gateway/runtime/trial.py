@@ -31,6 +31,7 @@ from gateway.config.schema import Loaded
 from gateway.errors import GatewayError, Misconfigured
 from gateway.services import Store, services_of
 from gateway.tools.exposure import Exposure, exposure_of
+from gateway.tools.mistakes import mistakes
 
 KILLED_AFTER_S: Final = 3.0
 """How long after its limit a trial is killed. In that time the plugin that hangs is named."""
@@ -170,7 +171,7 @@ def _examine(loaded: Loaded, url: str | None, limit_s: float, note: loading.Note
     exposure = exposure_of(loaded.config, chain)
     report = Report(
         [entry.name for entry in chain.entries],
-        warnings(chain.entries) + credential_warnings(loaded.config.channels),
+        [*warnings(chain.entries), *mistakes(loaded.config, chain), *credential_warnings(loaded.config.channels)],
         exposure,
     )
     if url is not None:

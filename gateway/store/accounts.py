@@ -52,11 +52,12 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 class Account(Profile, frozen=True):
-    """An account as it was read."""
+    """An account as it was read. `external_id`: what it is called elsewhere, see `gateway.store.external_ids`."""
 
     balance_micros: int
     held_micros: int
     holds: int
+    external_id: str = ""
 
 
 class Accounts:
@@ -66,14 +67,24 @@ class Accounts:
         self._client = client
 
     async def create(
-        self, account_id: str, group: str = "default", credit_line: int = 0, *, budgets: Budgets = NO_BUDGETS
+        self,
+        account_id: str,
+        group: str = "default",
+        credit_line: int = 0,
+        *,
+        budgets: Budgets = NO_BUDGETS,
+        external_id: str = "",
     ) -> Account:
-        """Create an active account with a balance of zero. Raises `AccountError` for an id that is invalid or taken."""
+        """Create an active account with a balance of zero. Raises `AccountError` for an id that is invalid or taken.
+
+        `external_id` must be claimed before.
+        """
         if not ACCOUNT_ID.fullmatch(account_id):
             raise AccountError(f"{account_id!r} is not an account id: use 3 to 32 of a-z and 0-9")
         profile = Profile(account_id, AccountStatus.ACTIVE, group, _amount(credit_line), (), AccountLimits(), budgets)
-        await self._write("new", account_id, _fields(profile))
-        return _with_numbers(profile, b"0 0 0 0")
+        own = {"external_id": external_id} if external_id else {}
+        await self._write("new", account_id, _fields(profile) | own)
+        return _with_numbers(profile, b"0 0 0 0", external_id)
 
     async def get(self, account_id: str) -> Account | None:
         """Return the account, or None if there is none."""
@@ -105,8 +116,9 @@ class Accounts:
         models: Sequence[str] | None = None,
         limits: AccountLimits | None = None,
         budgets: Budgets | None = None,
+        external_id: str | None = None,
     ) -> Account:
-        """Set the given fields and leave the others.
+        """Set the given fields and leave the others. `external_id` must be claimed before.
 
         Raises `AccountError` if the account is unknown or closed, or a value is out of range.
         """
@@ -121,6 +133,8 @@ class Accounts:
             fields["limits"] = msgspec.json.encode(limits)
         if budgets is not None:
             fields["budgets"] = _encoded(budgets)
+        if external_id is not None:
+            fields["external_id"] = external_id
         return await self._update(account_id, fields)
 
     async def set_status(self, account_id: str, status: AccountStatus) -> Account:
@@ -153,9 +167,11 @@ class Accounts:
         hashes = [self._client.submit("HGETALL", account_key(account_id)) for account_id in ids]
         numbers = [self._client.submit("HGET", wallet_key(account_id), "numbers") for account_id in ids]
         replies = await asyncio.gather(*hashes, *numbers)
-        profiles = (profile_of(account_id, fields) for account_id, fields in zip(ids, replies, strict=False))
-        pairs = zip(profiles, replies[len(ids) :], strict=True)
-        return [_with_numbers(profile, stored) for profile, stored in pairs if profile is not None]
+        return [
+            _with_numbers(profile, stored, fields.get(b"external_id", b"").decode())
+            for account_id, fields, stored in zip(ids, replies[: len(ids)], replies[len(ids) :], strict=True)
+            if (profile := profile_of(account_id, fields)) is not None
+        ]
 
 
 def account_key(account_id: str) -> str:
@@ -184,7 +200,7 @@ def profile_of(account_id: str, fields: Mapping[bytes, bytes]) -> Profile | None
     )
 
 
-def _with_numbers(profile: Profile, numbers: bytes | None) -> Account:
+def _with_numbers(profile: Profile, numbers: bytes | None, external_id: str) -> Account:
     if numbers is None:
         raise StoreError(
             f"the account `{profile.id}` was written by a gateway of another version after the store's data was converted: "
@@ -202,6 +218,7 @@ def _with_numbers(profile: Profile, numbers: bytes | None) -> Account:
         balance,
         held,
         holds,
+        external_id,
     )
 
 

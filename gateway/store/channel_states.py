@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -116,12 +116,25 @@ class ChannelStatus(msgspec.Struct, frozen=True):
     credentials_off: bool = False
 
 
+class Disabling(msgspec.Struct, frozen=True):
+    """When an operator disabled a channel, who that was, and why, as far as it was said."""
+
+    at_ms: int
+    by: str = ""
+    reason: str = ""
+
+
+NOTE: Final = "disabled_note"
+"""The field of a channel's state that has its `Disabling`."""
+
+
 class ChannelSnapshot(msgspec.Struct, frozen=True):
     """A channel as `gateway channels` shows it.
 
     `latency_ms`: a moving average of the time from call to first event; None before the first call. `failing_accounts`: how
     many accounts cool down there by themselves, while the channel serves others. `firm`: it is not called while it cools, even
-    where no other channel can serve. `credentials`: those that are set aside, by their fingerprints.
+    where no other channel can serve. `credentials`: those that are set aside, by their fingerprints. `disabling`: None where the
+    channel is not disabled, or was by an earlier version.
     """
 
     channel: str
@@ -134,6 +147,7 @@ class ChannelSnapshot(msgspec.Struct, frozen=True):
     failing_accounts: int = 0
     firm: bool = False
     credentials: dict[str, CredentialStatus] = {}
+    disabling: Disabling | None = None
 
 
 def snapshot_of(channel: str, raw: Mapping[bytes, bytes], accounts: Sequence[bytes], now_ms: int) -> ChannelSnapshot:
@@ -157,4 +171,5 @@ def snapshot_of(channel: str, raw: Mapping[bytes, bytes], accounts: Sequence[byt
         sum(msgspec.json.decode(account)["until"] > now_ms for account in accounts),
         until > now_ms and state.get("firm") == "1",
         statuses(state, now_ms),
+        msgspec.json.decode(state[NOTE], type=Disabling) if NOTE in state else None,
     )

@@ -20,6 +20,7 @@ from typing import Final, Literal
 import msgspec
 
 from gateway.store.channel_states import (
+    NOTE,
     AccountReport,
     AccountStatus,
     Admission,
@@ -29,6 +30,7 @@ from gateway.store.channel_states import (
     ChannelStatus,
     Condition,
     CooldownRules,
+    Disabling,
     Refusal,
     snapshot_of,
 )
@@ -46,6 +48,7 @@ __all__ = [
     "Channels",
     "Condition",
     "CooldownRules",
+    "Disabling",
     "Refusal",
 ]
 
@@ -120,16 +123,21 @@ class Channels:
         self.on_status(statuses)
         return statuses
 
-    async def set_enabled(self, channel: str, enabled: bool) -> None:
-        """Disable a channel for all gateways, or enable it, which also ends its cool-down. Raises `StoreAway`."""
+    async def set_enabled(self, channel: str, enabled: bool, *, by: str = "", reason: str = "") -> None:
+        """Disable a channel for all gateways, or enable it, which also ends its cool-down. Raises `StoreAway`.
+
+        `by` and `reason` are shown with the channel while it is disabled.
+        """
         state, _, _, accounts = _keys([channel])
         if enabled:
             await self._client.call("DEL", accounts)
             await self._client.call(
-                "HDEL", state, "disabled", "until", "firm", "probe", "streak", "ok", "failed", "turn"
+                "HDEL", state, "disabled", NOTE, "until", "firm", "probe", "streak", "ok", "failed", "turn"
             )
         else:
-            await self._client.call("HSET", state, "disabled", 1)
+            seconds, micros = await self._client.call("TIME")
+            note = Disabling(int(seconds) * 1000 + int(micros) // 1000, by, reason)
+            await self._client.call("HSET", state, "disabled", 1, NOTE, _encode(note))
             await self._client.call("PERSIST", state)
 
     async def switch_credential(self, channel: str, credential: str, state: Literal["on", "off", "try"]) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -22,6 +24,8 @@ from gateway.store.token_record import Record, decode, encode, token_of, tokens_
 SWAP: Final = Script.load(Path(__file__).with_name("token_swap.lua"))
 _ROTATE: Final = Script.load(Path(__file__).with_name("token_rotate.lua"))
 _ID: Final = re.compile(r"([a-z0-9]{3,32})-([a-z0-9]{8})")
+PAGE: Final = 200
+"""Accounts whose tokens are read at once."""
 _TRIES: Final = 3
 """Attempts of a rotation whose reply is lost."""
 
@@ -139,24 +143,51 @@ class TokenChanges:
     async def all_of(self, account: str) -> list[Token]:
         """Return the account's tokens, the oldest first."""
         tokens = [token_of(record) for record in await self._client.call("HVALS", tokens_key(account))]
-        return sorted(tokens, key=lambda token: (token.created_at, token.id))
+        return sorted(tokens, key=_age)
+
+    async def all(self) -> AsyncIterator[Token]:
+        """Yield the tokens of all accounts, by the ids of the accounts and the oldest first. Those of one page are in memory."""
+        accounts = sorted({key[4:-8] async for key in self._client.keys(tokens_key("*"))})
+        for first in range(0, len(accounts), PAGE):
+            calls = [self._client.submit("HVALS", tokens_key(account)) for account in accounts[first : first + PAGE]]
+            for records in await asyncio.gather(*calls):
+                for token in sorted(map(token_of, records), key=_age):
+                    yield token
 
     async def set_status(self, token_id: str, status: TokenStatus) -> Token:
         """Enable or disable a token from the next request on. Raises `TokenError` if there is none."""
         return await self._change(token_id, lambda _: {"status": status})
 
-    async def set_allowance(
-        self, token_id: str, budgets: Mapping[str, int | None], limits: Mapping[str, int | None]
+    async def change(
+        self,
+        token_id: str,
+        *,
+        name: str | None = None,
+        expires_at: int | msgspec.UnsetType | None = msgspec.UNSET,
+        models: Sequence[str] | None = None,
+        addresses: Sequence[str] | None = None,
+        budgets: Mapping[str, int | None] = MappingProxyType({}),
+        limits: Mapping[str, int | None] = MappingProxyType({}),
     ) -> Token:
-        """Set the given budgets and limits, None for none, from the next request on. Raises `TokenError` if there is no such token.
+        """Set the given fields from the next request on, and leave the others. None takes an expiry, a budget or a limit away.
 
-        Raises `ValueError` for a number that is out of range.
+        Raises `TokenError` if there is no such token, and `ValueError` for a number that is out of range.
         """
+        given: dict[str, object] = {}
+        if name is not None:
+            given["name"] = name
+        if expires_at is not msgspec.UNSET:
+            given["expires_at"] = expires_at
+        if models is not None:
+            given["models"] = tuple(models)
+        if addresses is not None:
+            given["addresses"] = tuple(map(_network, addresses))
         return await self._change(
             token_id,
             lambda token: {
                 "budgets": msgspec.structs.replace(token.budgets, **budgets),
                 "limits": msgspec.structs.replace(token.limits, **limits),
+                **given,
             },
         )
 
@@ -192,7 +223,12 @@ class TokenChanges:
         """Replace the record, or delete it, if it still is `expected`; return whether it was."""
         account, _, short_id = token_id.rpartition("-")
         raw = b"" if record is None else encode(record)
-        revoked = record is None or record.token.status is TokenStatus.DISABLED
+        expires_at = token_of(expected).expires_at if expected else None
+        revoked = (
+            record is None
+            or record.token.status is TokenStatus.DISABLED
+            or (bool(expected) and record.token.expires_at != expires_at)
+        )
         arguments: tuple[str | bytes, ...] = (short_id, expected, raw)
         keys = [tokens_key(account)]
         if revoked:
@@ -201,6 +237,10 @@ class TokenChanges:
             keys.append(wallet_key(account))
             arguments += ((token_of(expected).counts_as or token_id).rpartition("-")[2],)
         return bool(await self._client.run(SWAP, keys, arguments))
+
+
+def _age(token: Token) -> tuple[int, str]:
+    return token.created_at, token.id
 
 
 def _check_replaceable(token: Token, expires_at: int | None) -> None:

@@ -67,6 +67,23 @@ class Tokens(TokenChanges):
         fields = await self._client.submit("HGETALL", account_key(account_id))
         return self._judge(text, account_id, await pending, fields)
 
+    async def look(self, account_id: str, token_id: str = "") -> Authenticated:
+        """Return a token and its account by their ids, for explanations; without a token's id, one without restrictions.
+
+        Raises `TokenRefused` where the caller would get it, and for a token or an account that does not exist.
+        """
+        account = profile_of(account_id, await self._client.call("HGETALL", account_key(account_id)))
+        if account is None:
+            raise invalid_token()
+        if not token_id:
+            return Authenticated(Token(id=f"{account_id}-", created_at=0), account, b"", "", ())
+        raw = await self._client.call("HGET", tokens_key(account_id), token_id.rpartition("-")[2])
+        if raw is None:
+            raise invalid_token()
+        token = decode(raw).token
+        _check_usable(token)
+        return Authenticated(token, account, raw, "", ())
+
     def known(self, text: str) -> Authenticated | None:
         """Return what the store last said of this text to this process, or None.
 
@@ -122,15 +139,20 @@ class Tokens(TokenChanges):
         if raw is None or record is None or account is None or not matches:
             raise invalid_token()
         token = record.token
-        if token.status is TokenStatus.DISABLED:
-            raise TokenRefused("token_disabled", "The token is disabled. Have it enabled, or use another.", token)
-        if token.expires_at is not None and token.expires_at <= time.time():
-            cure = "It was replaced: use the new one." if token.replaced_by else "Ask for a new one."
-            raise TokenRefused("token_expired", f"The token has expired. {cure}", token)
+        _check_usable(token)
         profile = [fields[name] for name in (b"status", b"group", b"models", b"limits")]
         authenticated = Authenticated(token, account, raw, text, (*profile, fields.get(b"budgets", b"")))
         self._known.add(authenticated)
         return authenticated
+
+
+def _check_usable(token: Token) -> None:
+    """Raise `TokenRefused` for a token that is disabled or has expired."""
+    if token.status is TokenStatus.DISABLED:
+        raise TokenRefused("token_disabled", "The token is disabled. Have it enabled, or use another.", token)
+    if token.expires_at is not None and token.expires_at <= time.time():
+        cure = "It was replaced: use the new one." if token.replaced_by else "Ask for a new one."
+        raise TokenRefused("token_expired", f"The token has expired. {cure}", token)
 
 
 def invalid_token() -> TokenRefused:

@@ -18,7 +18,7 @@ from gateway.chat.request import Body, BodyRules, check
 from gateway.chat.usage import Usage
 from gateway.errors import GatewayError, Refused, as_refused
 from gateway.exchange import Exchange, Operation, Request
-from gateway.facts import Route
+from gateway.facts import AskedFor, Route
 from gateway.tools.differences import differences
 
 
@@ -73,9 +73,17 @@ class Explanation(msgspec.Struct):
 
 
 async def explain(
-    chain: Chain, headers: Sequence[tuple[str, str]], body: bytes, rules: BodyRules, peer: str
+    chain: Chain,
+    headers: Sequence[tuple[str, str]],
+    body: bytes,
+    rules: BodyRules,
+    peer: str,
+    asked: AskedFor | None = None,
 ) -> Explanation:
-    """Return what a started chain would do with a chat completion. Raises `StoreAway`."""
+    """Return what a started chain would do with a chat completion. Raises `StoreAway`.
+
+    `asked`: the account or the token for which it is, in place of a header with a secret.
+    """
 
     async def read() -> Body:
         return check(body, rules)
@@ -83,6 +91,8 @@ async def explain(
     request = Request("POST", "/v1/chat/completions", CIMultiDict(headers), peer, Operation.CHAT)
     exchange = Exchange(request, read, generation=chain.generation)
     exchange.check_body = partial(_check, rules)
+    if asked is not None:
+        exchange[AskedFor] = asked
     explanation = Explanation()
     for entry in chain.entries:
         try:
@@ -96,8 +106,8 @@ async def explain(
             explanation.refusal = explanation.refusal or Refusal(entry.name, refused.status, refused.code, message)
     explanation.price = exchange.price
     if (route := exchange.get(Route)) is not None:
-        asked = Usage((await exchange.body()).prompt_tokens_estimate, 0, "estimated", answers=1)
-        explanation.channels = await _choices(route, asked)
+        usage = Usage((await exchange.body()).prompt_tokens_estimate, 0, "estimated", answers=1)
+        explanation.channels = await _choices(route, usage)
         explanation.served = any(choice.verdict == "first" for choice in explanation.channels)
         if not explanation.served and explanation.refusal is None:
             explanation.refusal = Refusal(

@@ -93,6 +93,7 @@ def test_a_new_account_has_its_first_credit_and_its_group() -> None:
         "models": [],
         "limits": {"requests_per_minute": None, "tokens_per_minute": None, "concurrent": None},
         "budgets": NO_BUDGETS,
+        "external_id": "",
     }
     assert as_json("show", "alice")["balance_micros"] == 5_000_000
     assert "was booked before" in run("credit", "alice", "5.00", "--transaction", "opening-alice")
@@ -252,3 +253,48 @@ COMMANDS = ["create", "list", "show", "credit", "adjust", "set", "suspend", "res
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example(command: str) -> None:
     assert f"gateway account {command}" in " ".join(run(command, "--help").split())
+
+
+def test_an_external_id_names_the_account_wherever_its_id_does() -> None:
+    assert as_json("create", "alice", "--external-id", "a@example.com")["external_id"] == "a@example.com"
+    run("create", "robert")
+    named = "ext:a@example.com"
+    run("credit", named, "5.00", "--transaction", "t1")
+    run("adjust", named, "-1.00", "--transaction", "t2", "--reason", "too much")
+    run("suspend", named)
+    run("resume", named)
+    shown = run("show", named)
+    assert "a@example.com" in shown
+    assert "4.00" in shown
+    assert "t2" in run("ledger", named)
+    assert [line.split()[:2] for line in run("list").splitlines()] == [
+        ["id", "external"],
+        ["alice", "a@example.com"],
+        ["robert", "-"],
+    ]
+    taken = call("set", "robert", "--external-id", "a@example.com").exception
+    assert str(taken).startswith("the external id 'a@example.com' belongs to the account `alice`")
+    run("set", named, "--external-id", "")
+    assert "external id" not in run("show", "alice")
+    unknown = call("show", named).exception
+    assert isinstance(unknown, AccountError)
+    assert unknown.kind == "not_found"
+
+
+def test_models_that_are_none_or_leave_none_are_warned_of(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    model = "{input: 1, output: 2, channels: [one]}"
+    more = f"channels: {{one: {{base_url: 'http://h/v1'}}}}\nmodels: {{small: {model}, large: {model}}}\n"
+    file.write_text(file.read_text().replace("trial: {", "trial: {models: [large], ") + more)
+    run("create", "alice")
+    note = CliRunner().invoke(app, ["account", "set", "alice", "--models", "smal,large"]).stderr
+    assert note == "note: there is no model `smal`; did you mean `small`?\n"
+    notes = CliRunner().invoke(app, ["account", "set", "alice", "--models", "nothing,gpt-*"]).stderr.splitlines()
+    assert notes == [
+        "note: there is no model `nothing`; known: small, large",
+        "note: no model matches `gpt-*`; known: small, large",
+        "note: `alice` may use no model now: its group, its account and the token allow none in common",
+    ]
+    assert CliRunner().invoke(app, ["account", "set", "alice", "--models", "small"]).stderr == ""
+    assert "may use no model now" in CliRunner().invoke(app, ["account", "set", "alice", "--group", "trial"]).stderr
+    assert CliRunner().invoke(app, ["account", "set", "alice", "--models", ""]).stderr == ""

@@ -80,9 +80,30 @@ def test_payments_are_credited_once_and_create_no_account(tmp_path: Path) -> Non
 def test_a_file_with_other_columns_is_wrong_usage(tmp_path: Path, lines: list[str]) -> None:
     result = call("credit", "--from", written(tmp_path, *lines))
     assert result.exit_code == 2
-    assert "amount, id, transaction" in result.output
+    assert "amount, transaction, and id or external_id" in result.output
 
 
 def test_credit_needs_an_account_or_a_file() -> None:
     assert call("credit").exit_code == 2
     assert call("credit", "alice", "5").exit_code == 2
+
+
+def test_external_ids_are_imported_and_name_accounts_to_credit(tmp_path: Path) -> None:
+    file = written(tmp_path, "id,external_id", "alice,a@example.com", "robert,user-17", "carol,user-17", "dave,")
+    result = report("import", file, code=1)
+    (refused,) = result["refused"]
+    assert result["created"] == 3
+    assert refused["line"] in (3, 4), "the one that came second"
+    assert "the external id 'user-17' " in refused["message"]
+    dave = written(tmp_path, "id,external_id", "alice,a@example.com", "dave,d", "alice,other")
+    refused = report("import", dave, code=1)["refused"]
+    assert refused == [{"line": 4, "message": "the account `alice` has another external id: 'a@example.com'"}]
+    payments = ["external_id,amount,transaction", "a@example.com,5,t1", "d,6,t2", "nobody,1,t3", ",1,t4"]
+    result = report("credit", "--from", written(tmp_path, *payments), code=1)
+    assert [refused["message"] for refused in result["refused"]] == [
+        "no account has the external id 'nobody': `gateway account list` shows all",
+        "it names no account",
+    ]
+    assert result["credited_micros"] == 11_000_000
+    again = written(tmp_path, "id,amount,transaction", "ext:d,6,t2")
+    assert report("credit", "--from", again)["credited_before"] == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +158,22 @@ def test_a_credential_that_is_not_in_the_file_is_refused(arguments: tuple[str, .
     result = CliRunner().invoke(app, ["channels", "credential", *arguments])
     assert result.exit_code == code
     assert message in result.output
+
+
+def test_who_disabled_a_channel_when_and_why_is_shown_until_it_is_enabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SUDO_USER", "alice")
+    run("disable", "two", "--reason", "invoice unpaid\x1b[2J")
+    lines = run().stdout.splitlines()
+    assert lines[4].split() == ["channel", "disabled", "since", "by", "reason"]
+    name, since, by, reason = lines[5].split(maxsplit=3)
+    assert (name, by, reason) == ("two", f"alice@{socket.gethostname()}", "invoice unpaid\\x1b[2J")
+    assert since.startswith("20")
+    noted = as_json()[1]["disabling"]
+    assert (noted["by"], noted["reason"]) == (by, "invoice unpaid\x1b[2J")
+    run("disable", "two")
+    assert run().stdout.splitlines()[5].split()[3] == "-"
+    run("enable", "two")
+    assert "alice" not in run().stdout
+    too_long = CliRunner().invoke(app, ["channels", "disable", "two", "--reason", "x" * 201])
+    assert too_long.exit_code == 2
+    assert "at most 200 characters" in " ".join(too_long.output.replace("│", " ").split())

@@ -13,7 +13,7 @@ from gateway.config.places import shipped
 from tests.cli.processes import gateway
 
 CHAIN = "plugins: [{use: usage-logger}, {use: auth}, {use: rate-limit}, {use: quota}, {use: model-routing}]\n"
-MODELS = "channels: {up: {base_url: 'http://h/v1'}}\nmodels: {m: {free: true, channels: [up]}}\n"
+MODELS = "channels: {up: {base_url: 'http://h/v1'}}\nmodels: {m: {free: true, channels: [up]}}\ngroups: {default: {}}\n"
 
 
 def file_of(folder: Path, text: str) -> Path:
@@ -54,7 +54,7 @@ def test_the_shipped_files_are_good(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_log_that_misses_refusals_is_a_warning(tmp_path: Path) -> None:
-    chain = "plugins: [{use: auth}, {use: usage-logger}, {use: model-routing}]\n"
+    chain = "groups: {default: {}}\nplugins: [{use: auth}, {use: usage-logger}, {use: model-routing}]\n"
     out, _ = check(file_of(tmp_path, chain), "--json", code=0)
     assert json.loads(out)["warnings"] == [
         "`usage-logger` is below `auth`: requests refused there leave no record; move it to the top"
@@ -64,6 +64,8 @@ def test_a_log_that_misses_refusals_is_a_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
+        ("listen: 8080\n", "1: listen: must be text, not a whole number; write HOST:PORT, as in 127.0.0.1:8080"),
+        ("admin: 9090\n", "1: admin: must be text or null, not a whole number; write HOST:PORT, as in 127.0.0.1:8080"),
         ("workers: 0\n", "1: workers: must be a whole number >= 1"),
         ("plugins: [{use: auth}]\n", "1: plugins[0]: nothing in the chain provides Route: "
          "add `- use: model-routing` as the last plugin"),
@@ -94,6 +96,7 @@ def test_a_store_that_does_not_answer_is_exit_6_and_shows_no_url(tmp_path: Path)
     text = f"{CHAIN}redis: redis://:sesame-4711@127.0.0.1:1\n"
     _, err = check(file_of(tmp_path, text), code=6)
     assert err.startswith("gateway: the store ")
+    assert err.endswith(" (it is at 127.0.0.1:1)\n")
     assert err.count("\n") == 1
     assert "sesame" not in err
 
@@ -103,7 +106,7 @@ def test_the_bound_of_balances_is_said_in_words_and_on_request_in_figures(tmp_pa
         "bound     none: no plugin charges, or every model is free\n"
         in check(file_of(tmp_path, CHAIN + MODELS), code=0)[0]
     )
-    priced = CHAIN + MODELS.replace("free: true", "input: 1, output: 1") + "groups: {g: {}}\n"
+    priced = CHAIN + MODELS.replace("free: true", "input: 1, output: 1")
     out, _ = check(file_of(tmp_path, priced), code=0)
     assert "bound     no balance falls below zero, or below its account's credit line\n" in out
     assert "warnings  none\n" in out
@@ -142,3 +145,29 @@ def test_a_plugin_that_ends_the_process_is_named(tmp_path: Path) -> None:
     (tmp_path / "leaves.py").write_text("import os\nos._exit(0)\n")
     _, err = check(file_of(tmp_path, "plugins: [{use: 'leaves:P'}, {use: model-routing}]\n"), code=2)
     assert err == f"gateway: {tmp_path}/gateway.yaml:1: plugins[0]: 'leaves:P' ended its process with exit code 0\n"
+
+
+def test_what_is_probably_a_mistake_is_a_warning(tmp_path: Path) -> None:
+    text = (
+        "channels: {up: {base_url: 'http://h/v1'}}\nmodels: {small: {input: 1, output: 2, channels: [up]}}\n"
+        "groups: {trial: {models: [smal, 'gpt-*', '*']}}\n"
+        "plugins: [{use: usage-logger}, {use: auth}, {use: model-routing}]\n"
+    )
+    out, _ = check(file_of(tmp_path, text), "--json", code=0)
+    assert json.loads(out)["warnings"] == [
+        "groups.trial.models: there is no model `smal`; did you mean `small`?",
+        "groups.trial.models: no model matches `gpt-*`; known: small",
+        "groups: there is no `default`, the group of accounts that are created without --group",
+        "plugins: nothing charges, so every request is free: add `- use: quota` above model-routing",
+    ]
+
+
+def test_a_certificate_that_cannot_be_used_is_wrong_as_for_a_start(tmp_path: Path) -> None:
+    tls = f"tls: {{certificate: {tmp_path}/tls.pem, key: {tmp_path}/key.pem}}\n"
+    _, err = check(file_of(tmp_path, CHAIN + MODELS + tls), code=2)
+    assert "tls" in err
+    assert "No such file" in err
+    for name in ("tls.pem", "key.pem"):
+        (tmp_path / name).write_text("nothing")
+    _, err = check(file_of(tmp_path, CHAIN + MODELS + tls), code=2)
+    assert "they are not a certificate and its key" in err

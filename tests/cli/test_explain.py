@@ -20,6 +20,7 @@ from gateway.services import Store
 from gateway.store.accounts import AccountStatus
 from gateway.store.channels import ChannelLimits, ChannelReport
 from gateway.store.client.client import Client
+from gateway.store.known_tokens import TokenStatus
 from gateway.store.pepper import make_pepper
 from tests.store.conftest import new_request_id
 
@@ -60,9 +61,10 @@ class Command:
     def __init__(self, file: Path, store: Store, token: str) -> None:
         self.file, self.store, self.token = file, store, token
 
-    async def run(self, *more: str, code: int = 0, token: str | None = None, stdin: str = "") -> str:
+    async def run(self, *more: str, code: int = 0, token: str | None = None, stdin: str = "", model: str = "m") -> str:
         """Return what the command prints, and assert that the store is unchanged, byte for byte."""
-        command = ["explain", "--config", str(self.file), "--model", "m", "--max-tokens", "10", *more]
+        named = ["--model", model] if model else []
+        command = ["explain", "--config", str(self.file), *named, "--max-tokens", "10", *more]
         environment = {"GATEWAY_TOKEN": self.token if token is None else token}
         before = await self.dump()
         result = await asyncio.to_thread(CliRunner().invoke, program(), command, env=environment, input=stdin)
@@ -139,6 +141,51 @@ async def test_scripts_get_one_object(command: Command) -> None:
 
 async def test_the_token_may_come_through_standard_input(command: Command) -> None:
     assert "would be served" in await command.run("--token", "-", token="", stdin=f"{command.token}\n")
+
+
+async def test_a_token_is_named_by_its_id_with_the_verdicts_that_its_secret_gets(command: Command) -> None:
+    [token] = await command.store.tokens.all_of("acme")
+    assert await command.explain("--token-id", token.id, token="") == await command.explain()
+    restricted = await command.store.tokens.create("acme", models=["large"])
+    by_id = await command.explain("--token-id", restricted.id, token="", code=1)
+    assert by_id == await command.explain(token=restricted.token, code=1)
+    assert by_id["refusal"]["code"] == "token_restricted"
+    await command.store.tokens.set_status(token.id, TokenStatus.DISABLED)
+    assert await command.refusal("--token-id", token.id, token="") == ("auth", 401, "token_disabled")
+    assert "there is no token `acme-00000000`" in await command.run("--token-id", "acme-00000000", code=3)
+    assert "not both" in await command.run("--token-id", token.id, "--account", "acme", code=2)
+
+
+async def test_an_account_is_explained_without_the_restrictions_of_its_tokens(command: Command) -> None:
+    by_token = await command.explain()
+    by_account = await command.explain("--account", "acme", token="")
+    assert by_account["plugins"][2:] == by_token["plugins"][2:]
+    assert by_account["price"] == by_token["price"]
+    [token] = await command.store.tokens.all_of("acme")
+    text = f"the active account acme, group default; its tokens, which may restrict this further: {token.id}"
+    assert by_account["plugins"][1] == {"plugin": "auth", "verdict": "passes", "text": text}
+    async with command.store.external_ids.claimed("empty", "user-17"):
+        await command.store.accounts.create("empty", "trial", external_id="user-17")
+    assert "group trial; its tokens, none yet" in await command.run("--account", "ext:user-17", token="", code=1)
+    assert "there is no account `nobody`" in await command.run("--account", "nobody", code=3)
+    await command.store.accounts.set_status("acme", AccountStatus.SUSPENDED)
+    assert await command.refusal("--account", "acme") == ("auth", 403, "account_inactive")
+
+
+async def test_without_a_model_each_one_is_explained_in_a_line(command: Command) -> None:
+    text = command.file.read_text()
+    command.file.write_text(
+        text.replace("groups:\n", "  small: {input: 1, output: 2, channels: [far, one]}\ngroups:\n")
+    )
+    await command.store.accounts.create("empty", "trial")
+    lines = (await command.run("--account", "empty", model="", code=1)).splitlines()
+    assert lines[0].split() == ["model", "result", "why"]
+    assert lines[1].split(maxsplit=4)[1:4] == ["refused:", "404", "model_not_found"]
+    assert lines[1].endswith("model-routing: group trial allows small.")
+    assert "402 insufficient_balance" in lines[2]
+    assert "0.000268, and 0.00 is left" in lines[2]
+    explained = [json.loads(line) for line in (await command.run("--json", model="")).splitlines()]
+    assert [(each["model"], each["served"]) for each in explained] == [("m", True), ("small", True)]
 
 
 async def test_a_caller_that_is_refused_by_auth_leaves_the_plugins_below_unknown(command: Command) -> None:

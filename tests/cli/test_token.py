@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def test_the_time_to_expiry_is_written_short(text: str, seconds: int) -> None:
 def test_an_invalid_time_is_wrong_usage(text: str) -> None:
     result = call("create", "alice", f"--expires={text}")
     assert result.exit_code == 2
-    assert "30d, 12h" in " ".join(result.output.split())
+    assert "30d, 12h" in " ".join(result.output.replace("│", " ").split())
     assert run("list", "alice", "--json").stdout == ""
 
 
@@ -213,3 +214,63 @@ def test_a_token_is_replaced_and_the_new_one_is_shown_once(tried: Any) -> None:
     assert f"{new['id']} is no longer accepted." in result.stderr
     assert call("rotate", new["id"]).exit_code == 2
     assert call("rotate", new["id"], "--overlap", "1x").exit_code == 2
+
+
+def test_an_expiry_is_a_date_in_the_configured_time_zone(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(f"{file.read_text()}time_zone: Europe/Berlin\n")
+    created = as_json("create", "alice", "--expires", "2200-01-31")
+    assert created["expires_at"] == round(datetime(2200, 1, 30, 23, 0, tzinfo=UTC).timestamp())
+    changed = as_json("set", created["id"], "--expires", "2200-07-31T18:30")
+    assert changed["expires_at"] == round(datetime(2200, 7, 31, 16, 30, tzinfo=UTC).timestamp())
+    assert "2200-07-31 18:30 CEST" in run("list", "alice").output
+    for text, why in {
+        "2020-01-31": "`2020-01-31` is past: it is 20",
+        "9999-12-31": "is too late",
+        "99999999d": "is too late",
+        "2200-02-30": "is not a time; write 30d",
+        "2200-01": "is not a time; write 30d",
+    }.items():
+        result = call("set", created["id"], "--expires", text)
+        assert result.exit_code == 2
+        assert why in " ".join(result.output.replace("│", " ").split())
+    assert as_json("set", created["id"], "--expires", "none")["expires_at"] is None
+
+
+def test_what_a_token_is_for_is_changed_and_the_rest_stays(tried: Any) -> None:
+    created = as_json("create", "alice", "--name", "ci", "--budget", "day=1", "--addresses", "10.0.0.0/8")
+    changed = as_json("set", created["id"], "--name", "laptop", "--models", "a, b-*", "--addresses", "::1")
+    assert (changed["name"], changed["models"], changed["addresses"]) == ("laptop", ["a", "b-*"], ["::1/128"])
+    assert changed["budgets"] == created["budgets"]
+    changed = as_json("set", created["id"], "--models", "", "--addresses", "")
+    assert (changed["name"], changed["models"], changed["addresses"]) == ("laptop", [], [])
+    assert tried(created["token"]) == created["id"]
+    assert "no address or network" in refused("set", created["id"], "--addresses", "10.0.0.0/33")
+
+
+def test_models_that_there_are_not_are_warned_of_and_the_token_is_made(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    more = "channels: {one: {base_url: 'http://h/v1'}}\nmodels: {small: {input: 1, output: 2, channels: [one]}}\n"
+    file.write_text(file.read_text() + more)
+    result = run("create", "alice", "--models", "smal", "--json")
+    notes = result.stderr.splitlines()
+    assert notes[0] == "note: there is no model `smal`; did you mean `small`?"
+    token_id = json.loads(result.stdout)["id"]
+    assert notes[1].startswith(f"note: `{token_id}` may use no model now: ")
+    assert run("set", token_id, "--models", "small").stderr == ""
+    assert "did you mean" in run("set", token_id, "--models", "small,smalll").stderr
+
+
+def test_the_tokens_of_all_accounts_are_listed_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "There are no tokens yet." in run("list").output
+    monkeypatch.setattr(token, "PAGE", 2)
+    for name in ("carol", "robert"):
+        assert (
+            CliRunner().invoke(app, ["account", "create", name, "--external-id", f"{name}@example.com"]).exit_code == 0
+        )
+    created = [as_json("create", name)["id"] for name in ("robert", "alice", "ext:carol@example.com")]
+    listed = [json.loads(line)["id"] for line in run("list", "--json").stdout.splitlines()]
+    assert listed == sorted(created)
+    lines = run("list").output.splitlines()
+    assert [line.split()[0] for line in lines] == ["id", *listed[:2], "id", listed[2]]
+    assert listed[1] in run("list", "ext:carol@example.com").output

@@ -103,7 +103,7 @@ async def test_budgets_and_limits_are_the_accounts_own_field_by_field_and_else_i
         await store.accounts.change("alice", group="default")
         known = await caller()
         assert (known.budgets, known.limits) == (Budgets(day=3, week=4), AccountLimits(concurrent=5))
-        await store.tokens.set_allowance(token.id, {"total": None}, {"tokens_per_minute": None})
+        await store.tokens.change(token.id, budgets={"total": None}, limits={"tokens_per_minute": None})
         known = await caller()
         assert (known.token_budgets, known.token_limits) == (Budgets(), AccountLimits())
 

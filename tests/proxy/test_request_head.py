@@ -8,7 +8,8 @@ import pytest
 
 from gateway import loading
 from gateway.config.channel import Channel
-from gateway.config.schema import load, shipped
+from gateway.config.places import shipped
+from gateway.config.schema import load
 from gateway.proxy.pool import Target
 from gateway.proxy.turns import Turns
 from gateway.store.credential_states import CredentialStates

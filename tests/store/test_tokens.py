@@ -208,8 +208,8 @@ CHANGES: dict[str, Callable[[Tokens, Accounts, str], Awaitable[object]]] = {
     "restricted": lambda _, accounts, token_id: accounts.change("alice", models=["small"]),
     "limited": lambda _, accounts, token_id: accounts.change("alice", limits=AccountLimits(concurrent=1)),
     "budgeted": lambda _, accounts, token_id: accounts.change("alice", budgets=Budgets(day=1)),
-    "budgeted itself": lambda tokens, _, token_id: tokens.set_allowance(token_id, {"day": 1}, {}),
-    "limited itself": lambda tokens, _, token_id: tokens.set_allowance(token_id, {}, {"concurrent": 1}),
+    "budgeted itself": lambda tokens, _, token_id: tokens.change(token_id, budgets={"day": 1}),
+    "limited itself": lambda tokens, _, token_id: tokens.change(token_id, limits={"concurrent": 1}),
 }
 
 
@@ -248,7 +248,7 @@ async def test_an_allowance_is_changed_field_by_field_and_survives_other_changes
     tokens: Tokens, client: Client
 ) -> None:
     created = await tokens.create("alice", budgets=Budgets(day=1, total=5), limits=AccountLimits(concurrent=2))
-    await tokens.set_allowance(created.id, {"day": None, "month": 7}, {"requests_per_minute": 3})
+    await tokens.change(created.id, budgets={"day": None, "month": 7}, limits={"requests_per_minute": 3})
     await tokens.set_status(created.id, TokenStatus.DISABLED)
     await tokens.set_status(created.id, TokenStatus.ACTIVE)
     await touch(tokens, client, await tokens.authenticate(created.token))
@@ -256,7 +256,7 @@ async def test_an_allowance_is_changed_field_by_field_and_survives_other_changes
     assert (known.budgets, known.limits) == (Budgets(month=7, total=5), AccountLimits(3, None, 2))
     assert known == await tokens.get(created.id)
     with pytest.raises(ValueError, match="the budget day must be from 1"):
-        await tokens.set_allowance(created.id, {"day": -1}, {})
+        await tokens.change(created.id, budgets={"day": -1})
 
 
 async def test_a_change_of_the_balance_or_of_another_token_is_none(tokens: Tokens, client: Client) -> None:

@@ -148,7 +148,7 @@ async def test_the_use_of_budgets_is_sent_at_each_level_once(store_url: str, cli
         made = await gateway.store.tokens.create("tester", budgets=Budgets(total=1))
         await gateway.store.accounts.change("tester", budgets=Budgets())
         assert (await ask(gateway.port, chat(made.token))).status == 402
-        await gateway.store.tokens.set_allowance(made.id, {"total": None, "requests": 1}, {})
+        await gateway.store.tokens.change(made.id, budgets={"total": None, "requests": 1})
         assert (await ask(gateway.port, chat(made.token))).status == 200
         await wait_until(lambda: len(receiver.got) == 4)
     assert receiver.types == ["budget.reached"] * 4, "none for the budget that only refused a request"

@@ -121,15 +121,15 @@ async def test_a_change_of_a_token_counts_in_every_gateway_from_the_next_request
         for gateway in both * 2:
             assert (await send(gateway, created.token)).status == 200
         tokens = other.store.tokens
-        await tokens.set_allowance(created.id, {}, {"requests_per_minute": 1})
+        await tokens.change(created.id, limits={"requests_per_minute": 1})
         for gateway, status in ((one, 200), (one, 429), (other, 429)):
             assert (await send(gateway, created.token)).status == status
-        await tokens.set_allowance(created.id, {"day": 1}, {"requests_per_minute": None})
+        await tokens.change(created.id, budgets={"day": 1}, limits={"requests_per_minute": None})
         for gateway in both:
             refused = await send(gateway, created.token)
             assert (refused.status, refused.error["code"]) == (402, "budget_exceeded")
             assert "The token's budget of the day" in refused.error["message"]
-        await tokens.set_allowance(created.id, {"day": None}, {})
+        await tokens.change(created.id, budgets={"day": None})
         for gateway in both:
             assert (await send(gateway, created.token)).status == 200
         await one.store.accounts.change("tester", budgets=Budgets(total=CHARGE))

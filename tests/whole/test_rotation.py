@@ -30,7 +30,7 @@ async def test_a_successor_has_what_is_left_of_the_budgets_and_limits_of_its_pre
     shown = (await ask(gateway.port, get("/v1/account", third.token))).body
     assert b'"used_requests":3' in shown
     assert (await ask(gateway.port, chat(new.token))).error["code"] == "token_expired"
-    await tokens.set_allowance(third.id, {"requests": None}, {"requests_per_minute": 4})
+    await tokens.change(third.id, budgets={"requests": None}, limits={"requests_per_minute": 4})
     taken = [await ask(gateway.port, chat(third.token)) for _ in range(5)]
     assert "429" in {str(answer.status) for answer in taken}
     assert (await ask(gateway.port, chat(third.token))).status == 429

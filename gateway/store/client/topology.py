@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -56,6 +58,25 @@ def from_url(url: str, timeout_s: float, connections: int) -> Topology:
             "redis: this URL cannot be used. It is like redis://:PASSWORD@host:6379/0; in the password write / as %2F, "
             "# as %23, ? as %3F and @ as %40; options after the ? are those of redis-py for this kind of URL"
         ) from None
+
+
+def place_of(url: str) -> str:
+    """Return where the store of a URL is, which `from_url` accepts: its hosts and ports, or its socket; never a password."""
+    parts = urlsplit(url)
+    if parts.scheme == "unix":
+        return parts.path
+    hosts = parts.netloc.rpartition("@")[2] or "localhost"
+    return hosts if re.search(r":[0-9]+$", hosts) else f"{hosts}:6379"
+
+
+@contextmanager
+def naming_the_store(url: str) -> Iterator[None]:
+    """Say in errors of a store that does not answer where it is."""
+    try:
+        yield
+    except StoreAway as error:
+        place = f" (it is at {place_of(url)})" if str(error).startswith("the store") else ""
+        raise StoreAway(f"{error}{place}") from None
 
 
 def _from_url(url: str, timeout_s: float, connections: int) -> Topology:

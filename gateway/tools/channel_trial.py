@@ -1,0 +1,95 @@
+"""One small request to a channel's upstream, as an operator asks for it: past the chain, so that nothing is charged or recorded."""
+
+from __future__ import annotations
+
+import time
+from typing import Final, NamedTuple
+
+import msgspec
+from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
+
+from gateway.chat import error_objects
+from gateway.config.channel import Channel
+from gateway.proxy.failure import of_answer, scrubbed
+from gateway.tools.diagnosis import shown
+
+MAX_BYTES: Final = 64 * 1024
+"""Of an answer, how much is read."""
+MAX_TOKENS: Final = 16
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """How the upstream answered. `status`: None where no answer came. `text` has nothing of a credential."""
+
+    good: bool
+    status: int | None
+    took_ms: int
+    text: str
+
+
+class Trial(NamedTuple):
+    """What is tried: a channel, the model's name there, and one of the channel's credentials, if it has any."""
+
+    channel: Channel
+    model: str
+    credential: str
+
+
+async def try_channel(trial: Trial) -> Verdict:
+    """Send one request with the channel's own address, proxy, authorities and time limits, and return how it was answered."""
+    channel, began = trial.channel, time.monotonic()
+    body = {
+        "model": trial.model,
+        "messages": [{"role": "user", "content": "Say hello"}],
+        "stream": True,
+        channel.ceiling_name: MAX_TOKENS,
+    }
+    headers = {"Accept": "text/event-stream", "User-Agent": "sluicegate"}
+    if trial.credential:
+        headers["Authorization"] = f"Bearer {trial.credential}"
+    timers = channel.timers
+    timeout = ClientTimeout(connect=timers.connect, total=timers.connect + timers.first_byte)
+    status = None
+    try:
+        async with (
+            ClientSession(timeout=timeout) as session,
+            session.post(
+                channel.base_url.rstrip("/") + "/chat/completions",
+                json=body,
+                headers=headers,
+                proxy=channel.proxy or None,
+                ssl=channel.trust.context if channel.trust else True,
+                allow_redirects=False,
+            ) as response,
+        ):
+            status = response.status
+            good, text = _judged(response, await _beginning(response), channel)
+    except TimeoutError:
+        good, text = False, "it did not answer in time, see `timers`"
+    except (ClientError, OSError, ValueError) as error:
+        good, text = False, f"it cannot be reached: {error}" if status is None else "it broke off its answer"
+    took_ms = round((time.monotonic() - began) * 1000)
+    return Verdict(good, status, took_ms, shown(scrubbed(text, channel.scrubbed)))
+
+
+def _judged(response: ClientResponse, body: bytes, channel: Channel) -> tuple[bool, str]:
+    """Return whether an answer is one that the gateway passes on, and a sentence about it."""
+    detail = error_objects.details(error_objects.decode(body))
+    if response.status == 200 and response.content_type == "text/event-stream":
+        return True, "it streams"
+    if response.status == 200:
+        return False, f"its answer is not an event stream, but {response.content_type or 'of no type'}"
+    failure = of_answer(response.status, response.headers, body, channel.scrubbed)
+    return False, detail.get("message") or failure.error.message
+
+
+async def _beginning(response: ClientResponse) -> bytes:
+    """Return the first event of a stream, or of another answer what fits."""
+    if response.content_type == "text/event-stream":
+        return await response.content.readline()
+    body = b""
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > MAX_BYTES:
+            break
+    return body[:MAX_BYTES]
