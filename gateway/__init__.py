@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gateway.addresses import address_of, network_of
     from gateway.alerts.alerts import Alerts
+    from gateway.amounts import MICROS, amount
     from gateway.budgets import Budget, BudgetUse, Calendar, budget_in
     from gateway.catalogue import Catalogue, matches
     from gateway.chat.usage import Usage
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply, Request
     from gateway.facts import AccountLimits, Budgets, Caller, Candidate, CircuitBreaker, Limits, Route
     from gateway.plugin import Plugin
-    from gateway.prices import MICROS, Price, amount
+    from gateway.prices import Price
     from gateway.request_id import arrival_ms, utc
     from gateway.services import Clock, Services
     from gateway.store.account_health import AccountHealth
@@ -93,6 +94,7 @@ __all__ = [
 _PLACES = {
     "gateway.addresses": "address_of network_of",
     "gateway.alerts.alerts": "Alerts",
+    "gateway.amounts": "MICROS amount",
     "gateway.budgets": "Budget BudgetUse Calendar budget_in",
     "gateway.catalogue": "Catalogue matches",
     "gateway.chat.usage": "Usage",
@@ -100,7 +102,7 @@ _PLACES = {
     "gateway.exchange": "Attempt Exchange Operation Outcome Reply Request",
     "gateway.facts": "AccountLimits Limits Budgets Caller Candidate CircuitBreaker Route",
     "gateway.plugin": "Plugin",
-    "gateway.prices": "MICROS Price amount",
+    "gateway.prices": "Price",
     "gateway.request_id": "arrival_ms utc",
     "gateway.services": "Clock Services",
     "gateway.store.account_health": "AccountHealth",

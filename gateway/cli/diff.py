@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from gateway import loading
-from gateway.cli.common import ConfigOption, JsonOption, console, found, print_json
+from gateway.cli.common import ConfigOption, JsonOption, found, print_json
 from gateway.config.places import folder_of
 from gateway.config.schema import Config, load
 from gateway.config.section import Section
@@ -54,9 +54,9 @@ def diff(
             print_json(change)
         else:
             restart = "" if change.takes == "reload" else "  (needs a restart)"
-            console().print(f"{change.place}: {change.text}{restart}")
+            print(f"{change.place}: {change.text}{restart}")
     if not differences and not as_json:
-        console().print("nothing would change")
+        print("nothing would change")
 
 
 def changes(before: Config, after: Config) -> Iterator[Change]:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from gateway import loading
+from gateway.amounts import amount
 from gateway.chat.request import BodyRules
-from gateway.cli.common import ConfigOption, JsonOption, TokenOption, console, found, print_json, store_of
+from gateway.cli.common import ConfigOption, JsonOption, TokenOption, found, print_json, store_of
 from gateway.config.schema import load
 from gateway.errors import StoreAway
 from gateway.services import services_of
 from gateway.tools.explain import Explanation
 from gateway.tools.explain import explain as explain_request
+
+AMOUNTS: Final = ("input", "output", "cached_input", "cache_write", "request")
+"""The terms of a price that are amounts in micros."""
 
 
 def register(app: typer.Typer) -> None:
@@ -61,7 +65,7 @@ def explain(
     if as_json:
         print_json(explanation)
     else:
-        console().print(_in_words(explanation))
+        print(_in_words(explanation))
     if not explanation.served:
         raise typer.Exit(1)
 
@@ -90,4 +94,9 @@ def _in_words(explanation: Explanation) -> str:
 
 
 def _terms(price: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in price.items())
+    """Return the terms of a price, with amounts in units of the currency; those of tokens are for a million of them."""
+    shown = {
+        name.removesuffix("_micros"): amount(value) if name in AMOUNTS or name.endswith("_micros") else value
+        for name, value in price.items()
+    }
+    return ", ".join(f"{name} {value}" for name, value in shown.items())

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,9 +29,11 @@ from gateway.cli.common import (
     run_with_store,
 )
 from gateway.facts import AccountLimits, Budgets
-from gateway.services import Store
 from gateway.store.known_tokens import Token, TokenStatus
-from gateway.store.tokens import Created
+
+if TYPE_CHECKING:
+    from gateway.services import Store
+    from gateway.store.tokens import Created
 
 token = typer.Typer(no_args_is_help=True, help="Manage tokens: create, list, set, rotate, disable, enable, delete.")
 
