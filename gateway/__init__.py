@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gateway.addresses import address_of, network_of
     from gateway.alerts.alerts import Alerts
+    from gateway.amounts import MICROS, amount
     from gateway.attempt import Attempt
     from gateway.budgets import Budget, BudgetUse, Calendar, budget_in
     from gateway.catalogue import Catalogue, matches
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from gateway.exchange import Exchange, Operation, Outcome, Request
     from gateway.facts import AccountLimits, AskedFor, Budgets, Caller, Candidate, CircuitBreaker, Limits, Route
     from gateway.plugin import Plugin
-    from gateway.prices import MICROS, Price, amount
+    from gateway.prices import Price
     from gateway.reply import Reply
     from gateway.request_id import arrival_ms, utc
     from gateway.services import Clock, Services
@@ -105,6 +106,7 @@ __all__ = [
 _PLACES = {
     "gateway.addresses": "address_of network_of",
     "gateway.alerts.alerts": "Alerts",
+    "gateway.amounts": "MICROS amount",
     "gateway.attempt": "Attempt",
     "gateway.budgets": "Budget BudgetUse Calendar budget_in",
     "gateway.catalogue": "Catalogue matches",
@@ -116,7 +118,7 @@ _PLACES = {
     "gateway.exchange": "Exchange Operation Outcome Request",
     "gateway.facts": "AccountLimits AskedFor Limits Budgets Caller Candidate CircuitBreaker Route",
     "gateway.plugin": "Plugin",
-    "gateway.prices": "MICROS Price amount",
+    "gateway.prices": "Price",
     "gateway.reply": "Reply",
     "gateway.request_id": "arrival_ms utc",
     "gateway.services": "Clock Services",

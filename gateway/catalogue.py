@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from fractions import Fraction
 from typing import Final, Literal
 
+from gateway.amounts import MICROS
 from gateway.chat.prompt_bound import PartTokens
 from gateway.chat.request import Body
 from gateway.config.allowance import GroupBudgets, GroupLimits
@@ -15,7 +16,7 @@ from gateway.config.model import Model
 from gateway.config.schema import Config, Group
 from gateway.config.time_zone import time_zone
 from gateway.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets, Caller, Candidate, with_defaults
-from gateway.prices import MICROS, Price, price_of
+from gateway.prices import Price, price_of
 
 MAX_ATTEMPTS: Final = 3
 """Upstream calls that one request may cause. Leases are computed from it."""

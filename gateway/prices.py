@@ -12,11 +12,9 @@ from typing import Final
 
 import msgspec
 
+from gateway.amounts import MICROS
 from gateway.chat.usage import Usage
 from gateway.config.model import Cost, Model, Tier
-
-MICROS = 1_000_000
-"""Micros in one unit of the currency."""
 
 PER_TOKENS: Final = 1_000_000
 """How many tokens the price of a token is given for."""
@@ -25,12 +23,6 @@ AS_INPUT: Final = -1
 LARGEST_COST: Final = 10**15
 """Micros that a call can cost the operator; what an upstream reports beyond them is an error of it."""
 _PARTS: Final = ("input", "output", "cached_input", "cache_write", "request")
-
-
-def amount(micros: int) -> str:
-    """Format micros as an amount in currency units, with two decimals at least: `5.00`, `0.000123`."""
-    whole, _, decimals = f"{Decimal(micros) / MICROS:.6f}".partition(".")
-    return f"{whole}.{decimals.rstrip('0').ljust(2, '0')}"
 
 
 class Price(msgspec.Struct, frozen=True):

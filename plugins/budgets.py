@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gateway import BudgetUse, Calendar, Refused
+from gateway import amount as in_currency
 from plugins.shortage import Fitting, Shortage
 
 NAMES: Final = {
@@ -36,8 +37,10 @@ def over(use: BudgetUse, calendar: Calendar, amount: int, fitting: Fitting) -> R
 
 def described(use: BudgetUse, calendar: Calendar) -> str:
     """Return what a budget counts now, in words."""
-    unit = "requests" if use.budget.kind == "requests" else "micros"
-    used = f"has used {use.used} of {use.budget.limit} {unit}"
+    if use.budget.kind == "requests":
+        used = f"has used {use.used} of {use.budget.limit} requests"
+    else:
+        used = f"has used {in_currency(use.used)} of {in_currency(use.budget.limit)}"
     return f"the {use.budget.owner}'s {NAMES[use.budget.kind]} {used} and {_reset(use.ends_ms, calendar)}"
 
 

@@ -20,6 +20,7 @@ from gateway import (
     Refused,
     Step,
     StoreAway,
+    amount,
     budget_in,
 )
 from plugins.budgets import over
@@ -74,6 +75,12 @@ class PlacedHold(msgspec.Struct):
             charged_micros=self.full,
             uncapped_micros=uncapped,
         )
+
+
+def in_words(held: int, available: int, most: int, failed: int) -> str:
+    """Return what is held for a request. It is charged `most` at most, of which `failed` is for failed attempts."""
+    of_it = f", {amount(failed)} of it for failed attempts" if failed > 0 else ""
+    return f"holds {amount(held)} of {amount(available)} available, and charges {amount(most)} at most{of_it}"
 
 
 def insufficient(short: Shortage | None) -> Refused:

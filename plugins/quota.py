@@ -31,7 +31,7 @@ from gateway import (
     Usage,
 )
 from plugins.budgets import described, over
-from plugins.placed_hold import PlacedHold, insufficient, refusal
+from plugins.placed_hold import PlacedHold, in_words, insufficient, refusal
 from plugins.shortage import Fitting, Shortage
 
 LEAST_HOLD: Final = Decimal("0.000001")
@@ -176,8 +176,7 @@ class Quota(Plugin):
         fitting = await self._fitting(exchange, price)
         if available < amount and amount:
             raise insufficient(Shortage(amount, available, fitting(available)))
-        failed = f", {most - full} of it for failed attempts" if most > full else ""
-        texts = [f"holds {amount} micros of {available} available, and charges {most} at most{failed}"]
+        texts = [in_words(amount, available, most, most - full)]
         for use in await self.wallet.budgets(account.id, budgets):
             if not use.covers(amount):
                 raise over(use, self.calendar, amount, fitting)

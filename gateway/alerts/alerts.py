@@ -19,10 +19,10 @@ import msgspec
 from gateway.alerts import event
 from gateway.alerts.event import Claim
 from gateway.alerts.outbox import Outbox
+from gateway.amounts import MICROS
 from gateway.config.alerts import AlertSettings
 from gateway.errors import StoreAway
 from gateway.log import Logger
-from gateway.prices import MICROS
 from gateway.store.channels import Channels, ChannelStatus, Condition
 from gateway.store.client.client import Client
 

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from gateway.prices import amount
+from gateway.amounts import amount
 from gateway.request_id import new_id, utc
 
 MAX_ERROR: Final = 200

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
@@ -33,9 +33,11 @@ from gateway.cli.common import (
 from gateway.cli.ledger import ledger
 from gateway.cli.named import account_of, known_group, names_in, note_models
 from gateway.facts import Budgets
-from gateway.services import Store
 from gateway.store.accounts import Account, AccountError, AccountStatus, unknown
 from gateway.store.money.results import Credit, Credited
+
+if TYPE_CHECKING:
+    from gateway.services import Store
 
 account = typer.Typer(no_args_is_help=True, help="Manage accounts: create, credit, limit, suspend, close.")
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import re
 import time
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
@@ -16,9 +15,11 @@ import typer
 from gateway.cli.common import ConfigOption, JsonOption, amount, configuration, micros, print_json, run_with_store
 from gateway.cli.named import EXTERNAL, account_in
 from gateway.errors import GatewayError, Misconfigured, StoreAway
-from gateway.services import Store
 from gateway.store.accounts import AccountError
 from gateway.store.money.results import Credit
+
+if TYPE_CHECKING:
+    from gateway.services import Store
 
 TRANSACTION: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 COLUMNS: Final = {"id", "external_id", "group", "amount", "transaction"}
@@ -105,6 +106,8 @@ def run_file(file: Path, config: Path | None, as_json: bool, *, create: bool) ->
 
 async def _all(rows: list[Row], do: Callable[[Row], Awaitable[None]]) -> None:
     """Do all rows, several at once, and say how far it is."""
+    import asyncio
+
     waiting = iter(rows)
     done, said = 0, time.monotonic()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -23,10 +23,12 @@ from gateway.cli.common import (
     refuse,
     run_with_store,
 )
-from gateway.config.alerts import AlertSettings
-from gateway.config.schema import Config
 from gateway.request_id import utc
-from gateway.services import Store
+
+if TYPE_CHECKING:
+    from gateway.config.alerts import AlertSettings
+    from gateway.config.schema import Config
+    from gateway.services import Store
 
 SHOWN = 100
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from gateway.cli.common import ConfigOption, JsonOption, point_in_time, print_json, refuse, run_with_store
 from gateway.cli.named import account_of
-from gateway.services import Store
 from gateway.store.accounts import unknown
 from gateway.store.money.archive import Archive, ArchiveError
 from gateway.store.money.archiver import YOUNGEST_S, Archiver
+
+if TYPE_CHECKING:
+    from gateway.services import Store
 
 
 class Moved(msgspec.Struct, frozen=True):

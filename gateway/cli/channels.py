@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
@@ -25,12 +25,14 @@ from gateway.cli.common import (
     refuse,
     run_with_store,
 )
-from gateway.config.channel import Channel
 from gateway.config.schema import load
 from gateway.request_id import utc
-from gateway.services import Store
 from gateway.store.channels import ChannelSnapshot, Condition
 from gateway.store.credential_states import CredentialState, CredentialStatus
+
+if TYPE_CHECKING:
+    from gateway.config.channel import Channel
+    from gateway.services import Store
 
 Credential = tuple[str, CredentialStatus]
 """The fingerprint of a credential, and its status."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -24,7 +24,9 @@ from gateway.store.client.durability import check_store
 from gateway.store.client.topology import naming_the_store
 from gateway.store.pepper import PepperSource
 from gateway.store.pepper_record import record_of, refuse_other
-from gateway.tools.exposure import Exposure
+
+if TYPE_CHECKING:
+    from gateway.tools.exposure import Exposure
 
 
 def register(app: typer.Typer) -> None:

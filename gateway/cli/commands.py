@@ -15,32 +15,38 @@ from gateway import compiled
 from gateway.cli import exits
 from gateway.errors import GatewayError
 
-COMMANDS: Final = (
-    "serve",
-    "init",
-    "check",
-    "diff",
-    "plugins",
-    "plugin",
-    "channels",
-    "prices",
-    "account",
-    "token",
-    "pepper",
-    "alerts",
-    "usage",
-    "trace",
-    "gateways",
-    "verify",
-    "reconcile",
-    "explain",
-    "doctor",
-    "fake-upstream",
-)
-"""In the order in which `--help` lists them. Each is in the file of its name."""
+COMMANDS: Final = {
+    "serve": "Run the gateway until SIGTERM or Ctrl-C.",
+    "init": "Make the data folder, the pepper, the admin token and an empty store.",
+    "check": "Check the configuration, the order of the chain, the plugins' settings and the store, without serving.",
+    "diff": "Show what a new file would change, and which changes need a restart.",
+    "plugins": "List the installed plugins: what each does, needs and provides, and its settings.",
+    "plugin": "Write and test plugins: new, check.",
+    "channels": "Show the condition of the channels, and disable or enable them for all gateways that share a store.",
+    "prices": "Compare the configured prices with a public catalogue: import.",
+    "account": "Manage accounts: create, credit, limit, suspend, close.",
+    "token": "Manage tokens: create, list, set, rotate, disable, enable, delete.",
+    "pepper": "Show where the key is that tokens are checked with (show), or change it (rotate).",
+    "alerts": "Send a test to the webhook (test), and show what waits for it (list).",
+    "usage": "Read the usage log: whether a request arrived, how it ended, what it cost.",
+    "trace": "Show in a sentence what happened to a request.",
+    "gateways": "List the gateways of the store, which share one usage log, or forget one that has gone for good.",
+    "verify": "Check every balance against its ledger, its holds and the usage log.",
+    "reconcile": "Compare an upstream's bill with the usage log, call by call.",
+    "explain": "Show what would happen to a request now: each plugin's decision, the price, the hold, the channels.",
+    "doctor": "Find out from the caller's side why requests do not arrive or fail, and what to do about it.",
+    "fake-upstream": "Run an OpenAI-compatible upstream that can misbehave on purpose, until Ctrl-C.",
+}
+"""What each does, in the order in which `--help` lists them. Each is in the file of its name, which begins its own help so."""
 OF_THE_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """Errors that say themselves what is wrong: a disk that is full or read-only, a file of another user."""
-MARKUP: Final = "markdown"
+MARKUP: Final = None
+"""Help is plain text: to format it takes longer than to import what most commands need."""
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a help, which stands for it in a list of commands."""
+    return text.partition("\n\n")[0].replace("\n", " ").partition(". ")[0].removesuffix(".") + "."
 
 
 class Commands(Mapping[str, Any]):
@@ -51,7 +57,10 @@ class Commands(Mapping[str, Any]):
             raise KeyError(name)
         app = typer.Typer(rich_markup_mode=MARKUP)
         import_module(f"gateway.cli.{name.replace('-', '_')}").register(app)
-        return get_group(app).commands[name]
+        command = get_group(app).commands[name]
+        for each in getattr(command, "commands", {}).values():
+            each.short_help = first_sentence(each.help or "")
+        return command
 
     def __iter__(self) -> Iterator[str]:
         return iter(COMMANDS)
@@ -66,6 +75,14 @@ class Program(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = Commands()  # type: ignore[assignment]
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write what each command does without importing it."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take `help` for `--help`: `gateway help account` is `gateway account --help`."""
@@ -111,7 +128,7 @@ def program() -> typer.Typer:
         name="gateway",
         cls=Program,
         help="A streaming chat-completion gateway. To try it: `gateway serve --config config/demo.yaml`.",
-        epilog=f"Exit codes:\n\n{exits.in_words()}\n\nWith `--json`, errors are JSON, too: `kind` and `message`.",
+        epilog=f"\b\nExit codes:\n{exits.in_words()}\n\nWith `--json`, errors are JSON, too: `kind` and `message`.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=MARKUP,

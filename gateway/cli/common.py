@@ -1,47 +1,40 @@
-"""What the commands share: common options, the store, amounts and times, tables for people and JSON for scripts."""
+"""What the commands share: common options, the store, amounts and times, tables for people and JSON for scripts.
+
+What a command may not need is imported where it is used: all of it takes longer to import than most commands to run.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import os
 import re
-import shutil
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from gateway.amounts import MICROS, amount
 from gateway.cli.exits import failed
+from gateway.cli.tables import print_fields, print_table, terminal_width, width_of
 from gateway.config.places import find, shipped
-from gateway.config.schema import Config
-from gateway.config.without_keys import load_without_keys
 from gateway.errors import StoreAway
-from gateway.prices import MICROS
-from gateway.request_id import LAST_MS
-from gateway.runtime.data_folder import check_access, existing_folder, has_store
-from gateway.services import Store
-from gateway.store import layout
-from gateway.store.client.topology import naming_the_store
-from gateway.store.pepper import PepperSource
-from gateway.store.tokens import Tokens
+
+if TYPE_CHECKING:
+    from gateway.config.schema import Config
+    from gateway.services import Store
 
 Result = TypeVar("Result")
 
-GAP: Final = "  "
-"""What is between two columns of a table."""
-CONSOLE_WIDTH: Final = 10_000
-"""Characters of a line. No table comes near it."""
+__all__ = ["amount", "print_fields", "print_table", "terminal_width", "width_of"]
+
 LARGEST_AMOUNT: Final = 2**53 // MICROS
 """Currency units. Up to here, micros are exact in a script, whose numbers are doubles."""
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -83,6 +76,8 @@ def configuration(path: Path | None) -> Config:
 
     The credentials of the channels are in it only if they are here: most commands need none.
     """
+    from gateway.config.without_keys import load_without_keys
+
     return load_without_keys(found(path)).config
 
 
@@ -99,6 +94,7 @@ def store_url(config: Config) -> Iterator[str]:
 @contextmanager
 def _running(config: Config) -> Iterator[tuple[str, bool]]:
     """Do as `store_url`, and yield also whether the store was started here, so that no gateway uses it."""
+    from gateway.runtime.data_folder import check_access, existing_folder
     from gateway.store.client.embedded import EmbeddedStore
 
     if config.redis != "embedded":
@@ -116,6 +112,8 @@ def _running(config: Config) -> Iterator[tuple[str, bool]]:
 @contextmanager
 def _with_folder(config: Config) -> Iterator[Config]:
     """Yield the configuration, for a store elsewhere with a data folder for the moment where there is none: commands make none."""
+    from gateway.runtime.data_folder import has_store
+
     if has_store(config):
         yield config
         return
@@ -129,6 +127,12 @@ async def store_of(config: Config) -> AsyncIterator[Store]:
 
     A store that was started here is converted if it is of an earlier layout. Raises `Misconfigured` for another one.
     """
+    from gateway.services import Store
+    from gateway.store import layout
+    from gateway.store.client.topology import naming_the_store
+    from gateway.store.pepper import PepperSource
+    from gateway.store.tokens import Tokens
+
     with _running(config) as (url, owned), _with_folder(config) as local, naming_the_store(url):
         async with Store.open(local, url) as store:
             store.tokens = Tokens(store.client, PepperSource.of(config.data_path))
@@ -142,6 +146,8 @@ async def store_of(config: Config) -> AsyncIterator[Store]:
 
 def run_with_store(path: Path | None, work: Callable[[Store], Coroutine[Any, Any, Result]]) -> Result:
     """Run `work` with the store of the configuration at `path`, and return its result."""
+
+    import asyncio
 
     async def inner() -> Result:
         async with store_of(configuration(path)) as store:
@@ -202,44 +208,14 @@ def _period(text: str) -> tuple[int, int]:
 
 
 def _ms(moment: datetime) -> int:
+    from gateway.request_id import LAST_MS
+
     return min(max(0, round(moment.replace(tzinfo=UTC).timestamp() * 1000)), LAST_MS)
-
-
-def amount(value: int) -> str:
-    """Format micros as an amount: `5.00`, `0.000123`."""
-    text = f"{Decimal(value) / MICROS:.6f}"
-    whole, _, decimals = text.partition(".")
-    return f"{whole}.{decimals.rstrip('0').ljust(2, '0')}"
 
 
 def print_json(value: object) -> None:
     """Print an object as one line of JSON."""
     print(msgspec.json.encode(value).decode())
-
-
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str, total: bool = False) -> None:
-    """Print a table, or the sentence `empty` if there are no rows. `total`: the last row is a sum of the others."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column)
-    texts = [[str(cell) for cell in row] for row in rows]
-    for number, row in enumerate(texts):
-        table.add_row(*row, style="bold" if total and number == len(texts) - 1 else None)
-    if table.row_count:
-        _print_unpadded(table)
-    else:
-        console().print(empty)
-
-
-def width_of(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> int:
-    """Return how many characters wide a table is."""
-    widths = [max(len(str(cell)) for cell in cells) for cells in zip(columns, *rows, strict=True)]
-    return sum(widths) + len(GAP) * (len(widths) - 1)
-
-
-def terminal_width() -> int:
-    """Return how many characters a line of the terminal has; what is no terminal is taken for one of 80."""
-    return shutil.get_terminal_size((80, 24)).columns
 
 
 def print_csv(rows: Iterable[Mapping[str, object]]) -> None:
@@ -261,30 +237,9 @@ def _cell(text: str) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-def print_fields(fields: Mapping[str, object]) -> None:
-    """Print names and values, one pair on each line."""
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name, value in fields.items():
-        table.add_row(name, str(value))
-    _print_unpadded(table)
-
-
-def _print_unpadded(table: Table) -> None:
-    """Print a table without the blanks with which the longest line of the last column pads all the others."""
-    output = console()
-    with output.capture() as captured:
-        output.print(table)
-    print("\n".join(line.rstrip() for line in captured.get().split("\n")), end="")
-
-
 def printable(text: str) -> str:
     """Return a text without what a terminal would obey."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-
-
-def console() -> Console:
-    """Return standard output as a console that neither interprets markup in values nor cuts or wraps them."""
-    return Console(markup=False, highlight=False, soft_wrap=True, width=CONSOLE_WIDTH)
 
 
 def refuse(text: str, kind: str = "refused") -> typer.Exit:

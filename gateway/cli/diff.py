@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from gateway import loading
-from gateway.cli.common import ConfigOption, JsonOption, console, found, print_json
+from gateway.cli.common import ConfigOption, JsonOption, found, print_json
 from gateway.cli.locked_out import locked_out, may_lock_out, named
 from gateway.config.channel_request import Fixed
 from gateway.config.places import folder_of
@@ -64,9 +64,9 @@ def diff(
             print_json(change)
         else:
             restart = "" if change.takes == "reload" else "  (needs a restart)"
-            console().print(f"{change.place}: {change.text}{restart}")
+            print(f"{change.place}: {change.text}{restart}")
     if not differences and not as_json:
-        console().print("nothing would change")
+        print("nothing would change")
 
 
 def changes(before: Config, after: Config) -> Iterator[Change]:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.cli.common import JsonOption, TokenOption, console, print_json
+from gateway.cli.common import JsonOption, TokenOption, print_json
 from gateway.tools.doctor import MAX_TOKENS, diagnose
 
 SIGNS = {"well": "well", "ill": "ILL ", "note": "note"}
@@ -55,9 +55,9 @@ def doctor(
             if as_json:
                 print_json(diagnosis)
                 continue
-            console().print(f"{SIGNS[diagnosis.verdict]}  {diagnosis.subject}: {diagnosis.text}")
+            print(f"{SIGNS[diagnosis.verdict]}  {diagnosis.subject}: {diagnosis.text}")
             if diagnosis.remedy:
-                console().print(f"      {diagnosis.remedy}")
+                print(f"      {diagnosis.remedy}")
         return ill
 
     os.environ["NETRC"] = os.devnull  # an entry for the host would be sent in place of the token

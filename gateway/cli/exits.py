@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import typer
 
-from gateway.errors import GatewayError
+if TYPE_CHECKING:
+    from gateway.errors import GatewayError
 
 EXIT_CODES: Final = {
     "refused": (1, "refused, or a check found something wrong"),
@@ -48,4 +49,4 @@ def failed_with(error: GatewayError) -> typer.Exit:
 
 def in_words() -> str:
     """Return the exit codes for `--help`."""
-    return "\n\n".join(f"{code}: {meaning}" for code, meaning in [(0, "done"), *EXIT_CODES.values()])
+    return "\n".join(f"  {code}: {meaning}" for code, meaning in [(0, "done"), *EXIT_CODES.values()])

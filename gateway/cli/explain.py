@@ -6,18 +6,18 @@ import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
 
 from gateway import loading
+from gateway.amounts import amount
 from gateway.chat.request import BodyRules
 from gateway.cli.common import (
     ConfigOption,
     JsonOption,
     TokenOption,
-    console,
     found,
     print_json,
     print_table,
@@ -32,6 +32,9 @@ from gateway.services import Store, services_of
 from gateway.store.accounts import unknown
 from gateway.tools.explain import Explanation
 from gateway.tools.explain import explain as explain_request
+
+AMOUNTS: Final = ("input", "output", "cached_input", "cache_write", "request")
+"""The terms of a price that are amounts in micros."""
 
 
 def register(app: typer.Typer) -> None:
@@ -117,7 +120,7 @@ def _print(explanation: Explanation, as_json: bool) -> None:
     if as_json:
         print_json(explanation)
     else:
-        console().print(_in_words(explanation))
+        print(_in_words(explanation))
 
 
 def _print_all(explanations: Mapping[str, Explanation], as_json: bool) -> None:
@@ -169,4 +172,9 @@ def _in_words(explanation: Explanation) -> str:
 
 
 def _terms(price: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in price.items())
+    """Return the terms of a price, with amounts in units of the currency; those of tokens are for a million of them."""
+    shown = {
+        name.removesuffix("_micros"): amount(value) if name in AMOUNTS or name.endswith("_micros") else value
+        for name, value in price.items()
+    }
+    return ", ".join(f"{name} {value}" for name, value in shown.items())

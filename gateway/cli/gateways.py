@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gateway.cli.common import ConfigOption, JsonOption, YesOption, print_json, print_table, refuse, run_with_store
 from gateway.request_id import utc
-from gateway.services import Store
 from gateway.usage.gateways import Gateway, forget, gateways_of
 from gateway.usage.installation import short
+
+if TYPE_CHECKING:
+    from gateway.services import Store
 
 gateways = typer.Typer(
     no_args_is_help=True,

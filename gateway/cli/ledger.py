@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
@@ -19,9 +19,11 @@ from gateway.cli.common import (
     run_with_store,
 )
 from gateway.cli.named import account_of
-from gateway.services import Store
 from gateway.store.accounts import unknown
 from gateway.store.money.ledger_page import ArchivedLines, LedgerPage, Line
+
+if TYPE_CHECKING:
+    from gateway.services import Store
 
 PAGE: Final = 1000
 ARCHIVED: Final = "archived"

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
-from gateway.catalogue import matches
 from gateway.cli.common import configuration, refuse, run_with_store
-from gateway.config.schema import Config
-from gateway.services import Store
-from gateway.store.accounts import AccountError
-from gateway.tools.mistakes import about_unknown_model, unknown_models
+
+if TYPE_CHECKING:
+    from gateway.config.schema import Config
+    from gateway.services import Store
 
 EXTERNAL: Final = "ext:"
 """What stands before an external id where a command takes an account's id."""
@@ -26,9 +25,7 @@ async def account_in(store: Store, name: str) -> str:
     external_id = name.removeprefix(EXTERNAL)
     account_id = await store.external_ids.find(external_id)
     if account_id is None:
-        raise AccountError(f"no account has the external id {external_id!r}: `gateway account list` shows all").of_kind(
-            "not_found"
-        )
+        raise refuse(f"no account has the external id {external_id!r}: `gateway account list` shows all", "not_found")
     return account_id
 
 
@@ -56,6 +53,9 @@ def names_in(text: str) -> list[str]:
 
 def note_models(config: Config, given: Sequence[str], *others: Sequence[str], whose: str) -> None:
     """Warn on standard error of names that are no model's, and where `given` and the other lists leave none. No names allow all."""
+    from gateway.catalogue import matches
+    from gateway.tools.mistakes import about_unknown_model, unknown_models
+
     for name in unknown_models(config, given):
         typer.echo(f"note: {about_unknown_model(config, name)}", err=True)
     lists = [names for names in (given, *others) if names]

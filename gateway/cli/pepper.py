@@ -7,7 +7,7 @@ import re
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,10 +23,12 @@ from gateway.cli.common import (
     run_with_store,
 )
 from gateway.runtime.data_folder import existing_folder
-from gateway.services import Store
 from gateway.store import pepper_change
 from gateway.store.pepper import OLD_VARIABLE, VARIABLE, PepperSource
 from gateway.store.pepper_record import PepperRecord, checked
+
+if TYPE_CHECKING:
+    from gateway.services import Store
 
 pepper = typer.Typer(
     no_args_is_help=True, help="Show where the key is that tokens are checked with (show), or change it (rotate)."

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from gateway.cli.common import JsonOption, console, print_json, refuse
+from gateway.cli.common import JsonOption, print_json, refuse
 
 plugin = typer.Typer(no_args_is_help=True, help="Write and test plugins: new, check.")
 
@@ -41,8 +41,8 @@ def new(
         raise refuse(str(error)) from None
     except OSError as error:
         raise refuse(f"cannot write {error.filename}: {error.strerror}") from None
-    console().print(f"{folder} is ready; its README.md says how to continue:")
-    console().print(f"  cd {folder} && pip install -e '.[test]' && pytest")
+    print(f"{folder} is ready; its README.md says how to continue:")
+    print(f"  cd {folder} && pip install -e '.[test]' && pytest")
 
 
 @plugin.command()
@@ -74,7 +74,7 @@ def check(
         if as_json:
             print_json(finding)
         else:
-            console().print(f"{'pass' if finding.passed else 'FAIL'}  {finding.check}: {finding.text}")
+            print(f"{'pass' if finding.passed else 'FAIL'}  {finding.check}: {finding.text}")
     if contract.broken(findings):
         raise typer.Exit(1)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import typer
 
 from gateway import loading
-from gateway.cli.common import JsonOption, console, print_json
+from gateway.cli.common import JsonOption, print_json
 from gateway.config.decode import describe_type
-from gateway.plugin import Plugin
+
+if TYPE_CHECKING:
+    from gateway.plugin import Plugin
 
 
 def register(app: typer.Typer) -> None:
@@ -33,7 +35,7 @@ def plugins(as_json: JsonOption = False) -> None:
         if as_json:
             print_json(described)
         else:
-            console().print(_in_words(described))
+            print(_in_words(described))
 
 
 def describe(name: str, kind: type[Plugin]) -> dict[str, object]:

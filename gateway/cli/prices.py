@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from gateway.catalogue import matches
 from gateway.cli.common import ConfigOption, JsonOption, configuration, print_json, print_table, refuse
-from gateway.config.schema import Config
 from gateway.errors import Misconfigured
 from gateway.tools import price_list
-from gateway.tools.price_changes import Change
 from gateway.tools.price_entry import plain
 from gateway.tools.price_import import Comparison, Found, compare
 from gateway.tools.price_yaml import models_yaml
+
+if TYPE_CHECKING:
+    from gateway.config.schema import Config
+    from gateway.tools.price_changes import Change
 
 prices = typer.Typer(no_args_is_help=True, help="Compare the configured prices with a public catalogue: import.")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
@@ -10,20 +9,21 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from gateway.cli.common import ConfigOption, JsonOption, configuration, day, print_json, print_table, refuse
+from gateway.cli.progress import progress
 from gateway.request_id import LAST_MS
 from gateway.runtime.data_folder import usage_folder
 from gateway.tools.bill import Columns, read
 from gateway.tools.bill_amounts import NANOS
 from gateway.tools.bill_join import KINDS, Join, Side
 from gateway.tools.upstream_calls import exported, logged
-from gateway.usage.damage import UnusableFile
+
+if TYPE_CHECKING:
+    from gateway.usage.damage import UnusableFile
 
 SKEW: Final = timedelta(days=2)
 """A bill may name the day after a request's arrival, and days of another time zone."""
@@ -240,15 +240,13 @@ def units(nanos: int, *, sign: bool = False) -> str:
 @contextmanager
 def _progress(bill: Path) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
     """Show the progress on standard error if that is a terminal: of the bill in bytes, and of the log in calls."""
-    columns = (TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("reading the bill", total=None)
+    with progress() as show:
         size = max(1, bill.stat().st_size) if bill.exists() else 1
 
         def on_bytes(read_bytes: int) -> None:
-            progress.update(task, description=f"reading the bill: {100 * read_bytes // size} %")
+            show(f"reading the bill: {100 * read_bytes // size} %")
 
         def on_calls(calls: int) -> None:
-            progress.update(task, description=f"reading the usage log: {calls} calls")
+            show(f"reading the usage log: {calls} calls")
 
         yield on_bytes, on_calls

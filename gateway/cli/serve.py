@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from gateway.cli.common import ConfigOption, found
+
+DEFAULT_THRESHOLDS: Final = (700, 10, 10)
+"""Of Python's garbage collector."""
 
 
 def register(app: typer.Typer) -> None:
@@ -25,6 +28,9 @@ def serve(
 
     Example: `gateway serve --config config/demo.yaml`
     """
+    import gc
+
     from gateway.runtime.serve import serve as run
 
+    gc.set_threshold(*DEFAULT_THRESHOLDS)
     run(found(config), workers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import tzinfo
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from msgspec import UNSET
@@ -14,12 +14,14 @@ from gateway.cli.common import ConfigOption, JsonOption, YesOption, configuratio
 from gateway.cli.expiry import ExpiresOption, duration
 from gateway.cli.named import account_of, names_in, note_models
 from gateway.cli.token_tables import print_token, print_tokens
-from gateway.config.schema import Config
 from gateway.config.time_zone import time_zone
 from gateway.facts import AccountLimits, Budgets
-from gateway.services import Store
 from gateway.store.known_tokens import Token, TokenStatus
-from gateway.store.tokens import Created
+
+if TYPE_CHECKING:
+    from gateway.config.schema import Config
+    from gateway.services import Store
+    from gateway.store.tokens import Created
 
 token = typer.Typer(no_args_is_help=True, help="Manage tokens: create, list, set, rotate, disable, enable, delete.")
 

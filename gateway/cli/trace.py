@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gateway.cli.common import ConfigOption, JsonOption, print_json
+from gateway.cli.common import ConfigOption, JsonOption, amount, print_json
 from gateway.cli.exits import EXIT_CODES
 from gateway.cli.usage import find
 from gateway.exchange import Outcome
-from gateway.usage.record import Record
-from gateway.usage.search import Found
+
+if TYPE_CHECKING:
+    from gateway.usage.record import Record
+    from gateway.usage.search import Found
 
 NEVER_ARRIVED: Final = (
     "never arrived: the usage log has no request with this id. Compare it with the x-request-id of the response, and the "
@@ -144,14 +146,16 @@ def _charge(record: Record) -> str:
     if not record.charge_micros:
         return f"charged nothing{_cost(record)}"
     source = " (estimated)" if record.usage_source == "estimated" else ""
-    return f"charged {record.charge_micros} micros{source}{_split(record)}{_hold(record)}{_cost(record)}"
+    return f"charged {amount(record.charge_micros)}{source}{_split(record)}{_hold(record)}{_cost(record)}"
 
 
 def _hold(record: Record) -> str:
     """Return how the hold grew before further attempts, or that the balance did not cover one."""
-    held, refused = record.price.get("hold_micros"), record.price.get("hold_refused_micros")
-    grown = f", its hold grew to {held} micros with a further attempt" if held else ""
-    return f"{grown}, the balance did not cover a hold of {refused} micros for a further attempt" if refused else grown
+    held, refused = (record.price.get(name) for name in ("hold_micros", "hold_refused_micros"))
+    grown = f", its hold grew to {amount(held)} with a further attempt" if isinstance(held, int) else ""
+    if not isinstance(refused, int):
+        return grown
+    return f"{grown}, the balance did not cover a hold of {amount(refused)} for a further attempt"
 
 
 def _split(record: Record) -> str:
@@ -167,9 +171,9 @@ def _split(record: Record) -> str:
 
 
 def _cost(record: Record) -> str:
-    known = f", cost {record.cost_micros} micros" if record.cost_micros else ""
+    known = f", cost {amount(record.cost_micros)}" if record.cost_micros else ""
     stated = record.upstream_cost_micros
-    return known if stated is None else f"{known}, by the upstream's own account {stated} micros"
+    return known if stated is None else f"{known}, by the upstream's own account {amount(stated)}"
 
 
 def _failure(code: str, status: int) -> str:

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
 
 from gateway.cli.common import (
-    GAP,
     ConfigOption,
     JsonOption,
     configuration,
@@ -28,17 +27,20 @@ from gateway.cli.common import (
     store_of,
 )
 from gateway.cli.named import account_of
+from gateway.cli.tables import GAP
 from gateway.cli.usage_tables import cells_of, print_requests, print_sums
-from gateway.config.schema import Config
 from gateway.exchange import Outcome
 from gateway.request_id import arrival_ms
 from gateway.runtime.data_folder import usage_folder
 from gateway.usage import queries
 from gateway.usage.damage import UnusableFile
 from gateway.usage.gaps import notes
-from gateway.usage.record import Record
 from gateway.usage.search import Found
 from gateway.usage.sums import NAMES, Selected, grouped
+
+if TYPE_CHECKING:
+    from gateway.config.schema import Config
+    from gateway.usage.record import Record
 
 usage = typer.Typer(
     no_args_is_help=True, help="Read the usage log: whether a request arrived, how it ended, what it cost."
@@ -66,7 +68,10 @@ AccountOption = Annotated[
     str | None, typer.Option(metavar="ID", help="Only this account's requests; ext:user-17 for an external id.")
 ]
 ModelOption = Annotated[str | None, typer.Option(metavar="NAME", help="Only requests for this model.")]
-OutcomeOption = Annotated[Outcome | None, typer.Option(help="Only requests with this outcome.")]
+OutcomeOption = Annotated[
+    Outcome | None,
+    typer.Option(metavar="OUTCOME", help=f"Only requests with this outcome: {', '.join(Outcome)}."),
+]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV; amounts in millionths of a currency unit.")]
 FromOption = Annotated[
     int | None,

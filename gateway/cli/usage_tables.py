@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from gateway.cli.common import GAP, amount, print_table, terminal_width, width_of
-from gateway.usage.record import Record
+from gateway.amounts import amount
+from gateway.cli.tables import GAP, print_table, terminal_width, width_of
 from gateway.usage.tables import SUMS
+
+if TYPE_CHECKING:
+    from gateway.usage.record import Record
 
 COLUMNS: Final = (
     *("arrived (UTC)", "id", "account", "channel", "model", "outcome", "error", "status", "tokens", "charge", "ms"),

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from gateway.cli.common import ConfigOption, JsonOption, configuration, print_json, store_of
+from gateway.cli.common import ConfigOption, JsonOption, amount, configuration, print_json, store_of
 from gateway.cli.named import account_of
-from gateway.config.schema import Config
-from gateway.services import Store
+from gateway.cli.progress import progress
 from gateway.store.accounts import unknown
 from gateway.store.money.archive import Archive
 from gateway.tools.ledger_check import Coverage, compare, damage, logged
+
+if TYPE_CHECKING:
+    from gateway.config.schema import Config
+    from gateway.services import Store
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -88,13 +86,13 @@ async def _verify_all(settings: Config, only: str | None, folder: Path | None) -
         coverage = await Coverage.of(store)
         archive = Archive(folder) if folder is not None else None
         report = Report(notes=_notes(coverage), damaged=await asyncio.to_thread(damage, store) or msgspec.UNSET)
-        with _progress() as update:
+        with progress() as show:
             async for account in store.accounts.all():
                 if only in (None, account.id):
                     await _verify(store, account.id, archive, coverage, report)
                     if text := await store.external_ids.check(account):
                         report.wrong.append(Problem(account.id, text))
-                    update(report)
+                    show(f"{report.accounts} accounts, {report.lines} ledger lines")
         if only is None and (swept := await store.external_ids.sweep()):
             report.notes.append(
                 f"{swept} external ids were free again: they were claimed by commands that were interrupted"
@@ -114,10 +112,10 @@ async def _verify(store: Store, account: str, archive: Archive | None, coverage:
     report.unknown += compared.unknown
     report.wrong += [Problem(account, text) for text in audit.wrong + compared.wrong]
     report.expired += [
-        Problem(account, f"request {request_id} was charged {charged} micros") for request_id, charged in audit.expired
+        Problem(account, f"request {request_id} was charged {amount(charged)}") for request_id, charged in audit.expired
     ]
     report.stale += [
-        Problem(account, f"request {request_id} cost {cost} micros") for request_id, cost in audit.stale.items()
+        Problem(account, f"request {request_id} cost {amount(cost)}") for request_id, cost in audit.stale.items()
     ]
 
 
@@ -129,15 +127,6 @@ def _notes(coverage: Coverage) -> list[str]:
             "missing records were not reported as wrong: run this again while the gateway is running"
         )
     return [*notes, *coverage.known.notes()]
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[Report], None]]:
-    """Show the progress on standard error if that is a terminal."""
-    columns = (TextColumn("{task.completed} accounts, {task.fields[lines]} ledger lines"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("", total=None, lines=0)
-        yield lambda report: progress.update(task, completed=report.accounts, lines=report.lines)
 
 
 def _print(report: Report) -> None:

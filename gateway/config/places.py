@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from gateway.errors import Misconfigured
 
-SHIPPED: Final = Path(str(files("gateway"))) / "shipped"
+SHIPPED: Final = Path(__file__).parents[1] / "shipped"
 """The folder of the example files in an installed package."""
 IN_URL: Final = re.compile(r"(?<=[?&])(ssl_ca_certs|ssl_certfile|ssl_keyfile)=([^&]+)")
 

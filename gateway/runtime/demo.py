@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway import durable
+from gateway.amounts import MICROS
 from gateway.config.schema import Config, Demo, host_port
 from gateway.errors import Misconfigured, Refused, cannot_listen
 from gateway.fake_upstream import FakeUpstream
-from gateway.prices import MICROS
 from gateway.services import Store
 
 OPENING_CREDIT: Final = "demo-opening"

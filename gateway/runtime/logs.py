@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import structlog
 
+from gateway.amounts import amount
+
 MAX_VALUE_LENGTH: Final = 2000
 BURST: Final = 100
 """Lines of one kind that may come at once. After those, one a second is written."""
@@ -68,12 +70,25 @@ def _for_people() -> list[Any]:
     stamp = structlog.processors.TimeStamper(fmt=CLOCK, utc=False)
     plain = structlog.dev.plain_traceback  # the default shows local variables, which may include a token
     colors = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return [_leave_out, stamp, _sanitize, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
+    return [
+        _leave_out,
+        stamp,
+        _in_currency,
+        _sanitize,
+        structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain),
+    ]
 
 
 def _leave_out(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     if event.get("event") in SAID_IN_WORDS:
         raise structlog.DropEvent
+    return event
+
+
+def _in_currency(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Show amounts as people read them: `charged_micros=25` is `charged=0.000025`."""
+    for name in [name for name, value in event.items() if name.endswith("_micros") and isinstance(value, int)]:
+        event[name.removesuffix("_micros")] = amount(event.pop(name))
     return event
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, TextIO
 
+from gateway.amounts import amount
 from gateway.exchange import Outcome
-from gateway.prices import amount
 from gateway.runtime.logs import CLOCK, printable
 from gateway.usage import queries
 from gateway.usage.record import Record

@@ -11,10 +11,11 @@ from typing import Final
 
 import msgspec
 
+from gateway.amounts import MICROS
 from gateway.catalogue import Catalogue
 from gateway.errors import model_not_found
 from gateway.facts import Caller
-from gateway.prices import MICROS, PER_TOKENS, Price
+from gateway.prices import PER_TOKENS, Price
 
 PLACES: Final = 18
 """Decimals of a price: six of an amount, six of a token in a million, and six of the ratio."""

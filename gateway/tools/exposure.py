@@ -11,6 +11,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
+from gateway.amounts import MICROS
 from gateway.catalogue import Catalogue, matches
 from gateway.chain.chain import Chain
 from gateway.chat.prompt_bound import (
@@ -24,7 +25,7 @@ from gateway.chat.prompt_bound import (
 from gateway.chat.request import BodyRules
 from gateway.chat.usage import BYTES_PER_TOKEN
 from gateway.config.schema import Config
-from gateway.prices import MICROS, Price
+from gateway.prices import Price
 
 MIN_MESSAGE: Final = len('{"role":""},')
 MIN_PART: Final = len('{"file":0},')

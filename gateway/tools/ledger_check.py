@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.amounts import amount
 from gateway.chat.usage import Usage
 from gateway.exchange import Outcome
 from gateway.prices import price_from
@@ -82,7 +83,7 @@ def logged(folder: Path, account: str) -> Logged:
             charges[record.id] = record.charge_micros
             if record.price and record.charge_micros != (due := _due(record)):
                 wrong[record.id] = (
-                    f"request {record.id} was charged {record.charge_micros} micros, its price and tokens come to {due}"
+                    f"request {record.id} was charged {amount(record.charge_micros)}, its price and tokens come to {amount(due)}"
                 )
     return Logged(charges, wrong)
 
@@ -100,11 +101,11 @@ def compare(logged: Logged, audit: Audit, in_journal: frozenset[str], coverage: 
             result.unknown += 1
         elif line is None and charged:
             result.wrong.append(
-                f"request {request_id} was charged {charged} micros in the usage log and never in the ledger"
+                f"request {request_id} was charged {amount(charged)} in the usage log and never in the ledger"
             )
         elif line is not None and line.charged != charged:
             result.wrong.append(
-                f"request {request_id} was charged {line.charged} micros in the ledger and {charged} in the usage log"
+                f"request {request_id} was charged {amount(line.charged)} in the ledger and {amount(charged)} in the usage log"
             )
         else:
             result.agreed += 1
@@ -113,7 +114,7 @@ def compare(logged: Logged, audit: Audit, in_journal: frozenset[str], coverage: 
             result.unknown += 1
             if line.charged and _is_lost(request_id, line, audit.at_ms, coverage):
                 result.wrong.append(
-                    f"request {request_id} was charged {line.charged} micros and is not in the usage log"
+                    f"request {request_id} was charged {amount(line.charged)} and is not in the usage log"
                 )
     return result
 

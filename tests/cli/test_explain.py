@@ -113,12 +113,12 @@ async def test_each_plugin_and_channel_of_a_request_that_would_be_served_is_show
     assert lines[2:] == [
         "passes    rate-limit: takes 1 of 60 requests left of 60 a minute, 21 of 1000 tokens left of 1000 a minute, "
         "a slot, of 2 at once",
-        "passes    quota: holds 268 micros of 1000 available, and charges 290 at most, 22 of it for failed attempts",
+        "passes    quota: holds 0.000268 of 0.001 available, and charges 0.00029 at most, 0.000022 of it for failed attempts",
         "passes    model-routing: m is open to the account, its group and this token; not open to the group: channel far",
-        "price     input 1000000, output 2000000, ratio 1, hold_micros 268, most_micros 290, available_micros 1000",
+        "price     input 1.00, output 2.00, ratio 1, hold 0.000268, most 0.00029, available 0.001",
         "first     channel one, as m",
         "spare     channel two, as m2",
-        "cost      input 500000, output 1000000, ratio 1, request 10000",
+        "cost      input 0.50, output 1.00, ratio 1, request 0.01",
         "The request would be served.",
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,8 @@ class Books:
         self.lines = [f"{DAY}T12:00:00Z,gen-{number},openai/gpt-4o,0.0015" for number in range(20)]
 
     def run(self, *arguments: object, code: int = 0) -> Result:
-        UsageDatabase(self.folder / "usage").write(self.records)
+        with closing(UsageDatabase(self.folder / "usage")) as database:
+            database.write(self.records)
         self.bill.write_text("\n".join(["created_at,generation_id,model,cost_total", *self.lines]) + "\n")
         return self.again(*arguments, code=code)
 

@@ -28,24 +28,24 @@ NOTHING_SENT: dict[str, Any] = {
 BEFORE_THE_FIRST_BYTE: dict[str, Any] = {"first_byte_ms": None, "events": 0}
 
 STORIES: list[tuple[dict[str, Any], str]] = [
-    ({}, "sent to channel openai, first byte after 312 ms, completed after 43 events and 2300 ms, charged 123 micros"),
+    ({}, "sent to channel openai, first byte after 312 ms, completed after 43 events and 2300 ms, charged 0.000123"),
     (
         {"price": {"hold_micros": 900}},
-        "sent to channel openai, first byte after 312 ms, completed after 43 events and 2300 ms, charged 123 micros, "
-        "its hold grew to 900 micros with a further attempt",
+        "sent to channel openai, first byte after 312 ms, completed after 43 events and 2300 ms, charged 0.000123, "
+        "its hold grew to 0.0009 with a further attempt",
     ),
     (
         {"price": {"hold_refused_micros": 900}},
-        "sent to channel openai, first byte after 312 ms, completed after 43 events and 2300 ms, charged 123 micros, "
-        "the balance did not cover a hold of 900 micros for a further attempt",
+        "sent to channel openai, first byte after 312 ms, completed after 43 events and 2300 ms, charged 0.000123, "
+        "the balance did not cover a hold of 0.0009 for a further attempt",
     ),
     (
         {"outcome": Outcome.CALLER_GONE, "events": 41, "usage_source": "estimated"},
-        "sent to channel openai, first byte after 312 ms, cut by the caller after 41 events, charged 123 micros (estimated)",
+        "sent to channel openai, first byte after 312 ms, cut by the caller after 41 events, charged 0.000123 (estimated)",
     ),
     (
         {"outcome": Outcome.CALLER_GONE, **BEFORE_THE_FIRST_BYTE, "charge_micros": 7, "usage_source": "estimated"},
-        "sent to channel openai, cut by the caller before the first byte, charged 7 micros (estimated)",
+        "sent to channel openai, cut by the caller before the first byte, charged 0.000007 (estimated)",
     ),
     (
         {"outcome": Outcome.CALLER_GONE, **NOTHING_SENT},
@@ -74,7 +74,7 @@ STORIES: list[tuple[dict[str, Any], str]] = [
             ]
         },
         "tried channel a: upstream rate limited (429), tried channel b: upstream unreachable, sent to channel openai, "
-        "first byte after 312 ms, completed after 43 events and 2300 ms, charged 123 micros",
+        "first byte after 312 ms, completed after 43 events and 2300 ms, charged 0.000123",
     ),
     (
         {
@@ -92,21 +92,21 @@ STORIES: list[tuple[dict[str, Any], str]] = [
             "events": 1,
             "attempts": [AttemptRecord("openai", 200, "upstream_truncated")],
         },
-        "sent to channel openai, first byte after 312 ms, ended early by the upstream after 1 event, charged 123 micros",
+        "sent to channel openai, first byte after 312 ms, ended early by the upstream after 1 event, charged 0.000123",
     ),
     (
         {"outcome": Outcome.UPSTREAM_STALLED, "longest_gap_ms": 60_000},
         "sent to channel openai, first byte after 312 ms, cut after 43 events because the upstream sent nothing more "
-        "(longest gap 60000 ms), charged 123 micros",
+        "(longest gap 60000 ms), charged 0.000123",
     ),
     (
         {"outcome": Outcome.UPSTREAM_ERROR_IN_STREAM},
-        "sent to channel openai, first byte after 312 ms, ended by an error of the upstream after 43 events, charged 123 micros",
+        "sent to channel openai, first byte after 312 ms, ended by an error of the upstream after 43 events, charged 0.000123",
     ),
     (
         {"outcome": Outcome.STOPPED, "error_code": "upstream_timeout"},
         "sent to channel openai, first byte after 312 ms, stopped by the gateway after 43 events and 2300 ms: "
-        "upstream timeout, charged 123 micros",
+        "upstream timeout, charged 0.000123",
     ),
     (
         {"outcome": Outcome.GATEWAY_CRASHED, **NOTHING_SENT},
@@ -114,7 +114,7 @@ STORIES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"outcome": Outcome.GATEWAY_CRASHED, **NOTHING_SENT, "charge_micros": 7},
-        "arrived, never ended: the gateway's process died, and the hold ended with its lease, charged 7 micros",
+        "arrived, never ended: the gateway's process died, and the hold ended with its lease, charged 0.000007",
     ),
     (
         {"outcome": Outcome.INTERNAL_ERROR, **NOTHING_SENT, "status": 500},
@@ -146,13 +146,13 @@ STORIES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {**COSTED, "upstream_cost_micros": None},
-        "sent to channel openai, first byte after 312 ms, completed after 43 events and 2300 ms, charged 123 micros for 11 "
-        "prompt tokens, of which 4 read from a cache and 2 written to one, cost 100 micros",
+        "sent to channel openai, first byte after 312 ms, completed after 43 events and 2300 ms, charged 0.000123 for 11 "
+        "prompt tokens, of which 4 read from a cache and 2 written to one, cost 0.0001",
     ),
     (
         {**COSTED, "cached_tokens": 0, "charge_micros": 0},
-        "sent to channel openai, first byte after 312 ms, completed after 43 events and 2300 ms, charged nothing, cost 100 "
-        "micros, by the upstream's own account 99 micros",
+        "sent to channel openai, first byte after 312 ms, completed after 43 events and 2300 ms, charged nothing, cost "
+        "0.0001, by the upstream's own account 0.000099",
     ),
 ]
 

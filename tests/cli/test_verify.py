@@ -104,18 +104,20 @@ async def test_people_get_a_sentence(books: Books) -> None:
     await books.store.client.call("HSET", "gw:{acme}:wallet", "numbers", "999974 0 0 0")
     out = await books.say(code=1)
     assert out.startswith(
-        "WRONG: account acme: the balance is 999974, the ledger adds up to 999973\n1 things are wrong"
+        "WRONG: account acme: the balance is 0.999974, the ledger adds up to 0.999973\n1 things are wrong"
     )
 
 
 async def test_a_charge_that_differs_from_the_log_is_reported(books: Books) -> None:
     record = await books.request(charge_micros=CHARGE + 1, price={})
-    assert await books.wrong() == f"request {record.id} was charged 27 micros in the ledger and 28 in the usage log"
+    assert (
+        await books.wrong() == f"request {record.id} was charged 0.000027 in the ledger and 0.000028 in the usage log"
+    )
 
 
 async def test_a_charge_that_differs_from_its_own_price_is_reported(books: Books) -> None:
     record = await books.request(completion_tokens=43)
-    assert await books.wrong() == f"request {record.id} was charged 27 micros, its price and tokens come to 28"
+    assert await books.wrong() == f"request {record.id} was charged 0.000027, its price and tokens come to 0.000028"
 
 
 async def test_a_capped_charge_is_computed_as_capped(books: Books) -> None:
@@ -127,7 +129,7 @@ async def test_a_capped_charge_is_computed_as_capped(books: Books) -> None:
 async def test_a_charge_that_never_reached_the_ledger_is_reported(books: Books) -> None:
     arrived = arrival()
     books.rows.write([arrived, end(arrived, account="acme", charge_micros=CHARGE)])
-    assert await books.wrong() == f"request {arrived.id} was charged 27 micros in the usage log and never in the ledger"
+    assert await books.wrong() == f"request {arrived.id} was charged 0.000027 in the usage log and never in the ledger"
 
 
 async def test_a_charge_in_the_journal_is_not_reported(books: Books) -> None:
@@ -146,7 +148,7 @@ async def test_a_cost_that_came_too_late_is_listed_and_not_wrong(books: Books) -
     await books.store.wallet.settle("acme", old.id, CHARGE)
     books.rows.write([old, end(old, account="acme", charge_micros=CHARGE)])
     report = await books.verify()
-    assert report["stale"] == [{"account": "acme", "what": f"request {old.id} cost 27 micros"}]
+    assert report["stale"] == [{"account": "acme", "what": f"request {old.id} cost 0.000027"}]
 
 
 async def test_a_charge_without_a_record_is_reported_once_the_record_cannot_be_late(
@@ -158,7 +160,7 @@ async def test_a_charge_without_a_record_is_reported_once_the_record_cannot_be_l
     report = await books.verify()
     assert (report["wrong"], report["unknown"]) == ([], 1)
     monkeypatch.setattr(ledger_check, "SETTLED_MS", 0)
-    assert await books.wrong() == f"request {lost.id} was charged 27 micros and is not in the usage log"
+    assert await books.wrong() == f"request {lost.id} was charged 0.000027 and is not in the usage log"
 
 
 async def test_records_that_are_not_in_the_files_yet_are_a_note(books: Books) -> None:
@@ -181,7 +183,7 @@ async def test_a_gateway_that_is_away_is_a_note_and_what_it_may_have_is_not_wron
     (note,) = report["notes"]
     assert note.startswith("gateway other-host (00000000) was last heard of at ")
     await away(books.store.client, "0" * 32, heard_s_ago=1)
-    assert await books.wrong() == f"request {lost.id} was charged 27 micros and is not in the usage log"
+    assert await books.wrong() == f"request {lost.id} was charged 0.000027 and is not in the usage log"
 
 
 async def test_a_charge_whose_record_is_in_a_gap_is_a_note_and_not_wrong(
@@ -220,7 +222,7 @@ async def test_an_archived_charge_is_compared_if_the_archive_is_read(books: Book
     assert (report["agreed"], report["unknown"], report["unread"]) == (2, 0, 0)
     books.rows.write([lost, end(lost, account="elder", charge_micros=CHARGE)])
     (problem,) = (await books.verify(code=1))["wrong"]
-    assert problem["what"] == f"request {lost.id} was charged 27 micros in the usage log and never in the ledger"
+    assert problem["what"] == f"request {lost.id} was charged 0.000027 in the usage log and never in the ledger"
 
 
 async def test_a_request_that_crashed_is_not_compared(books: Books) -> None:
@@ -233,7 +235,7 @@ async def test_a_hold_past_its_lease_is_ended_and_reported(books: Books) -> None
     terms: dict[str, Any] = {"floor": 5, "lease_ms": 1, "fingerprint": "a", "max_holds": 100}
     await books.store.wallet.hold("acme", request_id, amount=10, **terms)
     report = await books.verify()
-    assert report["expired"] == [{"account": "acme", "what": f"request {request_id} was charged 5 micros"}]
+    assert report["expired"] == [{"account": "acme", "what": f"request {request_id} was charged 0.000005"}]
 
 
 async def test_one_account_may_be_checked(books: Books) -> None:

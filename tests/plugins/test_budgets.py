@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 
-from gateway import Attempt, Budget, Budgets, BudgetUse, Calendar, Caller, Exchange, Refused, Services, Usage
+from gateway import Attempt, Budget, Budgets, BudgetUse, Calendar, Caller, Exchange, Refused, Services, Usage, amount
 from gateway.config.schema import Config
 from gateway.errors import headers_of
 from gateway.store.client.client import Client
@@ -112,7 +112,7 @@ def test_an_explanation_says_what_is_used() -> None:
     money = BudgetUse(Budget("account", "day", 500, "D", ""), 30, MIDNIGHT_MS)
     requests = BudgetUse(Budget("token", "requests", 5, "R", ""), 5, None)
     assert described(money, calendar) == (
-        "the account's budget of the day has used 30 of 500 micros and resets at 2026-12-01T00:00:00+01:00"
+        "the account's budget of the day has used 0.00003 of 0.0005 and resets at 2026-12-01T00:00:00+01:00"
     )
     assert (
         described(requests, calendar)
@@ -132,7 +132,7 @@ async def test_a_request_that_may_cost_more_than_a_budget_is_refused(
         asked = asking(budgets) if owner == "account" else asking(Budgets(), budgets)
         if fits:
             text = await plugin.explain(asked)
-            assert text.count(f" has used 0 of {most} micros and ") == 1
+            assert text.count(f" has used 0.00 of {amount(most)} and ") == 1
             await run_request(plugin, asked, given)
         else:
             assert (await refused(given, plugin, asked)).message.startswith(f"The {owner}'s ")

@@ -61,6 +61,16 @@ def test_a_terminal_shows_the_local_time_in_colours_unless_no_color_is_set(
         assert re.fullmatch(r"\d\d:\d\d:\d\d \[warning *\] store_away +reason=gone", line)
 
 
+def test_a_terminal_shows_amounts_in_units_of_the_currency(capsys: pytest.CaptureFixture[str]) -> None:
+    for as_json in (False, True):
+        logs.configure(json=as_json)
+        structlog.get_logger("x").info("charge_capped", charged_micros=25)
+    for_people, for_programs = lines(capsys)
+    assert "0.000025" in for_people
+    assert "micros" not in for_people
+    assert '"charged_micros": 25' in for_programs
+
+
 def test_what_the_welcome_says_in_words_has_no_line_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     for as_json in (False, True):
         logs.configure(json=as_json)

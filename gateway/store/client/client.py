@@ -16,16 +16,16 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any, Final
-
-from redis.asyncio import RedisCluster
-from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import RedisError
+from typing import TYPE_CHECKING, Any, Final
 
 from gateway.errors import StoreAway
-from gateway.store.client.connection import Convert
 from gateway.store.client.packing import Argument
-from gateway.store.client.topology import Topology, from_url
+
+if TYPE_CHECKING:  # redis-py takes as long to import as most commands to run: see `connect`
+    from redis.asyncio.connection import AbstractConnection
+
+    from gateway.store.client.connection import Convert
+    from gateway.store.client.topology import Topology
 
 __all__ = ["Argument", "Client", "Script"]
 
@@ -59,7 +59,7 @@ class Client:
         self._topology = topology
         self.redis = topology.redis
         """redis-py's client of the same store, for commands to every master of a cluster."""
-        self.sharded = isinstance(topology.redis, RedisCluster)
+        self.sharded = topology.sharded
         """Whether keys are spread over several servers, so that a script may use keys of one hash slot only."""
         self.timeout_s = timeout_s
         self._converters: dict[Any, Convert] = dict(topology.redis.response_callbacks)
@@ -71,6 +71,8 @@ class Client:
         Nothing is sent yet. `connections` limits those to each node of a cluster; any other store has one. Raises
         `Misconfigured` for another kind of URL; its text never contains the URL.
         """
+        from gateway.store.client.topology import from_url
+
         return cls(from_url(url, timeout_s, connections), timeout_s=timeout_s)
 
     def submit(self, *command: Argument) -> asyncio.Future[Any]:
@@ -88,6 +90,8 @@ class Client:
     async def keys(self, pattern: str) -> AsyncIterator[str]:
         """Yield every key that matches, in no order, possibly more than once. Raises `StoreAway` or `StoreError`."""
         if self.sharded:  # redis-py scans all masters
+            from redis.exceptions import RedisError
+
             try:
                 async for key in self.redis.scan_iter(match=pattern, count=_PAGE):
                     yield key.decode()

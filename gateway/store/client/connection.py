@@ -22,6 +22,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from gateway.errors import StoreAway, StoreError
+from gateway.store.client.error_replies import MOMENTARY, Demoted, UnknownScript, error_of
 from gateway.store.client.packing import Command, pack
 
 Convert = Callable[[Any], Any]
@@ -33,12 +34,6 @@ MAX_PAUSE_S: Final = 0.2
 
 LATE_S: Final = 0.001
 """Extra time after a deadline, so that an event loop that was busy reads the replies that have arrived meanwhile."""
-
-MOMENTARY: Final = (
-    *("LOADING", "MASTERDOWN", "READONLY", "OOM", "CLUSTERDOWN", "NOREPLICAS", "BUSY", "TRYAGAIN", "MISCONF", "MOVED"),
-    *("NOAUTH", "WRONGPASS"),
-)
-"""Error codes of a server that cannot serve at the moment, or does not accept our credentials."""
 
 _INCOMPLETE: Final = object()
 
@@ -55,24 +50,6 @@ class CallObserver:
 
 
 CALLS: Final = CallObserver()
-
-
-class UnknownScript(StoreError):
-    """The store does not know the script's digest: it was restarted, or its script cache was flushed."""
-
-
-class Demoted(StoreAway):
-    """The server is now a replica: the new primary must be found."""
-
-
-def error_of(text: str) -> Exception:
-    """Return the exception for an error reply. Its text never contains the command."""
-    word = text.partition(" ")[0]
-    if word == "NOSCRIPT":
-        return UnknownScript(word)
-    if word in MOMENTARY:
-        return (Demoted if word == "READONLY" else StoreAway)(f"the store cannot serve: {word}")
-    return StoreError(text[:200])
 
 
 def translated(error: Exception) -> Exception:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from redis.asyncio import RedisCluster
-from redis.exceptions import RedisClusterException, RedisError
-
 from gateway.errors import Misconfigured, StoreAway
 from gateway.store.client.client import Client
 
@@ -27,9 +24,13 @@ async def check_store(client: Client, accept_loss: bool) -> list[str]:
 
 async def info_of_masters(client: Client, *sections: str) -> list[dict[str, Any]]:
     """Return the reply to INFO, with these sections, of each master of the store. Raises `StoreAway`."""
-    redis = client.redis
-    if not isinstance(redis, RedisCluster):
+    if not client.sharded:
         return [await client.call("INFO", *sections)]
+    from redis.asyncio import RedisCluster
+    from redis.exceptions import RedisClusterException, RedisError
+
+    redis = client.redis
+    assert isinstance(redis, RedisCluster)  # noqa: S101 - its keys are spread over servers
     try:
         async with asyncio.timeout(client.timeout_s):
             await redis.initialize()  # type: ignore[no-untyped-call, unused-ignore]

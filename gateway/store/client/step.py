@@ -18,7 +18,7 @@ import msgspec
 
 from gateway.errors import GatewayError, StoreError
 from gateway.store.client.client import Argument, Client, Script
-from gateway.store.client.connection import error_of
+from gateway.store.client.error_replies import error_of
 
 _RUN: Final = Path(__file__).with_name("steps.lua").read_text(encoding="utf-8")
 

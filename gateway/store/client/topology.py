@@ -28,9 +28,10 @@ TRIES: Final = 2
 
 
 class Topology(Protocol):
-    """A destination for commands. `redis` is redis-py's client of the same store."""
+    """A destination for commands. `redis` is redis-py's client of the same store, whose keys may be `sharded` over servers."""
 
     redis: Redis | RedisCluster
+    sharded: bool
 
     def submit(self, command: Command, convert: Convert | None, script: str | None = None) -> asyncio.Future[Any]:
         """Send a command. The future gets `convert(reply)`, `StoreAway` or `StoreError`.
@@ -122,6 +123,8 @@ def _from_url(url: str, timeout_s: float, connections: int) -> Topology:
 class SingleServer:
     """One server: a connection, replaced by a new one when it is lost."""
 
+    sharded = False
+
     def __init__(self, redis: Redis, timeout_s: float) -> None:
         self.redis: Redis | RedisCluster = redis
         self._pool = redis.connection_pool
@@ -173,6 +176,8 @@ class Cluster:
 
     The limit is here since redis-py does not wait for a free connection: if all to a node are busy, it fails.
     """
+
+    sharded = True
 
     def __init__(self, redis: RedisCluster, timeout_s: float, at_once: int) -> None:
         redis.RedisClusterRequestTTL = TRIES

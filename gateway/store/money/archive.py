@@ -18,6 +18,7 @@ from typing import IO
 import msgspec
 
 from gateway import durable
+from gateway.amounts import amount as units
 from gateway.errors import GatewayError
 from gateway.request_id import arrival_ms
 from gateway.store.money.scripts import SKEW_S
@@ -154,8 +155,8 @@ def _verified(file: Iterable[bytes], archived: Archived, path: Path) -> Iterator
     actual = Archived(count, total, transactions, credited, last)
     if actual != archived:
         raise ArchiveError(
-            f"{path} has {actual.lines} archived lines up to {actual.last} that come to {actual.total} micros; by the store "
-            f"they are {archived.lines} up to {archived.last} and come to {archived.total}: is it in another folder?"
+            f"{path} has {actual.lines} archived lines up to {actual.last} that come to {units(actual.total)}; by the store "
+            f"they are {archived.lines} up to {archived.last} and come to {units(archived.total)}: is it in another folder?"
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.amounts import amount as units
 from gateway.store.money.archive import MOVES, Archived, ArchiveError, Entry
 from gateway.store.money.budgets import Window, count, differences, windows
 
@@ -134,7 +135,7 @@ class Ledger:
             order = f"{kind.decode()} after {before.kind.decode() or 'nothing'}"
             self.wrong.append(f"request {key.decode()} was resolved twice: {order}")
         if charged < 0:
-            self.wrong.append(f"request {key.decode()} was given {-charged} micros")
+            self.wrong.append(f"request {key.decode()} was given {units(-charged)}")
         self.requests[key] = Resolved(kind, charged, int(line.partition(b"-")[0]))
 
 
@@ -146,18 +147,20 @@ def violations(snapshot: Snapshot, ledger: Ledger, swept_ms: int) -> list[str]:
     wrong = ledger.wrong[:MAX_LISTED]
     unread = ledger.unread
     if snapshot.balance != unread.total + ledger.total:
-        wrong.append(f"the balance is {snapshot.balance}, the ledger adds up to {unread.total + ledger.total}")
+        wrong.append(
+            f"the balance is {units(snapshot.balance)}, the ledger adds up to {units(unread.total + ledger.total)}"
+        )
     archived = {key: amount for key, amount in snapshot.credits.items() if unread.lines and key not in ledger.credits}
     differing = {key.decode() for key, _ in snapshot.credits.items() ^ (archived | ledger.credits).items()}
     if differing:
         wrong.append(f"credits and ledger differ in transactions {', '.join(sorted(differing)[:MAX_LISTED])}")
     if (len(archived), sum(archived.values())) != (unread.transactions, unread.credited):
         wrong.append(
-            f"credits whose lines are archived come to {sum(archived.values())} in {len(archived)} transactions, "
-            f"the archive to {unread.credited} in {unread.transactions}"
+            f"credits whose lines are archived come to {units(sum(archived.values()))} in {len(archived)} transactions, "
+            f"the archive to {units(unread.credited)} in {unread.transactions}"
         )
-    stated = f"{snapshot.held} in {snapshot.count}"
-    actual = f"{sum(amount for amount, _ in snapshot.holds.values())} in {len(snapshot.holds)}"
+    stated = f"{units(snapshot.held)} in {snapshot.count}"
+    actual = f"{units(sum(amount for amount, _ in snapshot.holds.values()))} in {len(snapshot.holds)}"
     if stated != actual:
         wrong.append(f"the account says it holds {stated} holds, there are {actual}")
     if {request_id: expiry for request_id, (_, expiry) in snapshot.holds.items()} != snapshot.leases:

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from gateway.amounts import amount
 from gateway.budgets import NEVER, Budget, BudgetUse
 from gateway.store.client.client import Argument, Client
 from gateway.store.money.scripts import keys_of
@@ -90,7 +91,12 @@ def differences(stored: Mapping[Window, int], sums: Counter[Window], unread_ms: 
     lines is left out.
     """
     return [
-        f"the budget {field.decode()} counts {used}, the ledger and the holds come to {sums[field, ends_ms]}"
+        f"the budget {field.decode()} counts {_shown(field, used)}, "
+        f"the ledger and the holds come to {_shown(field, sums[field, ends_ms])}"
         for (field, ends_ms), used in stored.items()
         if used != sums[field, ends_ms] and (not unread_ms or ends_ms - LONGEST_MS[field[:1]] > unread_ms)
     ]
+
+
+def _shown(field: bytes, used: int) -> str:
+    return str(used) if field.startswith(b"R") else amount(used)

@@ -14,8 +14,9 @@ from redis._parsers.base import BaseParser
 
 from gateway.errors import StoreAway, StoreError
 from gateway.store.client.client import Client
-from gateway.store.client.connection import MOMENTARY, Connection, error_of, translated
+from gateway.store.client.connection import Connection, translated
 from gateway.store.client.embedded import EmbeddedStore
+from gateway.store.client.error_replies import MOMENTARY, error_of
 from tests.patience import timed
 
 StartStore = Callable[[], EmbeddedStore]

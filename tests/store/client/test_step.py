@@ -9,7 +9,7 @@ import pytest
 
 from gateway.errors import StoreAway, StoreError
 from gateway.store.client.client import Client, Script
-from gateway.store.client.connection import Demoted
+from gateway.store.client.error_replies import Demoted
 from gateway.store.client.step import FAILED, RAN, STOPPED, Step, error_in, in_one_slot, run_steps
 from tests.store.cluster import cluster
 

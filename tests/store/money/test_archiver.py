@@ -256,11 +256,11 @@ async def test_an_audit_reports_violations_across_archive_and_ledger(
         f"request {request_id} was resolved twice: orphan after orphan"
     ]
     await client.call("XDEL", KEY + "ledger", line)
-    assert await wallet.verify(ACCOUNT) == ["the balance is 986, the ledger adds up to 993"]
+    assert await wallet.verify(ACCOUNT) == ["the balance is 0.000986, the ledger adds up to 0.000993"]
     await move_balance(client, 7)
     await client.call("HSET", KEY + "credits", "made-up", 5)
     assert await wallet.verify(ACCOUNT) == [
-        "credits whose lines are archived come to 1005 in 2 transactions, the archive to 1000 in 1"
+        "credits whose lines are archived come to 0.001005 in 2 transactions, the archive to 0.001 in 1"
     ]
     assert (await wallet.audit(ACCOUNT, archive)).wrong == ["credits and ledger differ in transactions made-up"]
     await client.call("HDEL", KEY + "credits", "made-up")

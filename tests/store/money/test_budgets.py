@@ -240,7 +240,7 @@ class TestAudit:
         end = marks[-13:]
         await client.call("HSET", KEY + "wallet", "M" + TOKEN, f"{end} 41", "R", f"{end} 3")
         assert sorted(await wallet.verify(ACCOUNT)) == [
-            f"the budget M{TOKEN} counts 41, the ledger and the holds come to 42",
+            f"the budget M{TOKEN} counts 0.000041, the ledger and the holds come to 0.000042",
             "the budget R counts 3, the ledger and the holds come to 2",
         ]
 
@@ -248,7 +248,9 @@ class TestAudit:
         await client.call("HSET", KEY + "wallet", *(f for n in range(3000) for f in (new_request_id(), "1 settle 0")))
         await take(wallet, new_request_id(), 30, budgets=[budget("total", 90)])
         await client.call("HSET", KEY + "wallet", "T", f"{NEVER} 31")
-        assert await wallet.verify(ACCOUNT) == ["the budget T counts 31, the ledger and the holds come to 30"]
+        assert await wallet.verify(ACCOUNT) == [
+            "the budget T counts 0.000031, the ledger and the holds come to 0.00003"
+        ]
 
 
 async def test_what_each_budget_counts_now_can_be_read(client: Client, wallet: Wallet) -> None:

@@ -443,16 +443,22 @@ class TestVerify:
     @pytest.mark.parametrize(
         ("damage", "words"),
         [
-            (("HSET", "wallet", "numbers", "101 10 1 0"), "the balance is 101, the ledger adds up to 100"),
-            (("HSET", "wallet", "numbers", "100 11 1 0"), "the account says it holds 11 in 1 holds, there are 10 in 1"),
-            (("HSET", "wallet", "numbers", "100 10 2 0"), "the account says it holds 10 in 2 holds, there are 10 in 1"),
-            (("DEL", "leases"), "the account says it holds 10 in 1 holds, there are 0 in 0"),
+            (("HSET", "wallet", "numbers", "101 10 1 0"), "the balance is 0.000101, the ledger adds up to 0.0001"),
+            (
+                ("HSET", "wallet", "numbers", "100 11 1 0"),
+                "the account says it holds 0.000011 in 1 holds, there are 0.00001 in 1",
+            ),
+            (
+                ("HSET", "wallet", "numbers", "100 10 2 0"),
+                "the account says it holds 0.00001 in 2 holds, there are 0.00001 in 1",
+            ),
+            (("DEL", "leases"), "the account says it holds 0.00001 in 1 holds, there are 0.00 in 0"),
             (("HDEL", "wallet", "RID"), "the leases are not those of the holds"),
             (("HSET", "credits", "t9", 5), "credits and ledger differ in transactions t9"),
             (("HSET", "wallet", "RID", "1 settle 5"), "request RID is held although it was resolved"),
             (("XADD", "ledger", "*", "kind", "settle", "id", "RID", "amount", 0), ""),
             (("XADD", "ledger", "*", "kind", "late", "id", "RID", "amount", 0), "request RID was resolved twice"),
-            (("XADD", "ledger", "*", "kind", "settle", "id", "RID", "amount", 5), "request RID was given 5 micros"),
+            (("XADD", "ledger", "*", "kind", "settle", "id", "RID", "amount", 5), "request RID was given 0.000005"),
         ],
         ids=str,
     )
