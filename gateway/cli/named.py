@@ -22,10 +22,14 @@ async def account_in(store: Store, name: str) -> str:
     """Return the id of an account that is named by its id, or by `ext:` and its external id."""
     if not name.startswith(EXTERNAL):
         return name
+    from gateway.store.accounts import AccountError
+
     external_id = name.removeprefix(EXTERNAL)
     account_id = await store.external_ids.find(external_id)
     if account_id is None:
-        raise refuse(f"no account has the external id {external_id!r}: `gateway account list` shows all", "not_found")
+        raise AccountError(f"no account has the external id {external_id!r}: `gateway account list` shows all").of_kind(
+            "not_found"
+        )
     return account_id
 
 

@@ -163,7 +163,7 @@ async def test_an_account_is_explained_without_the_restrictions_of_its_tokens(co
     assert by_account["price"] == by_token["price"]
     [token] = await command.store.tokens.all_of("acme")
     text = f"the active account acme, group default; its tokens, which may restrict this further: {token.id}"
-    assert by_account["plugins"][1] == {"plugin": "auth", "verdict": "passes", "text": text}
+    assert by_account["plugins"][1] == {"plugin": "auth", "verdict": "passes", "text": text, "changes": []}
     async with command.store.external_ids.claimed("empty", "user-17"):
         await command.store.accounts.create("empty", "trial", external_id="user-17")
     assert "group trial; its tokens, none yet" in await command.run("--account", "ext:user-17", token="", code=1)
@@ -183,7 +183,7 @@ async def test_without_a_model_each_one_is_explained_in_a_line(command: Command)
     assert lines[1].split(maxsplit=4)[1:4] == ["refused:", "404", "model_not_found"]
     assert lines[1].endswith("model-routing: group trial allows small.")
     assert "402 insufficient_balance" in lines[2]
-    assert "0.000268, and 0.00 is left" in lines[2]
+    assert "0.000272, and 0.00 is left" in lines[2]
     explained = [json.loads(line) for line in (await command.run("--json", model="")).splitlines()]
     assert [(each["model"], each["served"]) for each in explained] == [("m", True), ("small", True)]
 

@@ -75,8 +75,6 @@ def test_a_file_of_an_earlier_version_has_the_id_of_the_last_attempt_and_no_cost
     UsageDatabase(tmp_path).write([record])
     with sqlite3.connect(path_of(tmp_path, "2026-11")) as file:
         plain = '[{"channel":"a","status":500,"error":"x"},{"channel":"b","status":200,"error":""}]'
-        file.execute("DROP TRIGGER reopened")
-        file.execute("DROP TRIGGER closed")
         file.execute("UPDATE requests SET attempts = ?", (plain,))
         file.execute("ALTER TABLE requests DROP COLUMN upstream_cost_micros")
     file.close()
