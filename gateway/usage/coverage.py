@@ -5,23 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
-from gateway.request_id import arrival_ms, utc
+from gateway.request_id import arrival_ms
 from gateway.store.client.client import Client
 from gateway.usage import gaps
+from gateway.usage.away import SETTLED_MS, held
 from gateway.usage.gaps import Gap, Reading, is_before, ms_of
-from gateway.usage.gateways import Gateway, gateways_of
+from gateway.usage.gateways import Gateway, away_of, gateways_of
 from gateway.usage.installation import short
 from gateway.usage.keys import EARLIER, TRIMMED
 from gateway.usage.reader import FIRST, position_of
 from gateway.usage.record import Record
 from gateway.usage.spool import Spool
-
-SETTLED_MS: Final = 10_000
-"""After its arrival, so long at most it takes until a request is in the stream, or in the spool of its gateway."""
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -50,7 +47,7 @@ class Known(msgspec.Struct, frozen=True):
         for each in self.others:
             if short(each.installation) == record.gateway and (each.about.files or not each.present):
                 reasons.append(
-                    f"gateway {each.name}, which received it, was last heard of at {each.heard}{_held(each)}: ask there"
+                    f"gateway {each.name}, which received it, was last heard of at {each.heard}{held(each.about.files)}: ask there"
                 )
         return reasons
 
@@ -69,15 +66,15 @@ class Known(msgspec.Struct, frozen=True):
         for each in self.others:
             if each.about.forgotten_ms:
                 if each.heard_ms - SETTLED_MS <= arrived_ms <= each.about.forgotten_ms:
-                    yield _lost_with(each)
+                    yield from (away.note() for away in away_of([each]))
             elif each.about.stopped:  # it has handed over all, and receives nothing
                 continue
             elif each.heard_ms < arrived_ms + SETTLED_MS and each.present and not each.about.files:
                 yield f"gateway {each.name} has not said yet whether it has it: ask again in {SETTLED_MS // 1000} seconds"
             elif each.heard_ms < arrived_ms + SETTLED_MS or each.about.files:
                 yield (
-                    f"gateway {each.name} was last heard of at {each.heard}{_held(each)}: ask there; if it has gone for good, "
-                    f"`gateway gateways forget {short(each.installation)}`"
+                    f"gateway {each.name} was last heard of at {each.heard}{held(each.about.files)}: ask there; "
+                    f"if it has gone for good, `gateway gateways forget {short(each.installation)}`"
                 )
 
     def notes(self) -> Iterator[str]:
@@ -87,11 +84,7 @@ class Known(msgspec.Struct, frozen=True):
             yield f"requests that arrived or ended {gap} may be missing here: this gateway was not there to read them"
         if self.earlier:
             yield f"gateways of an earlier version have usage logs of their own: {', '.join(self.earlier)}"
-        for each in self.others:
-            if each.about.forgotten_ms:
-                yield _lost_with(each)
-            elif each.about.files or not (each.present or each.about.stopped):
-                yield f"gateway {each.name} was last heard of at {each.heard}{_held(each)}: requests of it may be missing here"
+        yield from (away.note() for away in away_of(self.others))
 
 
 class Coverage:
@@ -139,15 +132,6 @@ def _gaps(reading: Reading, position: str | None, trimmed: bytes | None) -> list
         return reading.gaps
     removed, read = trimmed.decode(), position or reading.position or FIRST
     return gaps.merged([*reading.gaps, Gap(ms_of(read), ms_of(removed))]) if is_before(read, removed) else reading.gaps
-
-
-def _held(gateway: Gateway) -> str:
-    return f", and had {gateway.about.files} files to hand over" if gateway.about.files else ""
-
-
-def _lost_with(gateway: Gateway) -> str:
-    until = utc(gateway.about.forgotten_ms)
-    return f"gateway {gateway.name} was last heard of at {gateway.heard} and forgotten at {until}: what it had then is lost"
 
 
 def _lacks(gateway: Gateway, arrived_ms: int) -> bool:

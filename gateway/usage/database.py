@@ -2,8 +2,7 @@
 
 1. **A row is one request, however often and in whatever order its arrival and its end are written.** An end closes a row
    once; only the presumed end (`gateway_crashed`) is replaced by an actual end that comes late.
-2. **The sums by day always equal the sum of the closed rows.** Triggers keep them, so anything that closes a row changes
-   both in one transaction.
+2. **The sums by day always equal the sum of the closed rows.** `writing` changes both in one transaction.
 3. **Each closing of a row has a place** in the table `ends`, in the order in which the ends became known, so that a reader
    can continue where it stopped.
 4. **What `write` wrote is on the disk when it returns**: the stream is acknowledged afterwards.
@@ -20,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -31,7 +30,8 @@ from gateway.request_id import month as month_of
 from gateway.usage import tables
 from gateway.usage.damage import SUFFIXES, UnusableFile, named, set_aside
 from gateway.usage.record import Record
-from gateway.usage.tables import INSERT_ARRIVAL, INSERT_END, JSON_INDICES, SELECT_OPEN, record_of
+from gateway.usage.tables import SELECT_OPEN, record_of
+from gateway.usage.writing import write
 
 Result = TypeVar("Result")
 
@@ -61,7 +61,7 @@ class UsageDatabase:
         for record in records:
             (arrivals if record.outcome is None else ends)[month_of(record.id)].append(record)
         for month in sorted(arrivals.keys() | ends.keys()):
-            self._in(month, partial(_write, arrivals[month], ends[month]))
+            self._in(month, partial(write, arrivals=arrivals[month], ends=ends[month]))
 
     def open_requests(self, before_ms: int, gateways: Iterable[str], limit: int) -> list[Record]:
         """Return requests of some gateways that arrived before `before_ms` and have not ended, at most `limit`, oldest first."""
@@ -162,29 +162,3 @@ def _identity(path: Path) -> int:
         return path.stat().st_ino
     except OSError:
         return 0
-
-
-def _write(arrivals: list[Record], ends: list[Record], file: sqlite3.Connection) -> None:
-    closed = {record.id for record in ends}
-    with _transaction(file):
-        file.executemany(INSERT_ARRIVAL, (_row(record) for record in arrivals if record.id not in closed))
-        file.executemany(INSERT_END, map(_row, ends))
-
-
-@contextlib.contextmanager
-def _transaction(file: sqlite3.Connection) -> Any:
-    file.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        file.execute("COMMIT")
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):
-            file.execute("ROLLBACK")
-        raise
-
-
-def _row(record: Record) -> list[Any]:
-    values = list(msgspec.structs.astuple(record))
-    for index in JSON_INDICES:
-        values[index] = msgspec.json.encode(values[index]).decode()
-    return values

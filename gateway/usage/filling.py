@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -66,6 +67,8 @@ class Filling:
         self._gap: Gap | None = None
         self._ask: Ask | None = None
         self._asked = -ASK_S
+        self._other = ""
+        self._unanswered: Counter[str] = Counter()
 
     async def step(self, write: Callable[[list[Record]], None]) -> bool:
         """Answer, read an answer, or ask; return whether records were written. Raises `GatewayError` and `OSError`."""
@@ -89,18 +92,22 @@ class Filling:
     async def _ask_another(self, ask: Ask) -> None:
         """Ask a gateway that was there. It has read further: entries are not removed before those that are there have them.
 
-        One that has a gap itself is asked for what came after it, of several the one that has most.
+        One that has a gap itself is asked for what came after it. Of several, the one is asked that left the fewest questions
+        unanswered since it last answered one, and of these the one that has most.
         """
         self._asked = time.monotonic()
         others = [each for each in await gateways_of(self._client) if each.installation != self._own and each.present]
         since = {each.installation: _after_gaps(each.about.gaps, ask) for each in others}
-        best = min(since, key=since.__getitem__, default=None)
-        if best is not None and since[best] < ask.until_ms - MIN_MS:
+        useful = [each for each, since_ms in since.items() if since_ms < ask.until_ms - MIN_MS]
+        if useful:
+            best = self._other = min(useful, key=lambda each: (self._unanswered[each], since[each]))
+            self._unanswered[best] += 1
             self._ask = msgspec.structs.replace(ask, since_ms=since[best])
             await self._client.call("HSET", WANTED, best, msgspec.json.encode(self._ask))
 
     async def _took(self, page: Page, gap: Gap) -> None:
         reading = self._reader.reading
+        self._unanswered[self._other] = 0
         reading.gaps.remove(gap)
         if page.whole:
             log.warning("usage_log_gap_filled", was_missing=str(gap))

@@ -17,6 +17,7 @@ import msgspec
 from gateway import durable
 from gateway.log import Logger
 from gateway.request_id import utc
+from gateway.usage.away import Away
 
 FILE: Final = "reader.json"
 MAX_GAPS: Final = 50
@@ -53,12 +54,14 @@ class Reading(msgspec.Struct):
     """What a gateway's folder says about its reading of the stream.
 
     `position`: the id up to which the stream was read, or a little before; empty before the first time. `earlier`: gateways of
-    the store that still had a stream of their own when last looked, as an earlier version has.
+    the store that still had a stream of their own when last looked, as an earlier version has. `away`: what other gateways may
+    not have handed over, when last looked.
     """
 
     position: str = ""
     gaps: list[Gap] = []
     earlier: list[str] = []
+    away: list[Away] = []
 
     def add(self, gap: Gap) -> None:
         """Add a gap, and join those that overlap."""
@@ -95,8 +98,10 @@ def save(folder: Path, reading: Reading) -> None:
     durable.write(folder / FILE, msgspec.json.encode(reading))
 
 
-def notes(folder: Path, since_ms: int | None = None, until_ms: int | None = None) -> list[str]:
-    """Return a sentence for each gap that an answer about this time has. `until_ms` is exclusive. Blocks."""
+def notes(
+    folder: Path, since_ms: int | None = None, until_ms: int | None = None, *, with_hosts: bool = True
+) -> list[str]:
+    """Return a sentence for each reason why an answer about this time may lack requests. `until_ms` is exclusive. Blocks."""
     reading = load(folder)
     found = [
         f"requests that arrived or ended {gap} may be missing here: this gateway was not there to read them"
@@ -105,7 +110,8 @@ def notes(folder: Path, since_ms: int | None = None, until_ms: int | None = None
     ]
     if reading.earlier:
         found.append(f"requests of {len(reading.earlier)} gateways of an earlier version are in their own usage logs")
-    return found
+    away = (each for each in reading.away if Gap(*each.between_ms).touches(since_ms, until_ms))
+    return found + [each.note(with_host=with_hosts) for each in away]
 
 
 def span_ms(first: str | None, last: str | None) -> tuple[int | None, int | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -11,6 +12,7 @@ import msgspec
 from gateway.errors import StoreError
 from gateway.request_id import utc
 from gateway.store.client.client import Client, Script
+from gateway.usage.away import Away
 from gateway.usage.gaps import Gap
 from gateway.usage.installation import short
 from gateway.usage.keys import GATEWAYS, HEARD, STREAM
@@ -74,6 +76,18 @@ async def gateways_of(client: Client) -> list[Gateway]:
         for name, text in sorted((key.decode(), value) for key, value in abouts.items())
     ]
     return sorted(found, key=lambda gateway: gateway.about.host)
+
+
+def away_of(gateways: Iterable[Gateway]) -> list[Away]:
+    """Return those that may have requests which are nowhere else: not present, with files to hand over, or forgotten.
+
+    One that has not been heard of yet has just joined.
+    """
+    return [
+        Away(short(each.installation), each.about.host, each.heard_ms, each.about.files, each.about.forgotten_ms)
+        for each in gateways
+        if each.about.forgotten_ms or each.about.files or (each.heard_ms and not (each.present or each.about.stopped))
+    ]
 
 
 async def now_ms(client: Client) -> int:

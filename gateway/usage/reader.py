@@ -23,15 +23,19 @@ from gateway.log import Logger
 from gateway.store.client.client import Client, Script
 from gateway.usage import gaps
 from gateway.usage.gaps import SKEW_MS, Gap, is_before, ms_of
-from gateway.usage.gateways import PRESENT_MS, About, now_ms
+from gateway.usage.gateways import PRESENT_MS, About, away_of, gateways_of, now_ms
 from gateway.usage.keys import EARLIER, GATEWAYS, HEARD, LATE, STREAM, TRIMMED
 
 KEPT_MS: Final = 86_400_000
 """How long entries are kept for a gateway that was not heard of."""
 BATCH: Final = 4000
-"""Entries that are read at once, at most."""
+"""Entries that the store returns at once, at most: about 5 ms of its time."""
+PAGES: Final = 5
+"""Such pages that are written at once, at most: the more requests share a transaction, the less each of them takes."""
 TURN_S: Final = 1.0
 """How often a gateway says that it is present while there is nothing to read."""
+LOOK_S: Final = 10.0
+"""How often it is looked for gateways that have not handed over all."""
 SAVE_S: Final = 5.0
 """How often the position is written to the disk, for the case that the store loses the stream."""
 
@@ -52,7 +56,7 @@ class Reader:
         self._installation = installation
         self._room = room
         self._position: str | None = None
-        self._last_turn = self._last_saved = -SAVE_S
+        self._last_turn = self._last_saved = self._last_look = -LOOK_S
         self.reading = gaps.load(folder)
         self.length = 0
         """The stream's length at the last turn."""
@@ -61,13 +65,23 @@ class Reader:
         """Return the next entries; the same ones until `advance` is called. Raises `StoreAway` and `OSError`."""
         if self._position is None:
             self._position = await self._join()
-        return list(await self._client.call("XRANGE", STREAM, f"({self._position}", "+", "COUNT", BATCH) or ())
+        found: list[Entry] = []
+        after = self._position
+        for _ in range(PAGES):
+            page: list[Entry] = await self._client.call("XRANGE", STREAM, f"({after}", "+", "COUNT", BATCH) or []
+            found += page
+            if len(page) < BATCH:
+                break
+            after = page[-1][0].decode()
+        return found
 
     async def advance(self, entries: list[Entry], about: About) -> None:
         """Say that the entries are on the disk, and what the gateway says about itself. Raises `StoreAway` and `OSError`."""
         if self._position is None or not (entries or time.monotonic() - self._last_turn >= TURN_S):
             return
         await self._turn(self._position, entries[-1][0].decode() if entries else self._position, about)
+        if time.monotonic() - self._last_look >= LOOK_S:
+            await self._look_for_away()
 
     async def stop(self, about: About) -> None:
         """Say that this gateway ends in order, unless the store is away. Raises `OSError`."""
@@ -86,6 +100,14 @@ class Reader:
         if found or self.reading.earlier:
             self.reading.earlier = sorted(found)
             self.reading.add(Gap(0, round(time.time() * 1000)))
+            await self.save()
+
+    async def _look_for_away(self) -> None:
+        """Keep which other gateways may have requests that they have not handed over."""
+        self._last_look = time.monotonic()
+        found = away_of(each for each in await gateways_of(self._client) if each.installation != self._installation)
+        if found != self.reading.away:
+            self.reading.away = found
             await self.save()
 
     async def save(self) -> None:

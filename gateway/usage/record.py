@@ -22,7 +22,7 @@ Number = Annotated[int, msgspec.Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 NumberOrNone = Number | None
 
 
-class AttemptRecord(msgspec.Struct, frozen=True):
+class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
     """One call of an upstream. `error` is the error code that it would have led to, or empty where it succeeded.
 
     `cost_micros`: what the channel bills for it, None where that is not known. `upstream_request_id` and `completion_id` are the
@@ -37,7 +37,7 @@ class AttemptRecord(msgspec.Struct, frozen=True):
     completion_id: str = ""
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One request. Times in whole milliseconds, sizes in bytes, money in micros.
 
     `arrived_at` is UTC in ISO 8601. `account`, `token_id`, `group` and `model` are empty until known; the token itself is

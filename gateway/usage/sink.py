@@ -175,7 +175,7 @@ class Sink:
             self.database.write(self._records(fields[FIELD] for _, fields in entries if FIELD in fields))
         handed_over = await self._hand_over()
         await self.reader.advance(entries, self._about())
-        return len(entries) == BATCH or handed_over
+        return len(entries) >= BATCH or handed_over
 
     def _about(self) -> About:
         return About(host=socket.gethostname(), files=self.usage.spool.count(), gaps=self.reader.reading.gaps)
@@ -237,9 +237,12 @@ class Sink:
 
 def needed(lines: Iterable[bytes]) -> list[bytes]:
     """Return the lines without the arrivals of requests whose end is among them: an end has all that its arrival has."""
-    all_ = list(lines)
-    ended = {id_of(line) for line in all_ if OPEN not in line}
-    return [line for line in all_ if OPEN not in line or id_of(line) not in ended]
+    arrivals: list[bytes] = []
+    ends: list[bytes] = []
+    for line in lines:
+        (arrivals if OPEN in line else ends).append(line)
+    ended = set(map(id_of, ends))
+    return [line for line in arrivals if id_of(line) not in ended] + ends
 
 
 def _is_record(line: bytes) -> bool:

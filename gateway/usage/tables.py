@@ -1,6 +1,6 @@
 """The tables of a month's file, and the addition of the columns that a file of an earlier version lacks.
 
-Sums by day are kept by triggers. `unknown_costs` counts the requests whose cost is not known, and which are therefore missing in
+`unknown_costs` counts the requests whose cost is not known, and which are therefore missing in
 the sums of costs and margins; all requests of an earlier version are such.
 """
 
@@ -38,27 +38,9 @@ def _quoted(names: Iterable[str]) -> list[str]:
     return [f'"{name}"' for name in names]
 
 
-def _names(names: Iterable[str], row: str = "") -> str:
-    return ", ".join(f"{row}{name}" for name in _quoted(names))
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(_quoted(names))
 
-
-def _add_to_day(row: str, sign: str) -> str:
-    """Return the statement that adds a closed row to its day's sums (`+`), or subtracts it (`-`)."""
-    sums = (
-        "1",
-        f"{row}.outcome = '{Outcome.COMPLETED}'",
-        *(f'coalesce({row}."{name}", 0)' for name in SUM_COLUMNS),
-        f"{row}.cost_micros IS NULL",
-    )
-    return (
-        f"INSERT INTO days ({_names(GROUPS)}, {_names(SUMS)}) "  # noqa: S608 - only constant names
-        f"VALUES (substr({row}.arrived_at, 1, 10), {_names(GROUP_COLUMNS, f'{row}.')}, "
-        f"{', '.join(f'{sign}({value})' for value in sums)}) "
-        f"ON CONFLICT DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in SUMS)};"
-    )
-
-
-_APPEND_END: Final = "INSERT INTO ends (number) VALUES (NEW.number);"
 
 SCHEMA: Final = f"""
 PRAGMA journal_mode = WAL;
@@ -77,26 +59,30 @@ CREATE TABLE IF NOT EXISTS days (
     PRIMARY KEY ({", ".join(GROUPS)})
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS ends (place INTEGER PRIMARY KEY, number INTEGER);
-CREATE TRIGGER IF NOT EXISTS closed_at_once AFTER INSERT ON requests WHEN NEW.outcome IS NOT NULL
-BEGIN {_add_to_day("NEW", "+")} {_APPEND_END} END;
-CREATE TRIGGER IF NOT EXISTS reopened BEFORE UPDATE ON requests WHEN OLD.outcome IS NOT NULL
-BEGIN {_add_to_day("OLD", "-")} END;
-CREATE TRIGGER IF NOT EXISTS closed AFTER UPDATE ON requests WHEN NEW.outcome IS NOT NULL
-BEGIN {_add_to_day("NEW", "+")} {_APPEND_END} END;
 COMMIT;
 """
 
 TRIGGERS: Final = ("closed_at_once", "reopened", "closed")
+"""What kept the sums by day in an earlier version, which creates them again when it opens a file."""
 
-INSERT_ARRIVAL: Final = (
-    f"INSERT INTO requests ({_names(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))}) "  # noqa: S608
-    "ON CONFLICT (id) DO NOTHING"
+INSERT: Final = f"INSERT INTO requests (number, {_names(COLUMNS)}) VALUES (?, {', '.join('?' * len(COLUMNS))})"  # noqa: S608
+UPDATE: Final = (
+    f"UPDATE requests SET {', '.join(f'{name} = ?' for name in _quoted(_CHANGING_COLUMNS))} "  # noqa: S608
+    "WHERE number = ?"
 )
-INSERT_END: Final = (
-    INSERT_ARRIVAL.removesuffix("NOTHING")
-    + f"UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _quoted(_CHANGING_COLUMNS))} "
-    + f"WHERE requests.outcome IS NULL OR requests.outcome = '{Outcome.GATEWAY_CRASHED}'"
+SELECT_KNOWN: Final = (
+    "SELECT requests.id, number, outcome FROM json_each(?) AS wanted CROSS JOIN requests ON requests.id = wanted.value"
 )
+_INTO_DAYS: Final = f"INSERT INTO days ({_names(GROUPS)}, {_names(SUMS)})"
+_ADDING: Final = f"ON CONFLICT DO UPDATE SET {', '.join(f'{name} = {name} + excluded.{name}' for name in SUMS)}"
+ADD_TO_DAY: Final = f"{_INTO_DAYS} VALUES ({', '.join('?' * len((*GROUPS, *SUMS)))}) {_ADDING}"
+"""Add to the sums of a day."""
+SUBTRACT_FROM_DAY: Final = (
+    f"{_INTO_DAYS} SELECT substr(arrived_at, 1, 10), {_names(GROUP_COLUMNS)}, "  # noqa: S608 - only constant names
+    f"-1, -(outcome = '{Outcome.COMPLETED}'), {', '.join(f'-coalesce({name}, 0)' for name in SUM_COLUMNS)}, "
+    f"-(cost_micros IS NULL) FROM requests WHERE number = ? {_ADDING}"
+)
+"""Take a closed row out of the sums of its day."""
 SELECT_OPEN: Final = (
     f"SELECT {_names(COLUMNS)} FROM requests WHERE outcome IS NULL AND id < ? "  # noqa: S608
     "AND coalesce(gateway, '') IN (SELECT value FROM json_each(?)) ORDER BY id LIMIT ?"
@@ -139,7 +125,7 @@ def record_of(row: Sequence[Any]) -> Record:
 
 
 def _add_missing(file: sqlite3.Connection) -> None:
-    """Add the columns that are missing, in one transaction. The triggers are made anew with the tables."""
+    """Add the columns that are missing, in one transaction."""
     file.execute("BEGIN IMMEDIATE")
     try:
         for name in _missing(file, "requests", COLUMNS):
@@ -149,8 +135,6 @@ def _add_missing(file: sqlite3.Connection) -> None:
             file.execute(f"ALTER TABLE days ADD COLUMN {name} INTEGER DEFAULT 0")
         if "unknown_costs" in missing:
             file.execute("UPDATE days SET unknown_costs = requests")
-        for name in TRIGGERS:
-            file.execute(f"DROP TRIGGER IF EXISTS {name}")
         file.execute("COMMIT")
     except BaseException:
         file.rollback()

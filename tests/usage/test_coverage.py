@@ -11,7 +11,7 @@ import pytest
 
 from gateway.request_id import first_id
 from gateway.store.client.client import Client
-from gateway.usage import gaps
+from gateway.usage import gaps, reader
 from gateway.usage.gateways import forget, gateways_of
 from gateway.usage.keys import EARLIER, STREAM
 from gateway.usage.record import encode
@@ -49,6 +49,31 @@ async def test_a_gateway_that_is_not_heard_of_is_named_with_its_host(machines: l
     assert next(iter((await one.usage.known()).notes())).startswith(
         f"gateway {socket.gethostname()} ({two.usage.gateway})"
     )
+
+
+async def test_lists_name_what_other_gateways_may_have_in_the_words_of_the_search(
+    machines: list[Machine], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, three = machines
+    monkeypatch.setattr(reader, "LOOK_S", 0)
+    assert gaps.notes(one.usage.folder) == []
+    await three.usage.spool.append(encode(end(arrival())))
+    three.usage.max_entries = 0  # the stream is full
+    await three.drain()
+    for each in (two, three):
+        await age(client, each, 3_600_000)
+    await one.drain()
+    notes = gaps.notes(one.usage.folder)
+    assert len(notes) == 2
+    assert notes == list((await one.usage.known()).notes())
+    (of_three,) = gaps.notes(one.usage.folder, until_ms=round(time.time() * 1000) - 3 * gaps.DAY_MS, with_hosts=False)
+    assert of_three.startswith(f"gateway {three.usage.gateway} was last heard of at ")
+    assert of_three.endswith(", and had 1 files to hand over: requests of it may be missing here")
+    await two.drain()
+    three.usage.max_entries = 2000
+    await three.drain()
+    await one.drain()
+    assert gaps.notes(one.usage.folder) == []
 
 
 async def test_a_gateway_that_was_stopped_in_order_need_not_be_asked(machines: list[Machine], client: Client) -> None:

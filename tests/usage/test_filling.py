@@ -129,3 +129,18 @@ async def test_nothing_is_filled_from_files_of_which_one_was_set_aside(
     await turns([late, *machines], 8)
     assert late.gaps
     assert not ids & late.ids()
+
+
+async def test_another_gateway_is_asked_where_one_cannot_read_its_files(
+    machines: list[Machine], client: Client, tmp_path: Path
+) -> None:
+    damaged, *others = sorted(machines, key=lambda each: each.usage.installation)  # the first is asked first
+    ids = await others[0].served(20)
+    await turns(machines, 2)
+    damaged.sink.database.close()
+    for file in damaged.usage.folder.glob("usage-*.sqlite"):
+        set_aside(file)
+    late = Machine(client, tmp_path / "late")
+    await turns([late, *machines], 12)
+    assert late.gaps == []
+    assert late.ids() == ids

@@ -12,7 +12,7 @@ import pytest
 from gateway.usage import queries, tables
 from gateway.usage.database import UsageDatabase, path_of
 from gateway.usage.record import Record
-from gateway.usage.tables import COLUMNS, GROUPS, SUMS
+from gateway.usage.tables import COLUMNS, GROUPS, SUM_COLUMNS, SUMS
 from tests.records import COSTED, arrival, end, id_at
 
 NEW_YEAR_MS: Final = 1_798_761_600_000
@@ -29,6 +29,11 @@ DAY: Final = """INSERT INTO days VALUES (substr({0}.arrived_at, 1, 10), {0}.acco
 ON CONFLICT DO UPDATE SET requests = requests + excluded.requests, completed = completed + excluded.completed,
 prompt_tokens = prompt_tokens + excluded.prompt_tokens,
 completion_tokens = completion_tokens + excluded.completion_tokens, charge_micros = charge_micros + excluded.charge_micros;"""
+LATER_DAY: Final = f"""INSERT INTO days ({", ".join((*GROUPS, *SUMS))}) VALUES (substr({{0}}.arrived_at, 1, 10),
+{{0}}.account, {{0}}.token_id, {{0}}.model, {{0}}.channel, {{1}}1, {{1}}({{0}}.outcome = 'completed'),
+{", ".join(f"{{1}}coalesce({{0}}.{name}, 0)" for name in SUM_COLUMNS)}, {{1}}({{0}}.cost_micros IS NULL))
+ON CONFLICT DO UPDATE SET {", ".join(f"{name} = {name} + excluded.{name}" for name in SUMS)};"""
+"""What the last version that kept sums by triggers has in them."""
 EARLIER_SCHEMA: Final = f"""
 PRAGMA journal_mode = WAL;
 CREATE TABLE requests (number INTEGER PRIMARY KEY, {", ".join(f'"{name}"' for name in EARLIER)}, UNIQUE (id));
@@ -38,11 +43,18 @@ CREATE TABLE days (day TEXT, account TEXT, token_id TEXT, model TEXT, channel TE
 prompt_tokens INTEGER, completion_tokens INTEGER, charge_micros INTEGER,
 PRIMARY KEY (day, account, token_id, model, channel)) WITHOUT ROWID;
 CREATE TABLE ends (place INTEGER PRIMARY KEY, number INTEGER);
-CREATE TRIGGER closed_at_once AFTER INSERT ON requests WHEN NEW.outcome IS NOT NULL
-BEGIN {DAY.format("NEW", "+")} INSERT INTO ends (number) VALUES (NEW.number); END;
-CREATE TRIGGER reopened BEFORE UPDATE ON requests WHEN OLD.outcome IS NOT NULL BEGIN {DAY.format("OLD", "-")} END;
-CREATE TRIGGER closed AFTER UPDATE ON requests WHEN NEW.outcome IS NOT NULL
-BEGIN {DAY.format("NEW", "+")} INSERT INTO ends (number) VALUES (NEW.number); END;
+"""
+
+
+def triggers(day: str) -> str:
+    """Return the triggers that an earlier version creates where they are missing; `day` adds a row to its day's sums."""
+    return f"""
+CREATE TRIGGER IF NOT EXISTS closed_at_once AFTER INSERT ON requests WHEN NEW.outcome IS NOT NULL
+BEGIN {day.format("NEW", "+")} INSERT INTO ends (number) VALUES (NEW.number); END;
+CREATE TRIGGER IF NOT EXISTS reopened BEFORE UPDATE ON requests WHEN OLD.outcome IS NOT NULL
+BEGIN {day.format("OLD", "-")} END;
+CREATE TRIGGER IF NOT EXISTS closed AFTER UPDATE ON requests WHEN NEW.outcome IS NOT NULL
+BEGIN {day.format("NEW", "+")} INSERT INTO ends (number) VALUES (NEW.number); END;
 """
 
 
@@ -70,6 +82,7 @@ def earlier(tmp_path: Path) -> list[Record]:
     records.append(arrival(id_at(NEW_YEAR_MS + 2)))
     file = sqlite3.connect(path_of(tmp_path, MONTH), isolation_level=None)
     file.executescript(EARLIER_SCHEMA)
+    file.executescript(triggers(DAY))
     for record in records:
         write_earlier(file, record)
     file.close()
@@ -107,6 +120,7 @@ def test_the_earlier_version_can_still_write_to_a_completed_file(tmp_path: Path,
     database.write([earlier[2]])
     record = end(arrival(id_at(NEW_YEAR_MS + 4)), **COSTED)
     with sqlite3.connect(path_of(tmp_path, MONTH), isolation_level=None) as file:
+        file.executescript(triggers(LATER_DAY))  # as it does when it opens a file
         write_earlier(file, record)
     database.write([end(earlier[2], **COSTED)])
     database.close()
@@ -119,7 +133,7 @@ def test_an_interrupted_completion_changes_nothing(
     tmp_path: Path, earlier: list[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = sqlite3.connect(path_of(tmp_path, MONTH), isolation_level=None)
-    monkeypatch.setattr(tables, "TRIGGERS", ("closed", "no such trigger"))
+    monkeypatch.setattr(tables, "SUMS", (*SUMS, "1"))
     with pytest.raises(sqlite3.Error):
         tables.create(file)
     monkeypatch.undo()
