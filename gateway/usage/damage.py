@@ -50,12 +50,17 @@ def named(path: Path) -> Iterator[None]:
 def set_aside(path: Path) -> Path:
     """Rename a damaged database, and what belongs to it; return its path from now on. Raises `OSError`."""
     aside = path.with_name(f"{path.name}{MARK}{uuid7()}")
+    rename(path, aside)
+    return aside
+
+
+def rename(path: Path, other: Path) -> None:
+    """Rename a database, and what belongs to it. Raises `OSError`."""
     for suffix in SUFFIXES:
         file = path.with_name(path.name + suffix)
         if file.is_symlink() or file.exists():
-            file.rename(aside.with_name(aside.name + suffix))
+            file.rename(other.with_name(other.name + suffix))
     durable.flush_folder(path.parent)
-    return aside
 
 
 def files_aside(folder: Path, month: str = "*") -> list[Path]:
@@ -66,6 +71,6 @@ def files_aside(folder: Path, month: str = "*") -> list[Path]:
 def lack(aside: Path) -> UnusableFile:
     """Return the error for the requests that are in a file which was set aside."""
     return UnusableFile(
-        f"{aside} was damaged and set aside: its requests are missing here. What can be read of it: "
-        f"`sqlite3 {aside.name} .recover`; then delete it"
+        f"{aside} was damaged and set aside: its requests are missing here until another gateway that has them fills the gap. "
+        f"Where there is none: what can be read of it is printed by `sqlite3 {aside.name} .recover`; then delete it"
     )

@@ -47,8 +47,10 @@ SETTINGS: Final = ("synchronous = FULL", "cache_size = -65536", "wal_autocheckpo
 class UsageDatabase:
     """The writer of a folder's files. One process at a time writes; any number may read at the same time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, on_aside: Callable[[Path], None] = lambda _: None) -> None:
+        """Call `on_aside` with the path of each damaged file after it was set aside."""
         self.folder = folder
+        self._on_aside = on_aside
         self._files: dict[str, tuple[int, sqlite3.Connection]] = {}
 
     def write(self, records: Iterable[Record]) -> None:
@@ -103,7 +105,9 @@ class UsageDatabase:
             if not error.damaged:
                 raise
             self._close(month)
-            log.error("usage_file_damaged", reason=str(error), set_aside=str(set_aside(path)))
+            aside = set_aside(path)
+            log.error("usage_file_damaged", reason=str(error), set_aside=str(aside))
+            self._on_aside(aside)
         with named(path):
             file = self._file(month)
             # Readers that know a place in the damaged file go on: the places in this one come after it.

@@ -104,7 +104,7 @@ def notes(
     """Return a sentence for each reason why an answer about this time may lack requests. `until_ms` is exclusive. Blocks."""
     reading = load(folder)
     found = [
-        f"requests that arrived or ended {gap} may be missing here: this gateway was not there to read them"
+        f"requests that arrived or ended {gap} may be missing here: this gateway does not have the log of that time"
         for gap in reading.gaps
         if gap.touches(since_ms, until_ms)
     ]

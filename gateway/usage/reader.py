@@ -22,6 +22,7 @@ from gateway.errors import GatewayError, StoreError
 from gateway.log import Logger
 from gateway.store.client.client import Client, Script
 from gateway.usage import gaps
+from gateway.usage.aside import gap_of, gaps_of
 from gateway.usage.gaps import SKEW_MS, Gap, is_before, ms_of
 from gateway.usage.gateways import PRESENT_MS, About, away_of, gateways_of, now_ms
 from gateway.usage.keys import EARLIER, GATEWAYS, HEARD, LATE, STREAM, TRIMMED
@@ -56,6 +57,7 @@ class Reader:
         self._installation = installation
         self._room = room
         self._position: str | None = None
+        self._looked_aside = False
         self._last_turn = self._last_saved = self._last_look = -LOOK_S
         self.reading = gaps.load(folder)
         self.length = 0
@@ -117,9 +119,18 @@ class Reader:
         self._last_saved = time.monotonic()
         await asyncio.to_thread(gaps.save, self._folder, self.reading)
 
+    def lacks(self, aside: Path) -> None:
+        """Keep that what only a file has which was set aside is missing. Blocks; raises `OSError`."""
+        gap = gap_of(aside)
+        self.reading.add(gap)
+        log.error("usage_log_gap", missing=str(gap), reason="a damaged file was set aside")
+        gaps.save(self._folder, self.reading)
+
     async def _join(self) -> str:
         """Take a place among the readers, and return from where on to read."""
         self.reading = gaps.load(self._folder)
+        if not self._looked_aside:
+            await asyncio.to_thread(self._look_aside)
         about = msgspec.json.encode(About(host=socket.gethostname(), gaps=self.reading.gaps))
         lost = False
         with suppress(StoreError):  # the group exists
@@ -131,6 +142,15 @@ class Reader:
             await self._miss(missed, "the store has lost its position")
         await self.look_for_earlier()
         return await position_of(self._client, self._installation) or FIRST
+
+    def _look_aside(self) -> None:
+        """Keep the gaps of all files that were set aside, also before a kill or by an earlier version."""
+        found = gaps_of(self._folder)
+        for gap in found:
+            self.reading.add(gap)
+        if found:
+            gaps.save(self._folder, self.reading)
+        self._looked_aside = True
 
     async def _turn(self, expected: str, following: str, about: About) -> None:
         keys, terms = [STREAM, HEARD, GATEWAYS, TRIMMED], [PRESENT_MS, KEPT_MS, self._room]

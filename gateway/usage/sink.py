@@ -83,8 +83,8 @@ class Sink:
 
     def __init__(self, usage: UsageLog, *, retention_months: int, crashed_after_s: float) -> None:
         self.usage = usage
-        self.database = UsageDatabase(usage.folder)
         self.reader = Reader(usage.client, usage.folder, usage.installation, room=usage.max_entries // 2)
+        self.database = UsageDatabase(usage.folder, self.reader.lacks)
         self._closing = Closing(usage.client, self.database, usage.gateway)
         self._filling = Filling(usage.client, usage.folder, usage.installation, self.reader)
         self._filled = time.monotonic()
