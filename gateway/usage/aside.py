@@ -21,27 +21,32 @@ REPLACED: Final = ".replaced-"
 log = Logger("gateway.usage.aside")
 
 
-def gap_of(aside: Path) -> Gap:
-    """Return when the entries were written that only a file which was set aside has."""
-    name, _, renamed = aside.name.partition(MARK)
-    month = name.removeprefix("usage-").removesuffix(".sqlite")
+def gap_of(month: str, lost_ms: int) -> Gap:
+    """Return when the entries were written that were in the file of a month, which was lost."""
     first = datetime.strptime(month, "%Y-%m").replace(tzinfo=UTC)
     after = (first + timedelta(days=31)).replace(day=1)
     first_ms, after_ms = (round(moment.timestamp() * 1000) for moment in (first, after))
-    return Gap(first_ms, max(first_ms, min(arrival_ms(renamed), after_ms + LONGEST_MS)))
+    return Gap(first_ms, max(first_ms, min(lost_ms, after_ms + LONGEST_MS)))
 
 
 def gaps_of(folder: Path) -> list[Gap]:
     """Return the gaps that the files of a folder are, or were, which were set aside. Blocks."""
-    return [gap_of(aside) for aside in files_aside(folder)]
+    return list(map(_gap_of, files_aside(folder)))
 
 
 def mark_replaced(folder: Path, gaps: Iterable[Gap]) -> None:
     """Rename the files in whose time there is no gap any more. Blocks; raises `OSError`."""
     left = list(gaps)
     for aside in files_aside(folder):
-        own = gap_of(aside)
+        own = _gap_of(aside)
         if not any(gap.first_ms <= own.last_ms and own.first_ms <= gap.last_ms for gap in left):
             replaced = aside.with_name(aside.name.replace(MARK, REPLACED))
             rename(aside, replaced)
-            log.warning("usage_file_replaced", file=str(replaced), note="its requests are here again: it may be deleted")
+            log.warning(
+                "usage_file_replaced", file=str(replaced), note="its requests are here again: it may be deleted"
+            )
+
+
+def _gap_of(aside: Path) -> Gap:
+    name, _, renamed = aside.name.partition(MARK)
+    return gap_of(name.removeprefix("usage-").removesuffix(".sqlite"), arrival_ms(renamed))

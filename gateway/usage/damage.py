@@ -15,7 +15,7 @@ import msgspec
 from uuid_utils import uuid7
 
 from gateway import durable
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, StoreAway
 
 MARK: Final = ".damaged-"
 SUFFIXES: Final = ("", "-wal", "-shm")
@@ -23,6 +23,16 @@ SUFFIXES: Final = ("", "-wal", "-shm")
 
 _DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _CUT: Final = sqlite3.SQLITE_IOERR_SHORT_READ
+
+
+SUSPECT: Final = ".suspect"
+"""What follows the name of a database in the name of an empty file with which a reader reports damage to the writer."""
+
+
+class FilesUnusable(StoreAway):
+    """The files of the usage log cannot be read, and nothing else has what was asked for."""
+
+    event = "usage_files_unusable"
 
 
 class UnusableFile(GatewayError):
@@ -45,6 +55,12 @@ def named(path: Path) -> Iterator[None]:
         raise UnusableFile(f"{path} cannot be used: {error}", damaged=damaged) from None
     except (msgspec.MsgspecError, TypeError) as error:
         raise UnusableFile(f"{path} cannot be used: a row is unreadable: {error}") from None
+
+
+def report(path: Path) -> None:
+    """Report a database that a reader found damaged to its writer, which has its pages in memory and may not notice."""
+    with contextlib.suppress(OSError):
+        path.with_name(path.name + SUSPECT).touch()
 
 
 def set_aside(path: Path) -> Path:

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gateway.errors import StoreAway
 from gateway.store.client.client import Client
 from gateway.usage import queries
 from gateway.usage.coverage import Coverage
-from gateway.usage.damage import UnusableFile
+from gateway.usage.damage import FilesUnusable, UnusableFile
 from gateway.usage.record import Record
 from gateway.usage.waiting import Waiting
 
@@ -66,7 +65,7 @@ class Search:
         """Return a request's record as far as it is known here. Raises `StoreAway`, also for a file that cannot be read."""
         record, unusable = await self._look(id)
         if record is None and unusable:
-            raise StoreAway(str(unusable[0]))
+            raise FilesUnusable(str(unusable[0]))
         return record
 
     async def _look(self, id: str) -> tuple[Record | None, list[UnusableFile]]:  # noqa: A002

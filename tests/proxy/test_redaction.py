@@ -73,7 +73,11 @@ def test_a_credential_with_a_quote_is_found_where_it_begins_before_the_text() ->
 def spelled(credential: str) -> list[bytes]:
     """Return a credential with escapes that JSON allows."""
     escapes = [f"\\u{ord(letter):04X}" for letter in credential]
-    return ["".join(escapes).encode(), "".join(escapes).lower().encode(), (credential[:4] + escapes[4] + credential[5:]).encode()]
+    return [
+        "".join(escapes).encode(),
+        "".join(escapes).lower().encode(),
+        (credential[:4] + escapes[4] + credential[5:]).encode(),
+    ]
 
 
 @pytest.mark.parametrize("spelling", [*spelled(SECRET), b"sk-secret\\u002d4711"])
@@ -88,7 +92,9 @@ def test_a_credential_that_is_escaped_as_in_json_is_replaced(place: int, spellin
     assert spelling not in relayed.text
     assert relayed.text.count(REDACTED) == 1
     relayed.feed(EVENT % (b"1", b"a \\u00e4 and \\/ \\u0041", b""))
-    assert relayed.text.endswith(EVENT % (b"1", b"a \\u00e4 and \\/ \\u0041", b"")), "other escapes are left as they are"
+    assert relayed.text.endswith(EVENT % (b"1", b"a \\u00e4 and \\/ \\u0041", b"")), (
+        "other escapes are left as they are"
+    )
 
 
 def test_slashes_and_quotes_of_a_credential_may_be_escaped() -> None:

@@ -195,7 +195,9 @@ async def test_a_gateway_that_joins_later_has_a_gap_before(
     await late.drain()
     (gap,) = late.gaps
     assert gap.first_ms == 0
-    assert (await late.usage.ask(old)).unasked[0].startswith(f"this gateway does not have the log of what arrived {gap}")
+    assert (
+        (await late.usage.ask(old)).unasked[0].startswith(f"this gateway does not have the log of what arrived {gap}")
+    )
 
 
 async def test_the_first_gateway_of_a_store_has_no_gap(client: Client, tmp_path: Path) -> None:
