@@ -34,6 +34,8 @@ from gateway.usage.tables import (
 _DAY: Final = slice(len("2026-11-21"))
 _OUTCOME: Final = COLUMNS.index("outcome")
 _COST: Final = SUM_COLUMNS.index("cost_micros")
+_EMPTY: Final[dict[type, str]] = {list: "[]", dict: "{}"}
+_encode: Final = msgspec.json.Encoder().encode
 _LARGEST: Final = 2**63 - 1
 _place_of = attrgetter("account", "id")
 _group_of = attrgetter(*GROUP_COLUMNS)
@@ -107,7 +109,9 @@ def _row(record: Record) -> list[Any]:
     values = list(msgspec.structs.astuple(record))
     values[_OUTCOME] = record.outcome and record.outcome.value  # a subclass of `str` is bound slowly
     for index in JSON_INDICES:
-        values[index] = msgspec.json.encode(values[index]).decode()
+        if (value := values[index]) or not (text := _EMPTY.get(type(value))):
+            text = _encode(value).decode()
+        values[index] = text
     return values
 
 

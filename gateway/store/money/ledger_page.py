@@ -20,7 +20,7 @@ gateway died, and its charge until then. `late`: what its charge was corrected b
 """
 
 
-class Line(msgspec.Struct, frozen=True):
+class Line(msgspec.Struct, frozen=True, gc=False):
     """One change of the balance. `request_id` or `transaction` is what it is for; `reason`: the operator's, of an adjustment."""
 
     id: str
