@@ -111,6 +111,8 @@ class StoreAway(GatewayError):
     """
 
     kind = "store_away"
+    event = "store_away"
+    """The event in the log."""
 
 
 class StoreError(GatewayError):

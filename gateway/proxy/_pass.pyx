@@ -9,7 +9,7 @@ import sys
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.memoryview cimport PyMemoryView_GET_BUFFER
-from libc.string cimport memcpy
+from libc.string cimport memchr, memcmp, memcpy
 
 from gateway.chat._plain cimport is_plain
 from gateway.proxy.upstream_state import UpstreamState
@@ -36,6 +36,17 @@ def use(buffer, Py_ssize_t longest):
     BUFFER = buffer
     READ = <const char*>PyMemoryView_GET_BUFFER(buffer).buf
     LONGEST = longest
+
+
+cdef bint has_escape(const char* at, const char* end, bint quoted) noexcept nogil:
+    """Return whether printable ASCII is escaped, in which a credential may be spelled; quotes and backslashes only if `quoted`."""
+    while True:
+        at = <const char*>memchr(at, c'\\', end - at)
+        if at == NULL:
+            return False
+        if quoted or end - at < 6 or at[1] == c'/' or (memcmp(at + 1, b"u00", 3) == 0 and c'2' <= at[4] <= c'7'):
+            return True
+        at += 2
 
 
 cdef Py_ssize_t chunk_size(const char** at, const char* end) noexcept nogil:
@@ -162,6 +173,8 @@ cdef class EventPass:
         for secret in self._secrets if longest >= self._shortest else ():
             if memmem(data, end - data, PyBytes_AS_STRING(secret), PyBytes_GET_SIZE(secret)) != NULL:
                 return False
+        if longest >= self._shortest and has_escape(data, end, self._shortest == 0):
+            return False
         if self._received + body > self._max_received or self._caller.gone or self._ended.done():
             return False
         chunk, exchange = one_chunk(data, end, body), self._exchange

@@ -16,6 +16,7 @@ import msgspec
 from gateway.chat import error_objects
 from gateway.errors import Refused
 from gateway.proxy.advice import retry_after_s, should_retry
+from gateway.proxy.spelling import without
 
 MAX_ERROR_BODY: Final = 64 * 1024
 REQUEST_FAULT: Final = frozenset(range(400, 423)) - {401, 402, 403, 407, 408}
@@ -144,9 +145,11 @@ def timed_out(to: str = "begin its answer") -> UpstreamFailure:
 
 
 def scrubbed(text: str, credentials: Sequence[str]) -> str:
-    """Return `text` with the channel's credentials replaced."""
+    """Return `text` with the channel's credentials replaced, also where they are escaped as in JSON."""
     for credential in credentials:
         text = text.replace(credential, REDACTED)
+    if "\\" in text:
+        return without(text.encode(), credentials, REDACTED.encode()).decode()
     return text
 
 

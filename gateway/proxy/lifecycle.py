@@ -172,7 +172,7 @@ def _log(exchange: Exchange, error: BaseException) -> None:
     if isinstance(error, Refused):
         return
     if isinstance(error, StoreAway):
-        log.warning("store_away", request_id=exchange.id, reason=str(error))
+        log.warning(error.event, request_id=exchange.id, reason=str(error))
     elif isinstance(error, GatewayError):
         event = "store_error" if isinstance(error, StoreError) else "internal_error"
         log.error(event, request_id=exchange.id, by=exchange.refused_by, reason=str(error))

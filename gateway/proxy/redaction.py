@@ -1,6 +1,7 @@
 """The channel's credentials are replaced wherever they occur in the bytes of events, however reads split them.
 
-A credential that an upstream spells in another way (escaped in JSON, or split over the texts of two events) is not recognised.
+A credential with characters that are escaped in JSON is recognised, too. One that an upstream changes is not: encoded, in another
+case, or split over the texts of two events.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from gateway.chat.events import EventStream
 from gateway.chat.sse import QUOTE
 from gateway.chat.template import ALL
 from gateway.proxy import failure
+from gateway.proxy.spelling import LONGEST, without
 
 REDACTED: Final = failure.REDACTED.encode()
 
@@ -19,11 +21,12 @@ REDACTED: Final = failure.REDACTED.encode()
 class Redaction:
     """Replaces the credentials of a channel in one stream of events, which are called secrets here."""
 
-    __slots__ = ("_events", "_secrets", "_tail", "shortest")
+    __slots__ = ("_credentials", "_events", "_secrets", "_tail", "shortest")
 
     def __init__(self, credentials: Iterable[str], events: EventStream) -> None:
         self._events = events
-        self._secrets = tuple([credential.encode() for credential in credentials])
+        self._credentials = tuple(credentials)
+        self._secrets = tuple([credential.encode() for credential in self._credentials])
         self._tail = b""
         self.shortest = ALL + 1
         """How many novel bytes of a text may contain a secret. A secret with a quote may begin before the text."""
@@ -37,7 +40,7 @@ class Redaction:
         whole = self._redact(whole)
         if not self._events.at_boundary:
             # Part of an event that is too long to wait for: a secret may be split here.
-            keep = max(1, *(len(secret) - 1 for secret in self._secrets))
+            keep = max(1, *(LONGEST * len(secret) - 1 for secret in self._secrets))
             whole, self._tail = whole[:-keep], whole[-keep:]
         return whole
 
@@ -51,4 +54,9 @@ class Redaction:
             if data.find(secret) >= 0:  # `in` would raise and drop an exception
                 data = data.replace(secret, REDACTED)
                 self._events.template.forget()
+        if data.find(b"\\") >= 0:
+            spelled = without(data, self._credentials, REDACTED)
+            if spelled != data:
+                self._events.template.forget()
+                return spelled
         return data

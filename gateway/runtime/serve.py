@@ -31,6 +31,7 @@ from gateway.runtime.claim import Claim
 from gateway.runtime.data_folder import data_folder, remove_leftovers
 from gateway.runtime.handover import Handover, WorkerEnd
 from gateway.runtime.process import run_until_terminated
+from gateway.runtime.sink_watch import SinkWatch
 from gateway.runtime.stopping import CUT, Farewell
 from gateway.runtime.store_check import refuse_database
 from gateway.runtime.store_keeper import StoreKeeper
@@ -93,6 +94,7 @@ class ParentProcess:
         self._embedded = StoreKeeper(self._folder, self._report_start) if config.redis == "embedded" else None
         self._store_url = self._embedded.url if self._embedded else config.redis
         self._supervisor = Supervisor(on_death=self._on_death)
+        self._sink_watch = SinkWatch(self._folder / "usage", lambda: self._supervisor.signal("sink", signal.SIGKILL))
         self._handover = Handover(workers)
         served_by = [numbers for name, numbers in self._numbers.items() if name.startswith("worker ")]
         self._farewell = Farewell(served_by, config.port.drain) if logs.on_terminal() else None
@@ -200,6 +202,7 @@ class ParentProcess:
     def _tick(self) -> None:
         """Do what is due while the children run: the watchdog, the embedded store, the certificate, a reload."""
         self._service_manager.ping_watchdog()
+        self._sink_watch.look()
         if self._embedded is not None:
             self._embedded.tick()
         if self._certificate is not None:

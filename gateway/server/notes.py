@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from gateway.errors import StoreAway
 from gateway.usage import gaps
-from gateway.usage.damage import UnusableFile
+from gateway.usage.damage import FilesUnusable, UnusableFile
 
 _MONTH: Final = re.compile(r"usage-(\d{4}-\d{2})")
 
@@ -31,8 +30,8 @@ def notes_of(
 
 @contextmanager
 def readable() -> Iterator[None]:
-    """Turn the error of a log of which nothing can be read into `StoreAway`."""
+    """Turn the error of a log of which nothing can be read into `FilesUnusable`."""
     try:
         yield
     except UnusableFile as error:
-        raise StoreAway(str(error)) from None
+        raise FilesUnusable(str(error)) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -12,13 +13,15 @@ from gateway.request_id import arrival_ms
 from gateway.store.client.client import Client
 from gateway.usage import gaps
 from gateway.usage.away import SETTLED_MS, held
-from gateway.usage.gaps import Gap, Reading, is_before, ms_of
+from gateway.usage.gaps import LONGEST_MS, Gap, Reading, is_before, ms_of
 from gateway.usage.gateways import Gateway, away_of, gateways_of
 from gateway.usage.installation import short
 from gateway.usage.keys import EARLIER, TRIMMED
 from gateway.usage.reader import FIRST, position_of
 from gateway.usage.record import Record
 from gateway.usage.spool import Spool
+
+FORGET: Final = "`gateway gateways forget"
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -32,24 +35,42 @@ class Known(msgspec.Struct, frozen=True):
     others: list[Gateway]
     unread: list[str]
 
+    def unasked(self, id: str, *, ended: bool) -> list[str]:  # noqa: A002 - the field's name
+        """Return a sentence for each reason why more may be known elsewhere of a request that is not found here.
+
+        `ended`: also where only its end may be elsewhere.
+        """
+        try:
+            arrived = arrival_ms(id)
+        except ValueError:
+            return []
+        return self.lacks(arrived) or (list(self._ends(arrived)) if ended else [])
+
     def lacks(self, arrived_ms: int) -> list[str]:
         """Return a sentence for each reason why a request that arrived then may be missing here."""
         return [*self._own(arrived_ms), *self._of_others(arrived_ms)]
 
     def may_have_end(self, record: Record) -> list[str]:
         """Return a sentence for each reason why a request that is open here may have ended."""
-        at = arrival_ms(record.id)
-        reasons = [
-            f"it may have ended {gap}, and this gateway was not there to read it"
-            for gap in self.gaps
-            if gap.touches(at, at)
-        ]
+        return list(self._ends(arrival_ms(record.id), record.gateway))
+
+    def _ends(self, at: int, gateway: str | None = None) -> Iterator[str]:
+        """Yield a sentence for each reason why a request that arrived then may have ended, at `gateway` if that is known."""
+        for gap in self.gaps:
+            if gap.touches(at, at):
+                yield f"it may have ended {gap}, and this gateway does not have the log of that time"
         for each in self.others:
-            if short(each.installation) == record.gateway and (each.about.files or not each.present):
-                reasons.append(
-                    f"gateway {each.name}, which received it, was last heard of at {each.heard}{held(each.about.files)}: ask there"
+            received = "" if gateway is None else ", which received it,"
+            if gateway not in (None, short(each.installation)) or (each.present and not each.about.files):
+                continue
+            if each.about.forgotten_ms:
+                if gateway is not None:
+                    yield from (away.note() for away in away_of([each]))
+            elif gateway is not None or (not each.about.stopped and each.heard_ms - LONGEST_MS <= at):
+                yield (
+                    f"gateway {each.name}{received} was last heard of at {each.heard}{held(each.about.files)}: ask there; "
+                    f"if it has gone for good, {FORGET} {short(each.installation)}`"
                 )
-        return reasons
 
     def _own(self, arrived_ms: int) -> Iterator[str]:
         yield from self.unread
@@ -57,7 +78,7 @@ class Known(msgspec.Struct, frozen=True):
             if gap.may_have(arrived_ms):
                 having = [each.name for each in self.others if each.present and not _lacks(each, arrived_ms)]
                 there = f"ask there: {', '.join(having)}" if having else "no other gateway has it either"
-                yield f"this gateway was not there to read what arrived {gap}: {there}"
+                yield f"this gateway does not have the log of what arrived {gap}: {there}"
         if self.earlier:
             names = ", ".join(self.earlier)
             yield f"gateways of an earlier version have usage logs of their own: ask there, or upgrade them ({names})"
@@ -74,14 +95,14 @@ class Known(msgspec.Struct, frozen=True):
             elif each.heard_ms < arrived_ms + SETTLED_MS or each.about.files:
                 yield (
                     f"gateway {each.name} was last heard of at {each.heard}{held(each.about.files)}: ask there; "
-                    f"if it has gone for good, `gateway gateways forget {short(each.installation)}`"
+                    f"if it has gone for good, {FORGET} {short(each.installation)}`"
                 )
 
     def notes(self) -> Iterator[str]:
         """Yield a sentence for each reason why some requests are missing here."""
         yield from self.unread
         for gap in self.gaps:
-            yield f"requests that arrived or ended {gap} may be missing here: this gateway was not there to read them"
+            yield f"requests that arrived or ended {gap} may be missing here: this gateway does not have the log of that time"
         if self.earlier:
             yield f"gateways of an earlier version have usage logs of their own: {', '.join(self.earlier)}"
         yield from (away.note() for away in away_of(self.others))
@@ -94,14 +115,6 @@ class Coverage:
         self._client = client
         self._folder = folder
         self._installation = installation
-
-    async def unasked(self, id: str) -> list[str]:  # noqa: A002 - the field's name
-        """Return a sentence for each gateway that may know of a request which is not found here. Raises `StoreAway`."""
-        try:
-            arrived = arrival_ms(id)
-        except ValueError:
-            return []
-        return (await self.known()).lacks(arrived)
 
     async def known(self) -> Known:
         """Return what the gateways of the store have handed over by now. Raises `StoreAway`."""

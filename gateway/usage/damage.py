@@ -15,7 +15,7 @@ import msgspec
 from uuid_utils import uuid7
 
 from gateway import durable
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, StoreAway
 
 MARK: Final = ".damaged-"
 SUFFIXES: Final = ("", "-wal", "-shm")
@@ -23,6 +23,16 @@ SUFFIXES: Final = ("", "-wal", "-shm")
 
 _DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _CUT: Final = sqlite3.SQLITE_IOERR_SHORT_READ
+
+
+SUSPECT: Final = ".suspect"
+"""What follows the name of a database in the name of an empty file with which a reader reports damage to the writer."""
+
+
+class FilesUnusable(StoreAway):
+    """The files of the usage log cannot be read, and nothing else has what was asked for."""
+
+    event = "usage_files_unusable"
 
 
 class UnusableFile(GatewayError):
@@ -47,15 +57,26 @@ def named(path: Path) -> Iterator[None]:
         raise UnusableFile(f"{path} cannot be used: a row is unreadable: {error}") from None
 
 
+def report(path: Path) -> None:
+    """Report a database that a reader found damaged to its writer, which has its pages in memory and may not notice."""
+    with contextlib.suppress(OSError):
+        path.with_name(path.name + SUSPECT).touch()
+
+
 def set_aside(path: Path) -> Path:
     """Rename a damaged database, and what belongs to it; return its path from now on. Raises `OSError`."""
     aside = path.with_name(f"{path.name}{MARK}{uuid7()}")
+    rename(path, aside)
+    return aside
+
+
+def rename(path: Path, other: Path) -> None:
+    """Rename a database, and what belongs to it. Raises `OSError`."""
     for suffix in SUFFIXES:
         file = path.with_name(path.name + suffix)
         if file.is_symlink() or file.exists():
-            file.rename(aside.with_name(aside.name + suffix))
+            file.rename(other.with_name(other.name + suffix))
     durable.flush_folder(path.parent)
-    return aside
 
 
 def files_aside(folder: Path, month: str = "*") -> list[Path]:
@@ -66,6 +87,6 @@ def files_aside(folder: Path, month: str = "*") -> list[Path]:
 def lack(aside: Path) -> UnusableFile:
     """Return the error for the requests that are in a file which was set aside."""
     return UnusableFile(
-        f"{aside} was damaged and set aside: its requests are missing here. What can be read of it: "
-        f"`sqlite3 {aside.name} .recover`; then delete it"
+        f"{aside} was damaged and set aside: its requests are missing here until another gateway that has them fills the gap. "
+        f"Where there is none: what can be read of it is printed by `sqlite3 {aside.name} .recover`; then delete it"
     )

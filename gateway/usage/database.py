@@ -6,7 +6,8 @@
 3. **Each closing of a row has a place** in the table `ends`, in the order in which the ends became known, so that a reader
    can continue where it stopped.
 4. **What `write` wrote is on the disk when it returns**: the stream is acknowledged afterwards.
-5. **A damaged file is set aside**, and a fresh one begun. One that cannot be written stops no other month.
+5. **A damaged file is set aside**, and a fresh one begun. One that cannot be written stops no other month. Files are checked on
+   the disk, too: the writer has pages in memory, and would go on with these.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from gateway.log import Logger
 from gateway.request_id import first_id
 from gateway.request_id import month as month_of
 from gateway.usage import tables
-from gateway.usage.damage import SUFFIXES, UnusableFile, named, set_aside
+from gateway.usage.checks import examine, look
+from gateway.usage.damage import SUFFIXES, SUSPECT, UnusableFile, named, set_aside
 from gateway.usage.record import Record
 from gateway.usage.tables import SELECT_OPEN, record_of
 from gateway.usage.writing import write
@@ -44,11 +46,18 @@ SETTINGS: Final = ("synchronous = FULL", "cache_size = -65536", "wal_autocheckpo
 """The pages of the indices are in 64 MiB of memory, and written to the file itself after 64 MiB of changes: most change often."""
 
 
+CHECK_S: Final = 10.0
+"""How often the files are checked on the disk."""
+
+
 class UsageDatabase:
     """The writer of a folder's files. One process at a time writes; any number may read at the same time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, on_loss: Callable[[str], None] = lambda month: None) -> None:
+        """Call `on_loss` with each month whose file is lost: damaged and set aside, or removed by something else."""
         self.folder = folder
+        self._on_loss = on_loss
+        self._checked = time.monotonic()
         self._files: dict[str, tuple[int, sqlite3.Connection]] = {}
 
     def write(self, records: Iterable[Record]) -> None:
@@ -74,14 +83,34 @@ class UsageDatabase:
         dropped = [month for month in months(self.folder) if month < oldest]
         for month in dropped:
             self._close(month)
-            for suffix in SUFFIXES:
+            for suffix in (*SUFFIXES, SUSPECT):
                 path_of(self.folder, month, suffix).unlink(missing_ok=True)
         return dropped
+
+    def check(self) -> None:
+        """Set aside the files that are damaged on the disk: of those that readers report, and of those that are open here."""
+        if time.monotonic() - self._checked < CHECK_S:
+            return
+        self._checked = time.monotonic()
+        for month in months(self.folder):
+            reported = path_of(self.folder, month, SUSPECT)
+            if reported.exists():
+                self._check(month, examine)
+                reported.unlink(missing_ok=True)
+            elif month in self._files:
+                self._check(month, look)
 
     def close(self) -> None:
         """Close all files; the next call opens them again."""
         for month in list(self._files):
             self._close(month)
+
+    def _check(self, month: str, check: Callable[[Path], None]) -> None:
+        path = path_of(self.folder, month)
+        try:
+            self._in(month, lambda _: check(path))
+        except UnusableFile as error:
+            log.error("usage_file_unusable", reason=str(error))
 
     def _in_all(self, action: Callable[[sqlite3.Connection], Result]) -> list[Result]:
         """Return the results of `action` for the files of all months, except those that cannot be used."""
@@ -104,18 +133,22 @@ class UsageDatabase:
                 raise
             self._close(month)
             log.error("usage_file_damaged", reason=str(error), set_aside=str(set_aside(path)))
+            self._on_loss(month)
         with named(path):
             file = self._file(month)
-            # Readers that know a place in the damaged file go on: the places in this one come after it.
-            file.execute("INSERT INTO ends (place, number) VALUES (?, 0)", (time.time_ns() // 1_000_000,))
+            _begin_after(file)
             return action(file)
 
     def _file(self, month: str) -> sqlite3.Connection:
         path = path_of(self.folder, month)
-        opened = self._files.get(month)
+        opened, gone = self._files.get(month), False
         if opened is not None and opened[0] == _identity(path):
             return opened[1]
-        self._close(month)  # another file has its name, or none
+        if opened is not None:  # another file has its name, or none
+            gone = True
+            self._close(month)
+            log.error("usage_file_gone", file=str(path))
+            self._on_loss(month)
         durable.make_folder(self.folder)
         file = sqlite3.connect(path, isolation_level=None, timeout=5)
         with contextlib.ExitStack() as failed:
@@ -123,6 +156,8 @@ class UsageDatabase:
             tables.create(file)
             for setting in SETTINGS:
                 file.execute(f"PRAGMA {setting}")
+            if gone:
+                _begin_after(file)
             failed.pop_all()
         self._files[month] = _identity(path), file
         return file
@@ -154,6 +189,11 @@ def months_ago(count: int, now: float | None = None) -> str:
     moment = time.gmtime(now)
     year, index = divmod(moment.tm_year * 12 + moment.tm_mon - 1 - count, 12)
     return f"{year:04d}-{index + 1:02d}"
+
+
+def _begin_after(file: sqlite3.Connection) -> None:
+    """Let readers that know a place in the file which was here before go on: the places in this one come after it."""
+    file.execute("INSERT OR IGNORE INTO ends (place, number) VALUES (?, 0)", (time.time_ns() // 1_000_000,))
 
 
 def _identity(path: Path) -> int:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +21,7 @@ from gateway.log import Logger
 from gateway.request_id import arrival_ms
 from gateway.store.client.client import Client
 from gateway.usage import queries
+from gateway.usage.aside import mark_replaced
 from gateway.usage.damage import UnusableFile
 from gateway.usage.gaps import LONGEST_MS, SKEW_MS, Gap
 from gateway.usage.gateways import gateways_of
@@ -114,6 +116,7 @@ class Filling:
             self._gap = None
             if page.ask.since_ms > _about(gap, self._own).since_ms:
                 reading.add(Gap(gap.first_ms, page.ask.since_ms))
+            await asyncio.to_thread(mark_replaced, self._folder, reading.gaps)
         else:
             oldest = page.records[-1].id
             until_ms = arrival_ms(oldest) + 1

@@ -16,7 +16,8 @@ import msgspec
 
 from gateway import durable
 from gateway.log import Logger
-from gateway.request_id import utc
+from gateway.request_id import LAST_MS, utc
+from gateway.usage import lag
 from gateway.usage.away import Away
 
 FILE: Final = "reader.json"
@@ -26,6 +27,8 @@ SKEW_MS: Final = 60_000
 DAY_MS: Final = 86_400_000
 LONGEST_MS: Final = DAY_MS
 """A request that arrived longer before a gap has ended before it."""
+
+LATE: Final = "the sink of this gateway has not read the log since then"
 
 log = Logger("gateway.usage.gaps")
 
@@ -104,12 +107,15 @@ def notes(
     """Return a sentence for each reason why an answer about this time may lack requests. `until_ms` is exclusive. Blocks."""
     reading = load(folder)
     found = [
-        f"requests that arrived or ended {gap} may be missing here: this gateway was not there to read them"
+        f"requests that arrived or ended {gap} may be missing here: this gateway does not have the log of that time"
         for gap in reading.gaps
         if gap.touches(since_ms, until_ms)
     ]
     if reading.earlier:
         found.append(f"requests of {len(reading.earlier)} gateways of an earlier version are in their own usage logs")
+    late = lag.late_since(folder)
+    if late is not None and Gap(late, LAST_MS).touches(since_ms, until_ms):
+        found.append(f"requests that arrived or ended after {utc(late)} may be missing here: {LATE}")
     away = (each for each in reading.away if Gap(*each.between_ms).touches(since_ms, until_ms))
     return found + [each.note(with_host=with_hosts) for each in away]
 

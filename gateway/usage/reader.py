@@ -21,9 +21,10 @@ import msgspec
 from gateway.errors import GatewayError, StoreError
 from gateway.log import Logger
 from gateway.store.client.client import Client, Script
-from gateway.usage import gaps
+from gateway.usage import gaps, lag
+from gateway.usage.aside import gap_of, gaps_of
 from gateway.usage.gaps import SKEW_MS, Gap, is_before, ms_of
-from gateway.usage.gateways import PRESENT_MS, About, away_of, gateways_of, now_ms
+from gateway.usage.gateways import PRESENT_MS, About, Gateway, away_of, gateways_of, now_ms
 from gateway.usage.keys import EARLIER, GATEWAYS, HEARD, LATE, STREAM, TRIMMED
 
 KEPT_MS: Final = 86_400_000
@@ -56,6 +57,8 @@ class Reader:
         self._installation = installation
         self._room = room
         self._position: str | None = None
+        self._looked_aside = False
+        self._read_at = 0.0
         self._last_turn = self._last_saved = self._last_look = -LOOK_S
         self.reading = gaps.load(folder)
         self.length = 0
@@ -65,6 +68,7 @@ class Reader:
         """Return the next entries; the same ones until `advance` is called. Raises `StoreAway` and `OSError`."""
         if self._position is None:
             self._position = await self._join()
+        self._read_at = time.time()
         found: list[Entry] = []
         after = self._position
         for _ in range(PAGES):
@@ -80,6 +84,8 @@ class Reader:
         if self._position is None or not (entries or time.monotonic() - self._last_turn >= TURN_S):
             return
         await self._turn(self._position, entries[-1][0].decode() if entries else self._position, about)
+        if len(entries) < BATCH:
+            lag.has_read(self._folder, self._read_at)
         if time.monotonic() - self._last_look >= LOOK_S:
             await self._look_for_away()
 
@@ -88,6 +94,8 @@ class Reader:
         with suppress(GatewayError):
             if self._position is not None:
                 await self._turn(self._position, self._position, about)
+                if about.stopped and all(each.about.forgotten_ms for each in await self._others()):
+                    lag.ended(self._folder)
         await self.save()
 
     def leave(self) -> None:
@@ -105,10 +113,13 @@ class Reader:
     async def _look_for_away(self) -> None:
         """Keep which other gateways may have requests that they have not handed over."""
         self._last_look = time.monotonic()
-        found = away_of(each for each in await gateways_of(self._client) if each.installation != self._installation)
+        found = away_of(await self._others())
         if found != self.reading.away:
             self.reading.away = found
             await self.save()
+
+    async def _others(self) -> list[Gateway]:
+        return [each for each in await gateways_of(self._client) if each.installation != self._installation]
 
     async def save(self) -> None:
         """Write to the disk what is known of the reading."""
@@ -117,9 +128,18 @@ class Reader:
         self._last_saved = time.monotonic()
         await asyncio.to_thread(gaps.save, self._folder, self.reading)
 
+    def lose(self, month: str) -> None:
+        """Keep that what was written of a month is missing. Blocks; raises `OSError`."""
+        gap = gap_of(month, round(time.time() * 1000))
+        self.reading.add(gap)
+        log.error("usage_log_gap", missing=str(gap), reason=f"the file of {month} is lost")
+        gaps.save(self._folder, self.reading)
+
     async def _join(self) -> str:
         """Take a place among the readers, and return from where on to read."""
         self.reading = gaps.load(self._folder)
+        if not self._looked_aside:
+            await asyncio.to_thread(self._look_aside)
         about = msgspec.json.encode(About(host=socket.gethostname(), gaps=self.reading.gaps))
         lost = False
         with suppress(StoreError):  # the group exists
@@ -131,6 +151,15 @@ class Reader:
             await self._miss(missed, "the store has lost its position")
         await self.look_for_earlier()
         return await position_of(self._client, self._installation) or FIRST
+
+    def _look_aside(self) -> None:
+        """Keep the gaps of all files that were set aside, also before a kill or by an earlier version."""
+        found = gaps_of(self._folder)
+        for gap in found:
+            self.reading.add(gap)
+        if found:
+            gaps.save(self._folder, self.reading)
+        self._looked_aside = True
 
     async def _turn(self, expected: str, following: str, about: About) -> None:
         keys, terms = [STREAM, HEARD, GATEWAYS, TRIMMED], [PRESENT_MS, KEPT_MS, self._room]

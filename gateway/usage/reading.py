@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gateway.request_id import utc
-from gateway.usage.damage import UnusableFile, files_aside, lack, named
+from gateway.usage.checks import connected
+from gateway.usage.damage import UnusableFile, files_aside, lack, named, report
 from gateway.usage.database import path_of
 from gateway.usage.tables import COLUMNS, selected
 
@@ -21,13 +22,14 @@ def opened(folder: Path, month: str) -> Iterator[sqlite3.Connection | None]:
     if not (path.exists() or path.is_symlink()):
         yield None
         return
-    with named(path), contextlib.closing(_connected(path)) as file:
-        ready = file.execute("SELECT 1 FROM sqlite_master WHERE name = 'requests'").fetchone()
-        yield file if ready else None
-
-
-def _connected(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=5)
+    try:
+        with named(path), contextlib.closing(connected(path)) as file:
+            ready = file.execute("SELECT 1 FROM sqlite_master WHERE name = 'requests'").fetchone()
+            yield file if ready else None
+    except UnusableFile as error:
+        if error.damaged:
+            report(path)
+        raise
 
 
 @contextlib.contextmanager

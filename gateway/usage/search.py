@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gateway.errors import StoreAway
 from gateway.store.client.client import Client
 from gateway.usage import queries
 from gateway.usage.coverage import Coverage
-from gateway.usage.damage import UnusableFile
+from gateway.usage.damage import FilesUnusable, UnusableFile
 from gateway.usage.record import Record
 from gateway.usage.waiting import Waiting
 
@@ -49,34 +48,40 @@ class Search:
         With `account`, return only that account's: a record without one (refused before an account was found, or not yet
         ended) is for operators alone. Raises `StoreAway` where the store is needed and does not answer.
         """
-        record = await self.find(id)
-        unasked: list[str] = []
-        if record is None:
+        record, unusable = await self._look(id)
+        if record is None or account not in (None, record.account):
             # What the other gateways hold is asked first: what they hand over afterwards is found by the second search.
-            unasked = await self.coverage.unasked(id)
-            record = await self.find(id)
-        if record is None:
-            return Found(None, unasked)
-        if account not in (None, record.account):
-            # An arrival has no account: whose request it is, and how it ended, another gateway may know.
-            return Found(None, [] if record.outcome else (await self.coverage.known()).may_have_end(record))
-        return Found(record, [] if record.outcome else (await self.coverage.known()).may_have_end(record))
+            known = await self.coverage.known()
+            record, unusable = await self._look(id)
+        if record is None or account not in (None, record.account):
+            # A caller learns the same of a request of another account as of one that is nowhere. An arrival has no account: whose
+            # request it is, and how it ended, another gateway may know.
+            return Found(None, [*map(str, unusable), *known.unasked(id, ended=account is not None)])
+        if record.outcome:
+            return Found(record)
+        return Found(record, [*map(str, unusable), *(await self.coverage.known()).may_have_end(record)])
 
     async def find(self, id: str) -> Record | None:  # noqa: A002
-        """Return a request's record as far as it is known here. Raises `StoreAway`."""
+        """Return a request's record as far as it is known here. Raises `StoreAway`, also for a file that cannot be read."""
+        record, unusable = await self._look(id)
+        if record is None and unusable:
+            raise FilesUnusable(str(unusable[0]))
+        return record
+
+    async def _look(self, id: str) -> tuple[Record | None, list[UnusableFile]]:  # noqa: A002
+        """Return a request's record as far as it is known here, and the error of a file that may have it, or its end."""
+        unusable: list[UnusableFile] = []
         try:
             record = await asyncio.to_thread(queries.find, self._folder, id)
-            unusable = None
         except UnusableFile as error:
-            record, unusable = None, error
+            record = None
+            unusable.append(error)
         if record is None or record.outcome is None:
             waiting = await self.waiting.find(id)
-            if unusable is None and (waiting is None or waiting.outcome is None):
+            if not unusable and (waiting is None or waiting.outcome is None):
                 # The sink writes an entry before it removes it: one that left the stream meanwhile is in the files by now.
                 waiting = await asyncio.to_thread(queries.find, self._folder, id) or waiting
             record = waiting
-        if record is None and unusable is not None:
-            raise StoreAway(str(unusable))
         if record is None and self._clickhouse is not None:
             record = await self._clickhouse.find(id)
-        return record
+        return record, unusable

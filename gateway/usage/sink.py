@@ -24,6 +24,7 @@ from gateway.config.schema import Config
 from gateway.errors import GatewayError, cannot_use
 from gateway.log import Logger
 from gateway.store.client.client import Client
+from gateway.usage import lag
 from gateway.usage.closing import Closing
 from gateway.usage.database import UsageDatabase, months_ago
 from gateway.usage.earlier import drain_earlier
@@ -55,7 +56,7 @@ async def run(config: Config, url: str, stop: asyncio.Event) -> None:
     folder = config.data_path / "usage"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = (folder / "sink.lock").open("ab")
+        lock = (folder / lag.LOCK).open("ab")
     except OSError as error:
         raise cannot_use(f"data: cannot use {error.filename or folder}", error) from None
     client = Client.connect(url, timeout_s=5, connections=1)
@@ -83,8 +84,8 @@ class Sink:
 
     def __init__(self, usage: UsageLog, *, retention_months: int, crashed_after_s: float) -> None:
         self.usage = usage
-        self.database = UsageDatabase(usage.folder)
         self.reader = Reader(usage.client, usage.folder, usage.installation, room=usage.max_entries // 2)
+        self.database = UsageDatabase(usage.folder, self.reader.lose)
         self._closing = Closing(usage.client, self.database, usage.gateway)
         self._filling = Filling(usage.client, usage.folder, usage.installation, self.reader)
         self._filled = time.monotonic()
@@ -98,6 +99,7 @@ class Sink:
     async def run(self, stop: asyncio.Event) -> None:
         """Drain until `stop` is set, and then what is left."""
         while not stop.is_set():
+            lag.turn(self.usage.folder)
             if not await self.move_batch():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), PAUSE_S)
@@ -116,6 +118,7 @@ class Sink:
             more |= await self._move_earlier()
             more |= await self._read_stream()
             more |= await self._fill()
+            self.database.check()
             if time.monotonic() - self._last_housekeeping >= HOUSEKEEPING_S:
                 more |= await self._housekeep(idle=not more)
         except (GatewayError, OSError) as error:

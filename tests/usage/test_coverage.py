@@ -151,7 +151,7 @@ async def test_gateways_of_an_earlier_version_are_named_and_what_they_had_before
     one.sink.reader.leave()
     await one.drain()
     (text,) = (await one.usage.ask(an_id(60_000))).unasked
-    assert text.startswith("this gateway was not there to read what arrived before ")
+    assert text.startswith("this gateway does not have the log of what arrived before ")
     assert len(gaps.notes(one.usage.folder)) == 1
 
 

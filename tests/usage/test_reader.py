@@ -146,10 +146,10 @@ async def test_a_gateway_that_was_away_for_longer_than_entries_are_kept_names_it
     assert all(gap.may_have(int(id_[:8] + id_[9:13], 16)) for id_ in lost)
     found = await three.usage.ask(missing)
     assert found.record is None
-    assert f"this gateway was not there to read what arrived {gap}" in found.unasked[0]
+    assert f"this gateway does not have the log of what arrived {gap}" in found.unasked[0]
     assert one.usage.gateway in found.unasked[0], "it names who has it"
     assert gaps.notes(three.usage.folder) == [
-        f"requests that arrived or ended {gap} may be missing here: this gateway was not there to read them"
+        f"requests that arrived or ended {gap} may be missing here: this gateway does not have the log of that time"
     ]
     assert (await one.usage.ask(missing)).record is not None
     await one.drain()
@@ -195,7 +195,9 @@ async def test_a_gateway_that_joins_later_has_a_gap_before(
     await late.drain()
     (gap,) = late.gaps
     assert gap.first_ms == 0
-    assert (await late.usage.ask(old)).unasked[0].startswith(f"this gateway was not there to read what arrived {gap}")
+    assert (
+        (await late.usage.ask(old)).unasked[0].startswith(f"this gateway does not have the log of what arrived {gap}")
+    )
 
 
 async def test_the_first_gateway_of_a_store_has_no_gap(client: Client, tmp_path: Path) -> None:
