@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from decimal import Decimal
+from importlib.metadata import entry_points
 from importlib.resources import files
 from io import StringIO
 from pathlib import Path
@@ -52,7 +53,7 @@ ZONE = (
 BASE_URL = "base_url must be like https://host/v1, without credentials, a query or an operation"
 API_KEYS = "give `api_key`, or several as `api_keys`, none of them empty"
 API_KEY = "api_key must be visible ASCII: look for a space or a line end at its end"
-INSTALLED = "auth, model-routing, quota, rate-limit, usage-logger"
+INSTALLED = ", ".join(sorted(each.name for each in entry_points(group=loading.ENTRY_POINTS)))
 NO_MAPPING = "must be a mapping, not null; give it one, or remove the key"
 NO_NETWORK = "must be an address or a network, as in 10.0.0.2 or 10.0.0.0/8"
 EVERY_ADDRESS = "is every address: callers could choose theirs; name the proxies alone"
