@@ -28,7 +28,7 @@ log = Logger("gateway.loading")
 
 
 def installed() -> dict[str, EntryPoint]:
-    """Return the plugins that have a short name: those of all installed packages, the shipped five among them."""
+    """Return the plugins that have a short name: those of all installed packages, the shipped ones among them."""
     return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
 
 

@@ -8,13 +8,11 @@ timeouts, failover, the framing of both streams, usage, the charge.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import msgspec
 
 from gateway.errors import Refused
-
-Value = TypeVar("Value")
 
 
 class ChatRequest(msgspec.Struct, frozen=True):
@@ -28,7 +26,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     max_tokens: int
     fields: Mapping[str, msgspec.Raw]
 
-    def get(self, name: str, kind: type[Value] | Any = Any) -> Any:
+    def get(self, name: str, kind: Any = Any) -> Any:
         """Return the value of a field as a `kind`; None where it is missing or null. Raises `Refused` (400) for another type."""
         raw = self.fields.get(name)
         if raw is None:
