@@ -67,6 +67,7 @@ def check(
         print_json(result)
     else:
         result["bound"] = _in_words(report.exposure, verbose=verbose)
+        result["warnings"] = "\n".join(report.warnings + store_notes) or "none"
         print_fields(
             {key: ", ".join(value) or "none" if isinstance(value, list) else value for key, value in result.items()}
         )
