@@ -72,6 +72,7 @@ def check(
     else:
         result["requests"] = [f"{name} ({words})" for name, words in requests.items()]
         result["bound"] = _in_words(report.exposure, verbose=verbose)
+        result["warnings"] = "\n".join(report.warnings + store_notes) or "none"
         print_fields(
             {key: ", ".join(value) or "none" if isinstance(value, list) else value for key, value in result.items()}
         )

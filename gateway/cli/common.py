@@ -22,7 +22,7 @@ import msgspec
 import typer
 
 from gateway.amounts import MICROS, amount
-from gateway.cli.exits import failed
+from gateway.cli.exits import DEMO_NAMED, failed
 from gateway.cli.tables import print_fields, print_table, terminal_width, width_of
 from gateway.config.places import find, shipped
 from gateway.errors import StoreAway
@@ -64,7 +64,9 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for con
 def found(path: Path | None) -> Path:
     """Return the file of `--config` or its fallbacks, and say so where it is that of the demo."""
     file = find(path)
-    if path is None and not os.environ.get("GATEWAY_CONFIG") and file == shipped("demo.yaml"):
+    by_default = path is None and not os.environ.get("GATEWAY_CONFIG") and file == shipped("demo.yaml")
+    if by_default and not DEMO_NAMED.get():
+        DEMO_NAMED.set(True)
         typer.echo(
             f"note: without --config, $GATEWAY_CONFIG and ./gateway.yaml the demo's file is used: {file}", err=True
         )

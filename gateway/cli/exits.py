@@ -23,6 +23,9 @@ EXIT_CODES: Final = {
 """Kinds of errors with their exit codes, and what they mean. 0 means that the work is done."""
 AS_JSON: Final[ContextVar[bool]] = ContextVar("AS_JSON", default=False)
 
+DEMO_NAMED: Final[ContextVar[bool]] = ContextVar("DEMO_NAMED", default=False)
+"""Whether a command has said that it uses the demo's file."""
+
 SERVES: Final[ContextVar[bool]] = ContextVar("SERVES", default=False)
 """`serve` ends with 1 where a later start may succeed: supervisors know no other code."""
 
@@ -30,6 +33,7 @@ SERVES: Final[ContextVar[bool]] = ContextVar("SERVES", default=False)
 def look_at(arguments: Sequence[str]) -> None:
     """Learn from a command line whether errors are printed as JSON."""
     AS_JSON.set("--json" in arguments)
+    DEMO_NAMED.set(False)
     SERVES.set(list(arguments[:1]) == ["serve"])
 
 

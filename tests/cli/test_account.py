@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -12,8 +13,10 @@ import typer
 from typer.testing import CliRunner
 
 from gateway.cli import account
+from gateway.crash_points import EXIT_CODE
 from gateway.store.accounts import AccountError
 from gateway.store.client.client import Client
+from tests.cli.processes import gateway
 from tests.patience import PATIENCE_S
 
 app = typer.Typer()
@@ -298,3 +301,19 @@ def test_models_that_are_none_or_leave_none_are_warned_of(tmp_path: Path) -> Non
     assert CliRunner().invoke(app, ["account", "set", "alice", "--models", "small"]).stderr == ""
     assert "may use no model now" in CliRunner().invoke(app, ["account", "set", "alice", "--group", "trial"]).stderr
     assert CliRunner().invoke(app, ["account", "set", "alice", "--models", ""]).stderr == ""
+
+
+async def test_a_command_that_is_killed_while_it_gives_an_external_id_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for label, exists in (("external.claimed", False), ("external.written", True)):
+        monkeypatch.setenv("GATEWAY_CRASH_AT", label)
+        name, external = f"{label[9:]}1", f"{label}@example.com"
+        code, _, _ = await gateway("account", "create", name, "--external-id", external, cwd=tmp_path)
+        assert code == EXIT_CODE
+        monkeypatch.delenv("GATEWAY_CRASH_AT")
+        repeated = await asyncio.to_thread(call, "create", name, "--external-id", external)
+        assert (repeated.exit_code == 0) is not exists
+        assert await asyncio.to_thread(as_json, "show", f"ext:{external}") == await asyncio.to_thread(
+            as_json, "show", name
+        )

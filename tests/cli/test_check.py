@@ -160,6 +160,9 @@ def test_what_is_probably_a_mistake_is_a_warning(tmp_path: Path) -> None:
         "groups: there is no `default`, the group of accounts that are created without --group",
         "plugins: nothing charges, so every request is free: add `- use: quota` above model-routing",
     ]
+    plain = check(file_of(tmp_path, text), code=0)[0].splitlines()
+    assert plain[-5].startswith("warnings  groups.trial.models: there is no model `smal`")
+    assert plain[-4].startswith("          groups.trial.models: no model matches")
 
 
 def test_a_certificate_that_cannot_be_used_is_wrong_as_for_a_start(tmp_path: Path) -> None:
