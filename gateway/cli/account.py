@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from gateway.cli.account_file import TRANSACTION, FileOption, import_, run_file
+from gateway.cli.account_table import print_accounts
 from gateway.cli.allowance import (
     BudgetOption,
     LimitOption,
@@ -29,7 +30,6 @@ from gateway.cli.common import (
     micros,
     print_fields,
     print_json,
-    print_table,
     refuse,
     run_with_store,
 )
@@ -109,7 +109,9 @@ def create(
 
 @account.command("list")
 def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """List all accounts with their balances.
+    """List all accounts with their balances, and what these add up to.
+
+    Columns that the terminal has no room for are in JSON, which has no total.
 
     Example: `gateway account list --json | jq -r 'select(.balance_micros <= 0).id'`
     """
@@ -122,23 +124,7 @@ def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         for each in accounts:
             print_json(each)
         return
-    print_table(
-        ("id", "status", "group", "balance", "held", "credit line", "own budgets", "own limits"),
-        (
-            (
-                each.id,
-                each.status,
-                each.group,
-                amount(each.balance_micros),
-                amount(each.held_micros),
-                amount(each.credit_line_micros),
-                budgets_in_words(each.budgets, "-"),
-                limits_in_words(each.limits, "-"),
-            )
-            for each in accounts
-        ),
-        empty="There are no accounts yet. Create one: gateway account create alice --credit 5.00",
-    )
+    print_accounts(accounts)
 
 
 @account.command()

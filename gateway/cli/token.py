@@ -134,6 +134,7 @@ def list_(account: AccountArgument, config: ConfigOption = None, as_json: JsonOp
             "rotated",
         ),
         (tuple(_fields(each).values()) for each in tokens),
+        optional=("rotated", "created", "addresses", "limits", "budgets", "models", "last used"),
         empty=f"`{account}` has no tokens. Create one: gateway token create {account}",
     )
 
