@@ -21,7 +21,7 @@ def print_accounts(accounts: Sequence[Account]) -> None:
     rows = [
         (
             each.id,
-            each.status,
+            str(each.status),
             each.group,
             amount(each.balance_micros),
             amount(each.held_micros),
