@@ -119,7 +119,9 @@ def create(
 
 @account.command("list")
 def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """List all accounts with their balances.
+    """List all accounts with their balances, and what these add up to.
+
+    Columns that the terminal has no room for are in JSON, which has no total.
 
     Example: `gateway account list --json | jq -r 'select(.balance_micros <= 0).id'`
     """

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
+from gateway.amounts import amount
 from gateway.cli.allowance import budgets_in_words, limits_in_words
-from gateway.cli.common import amount, print_fields, print_json, print_table, printable
-from gateway.store.accounts import Account
+from gateway.cli.common import print_json, printable
+from gateway.cli.tables import print_fields, print_table
+
+if TYPE_CHECKING:
+    from gateway.store.accounts import Account
+
+OPTIONAL: Final = ("own limits", "own budgets", "credit line", "held")
+"""Columns that are left out where the terminal has no room, the first one first."""
 
 
 def print_account(account: Account, as_json: bool) -> None:
@@ -35,13 +43,16 @@ def fields_of(account: Account) -> dict[str, str]:
 
 
 def print_accounts(accounts: Sequence[Account]) -> None:
-    """Print a table of accounts. It has a column for external ids if there are any."""
+    """Print accounts, and below several of them the sums of their balances and of what is held.
+
+    There is a column for external ids if there are any.
+    """
     external = any(account.external_id for account in accounts)
     columns = ["id", "status", "group", "balance", "held", "credit line", "own budgets", "own limits"]
     rows = [
         [
             each.id,
-            each.status,
+            str(each.status),
             each.group,
             amount(each.balance_micros),
             amount(each.held_micros),
@@ -51,10 +62,18 @@ def print_accounts(accounts: Sequence[Account]) -> None:
         ]
         for each in accounts
     ]
+    if several := len(rows) > 1:
+        balance, held = sum(each.balance_micros for each in accounts), sum(each.held_micros for each in accounts)
+        rows.append(["total", "", "", amount(balance), amount(held), "", "", ""])
     if external:
+        names = [printable(each.external_id) or "-" for each in accounts]
         columns.insert(1, "external id")
-        for each, row in zip(accounts, rows, strict=True):
-            row.insert(1, printable(each.external_id) or "-")
+        for name, row in zip([*names, ""], rows, strict=False):
+            row.insert(1, name)
     print_table(
-        columns, rows, empty="There are no accounts yet. Create one: gateway account create alice --credit 5.00"
+        columns,
+        rows,
+        total=several,
+        optional=OPTIONAL,
+        empty="There are no accounts yet. Create one: gateway account create alice --credit 5.00",
     )

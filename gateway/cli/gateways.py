@@ -40,7 +40,8 @@ def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
             print_json(_fields(each, own))
         return
     columns = ("name", "host", "last heard of", "state", "behind", "files", "gaps")
-    print_table(columns, [_cells(each, own) for each in found], empty="No gateway of the store has run yet.")
+    rows = [_cells(each, own) for each in found]
+    print_table(columns, rows, optional=("gaps", "files"), empty="No gateway of the store has run yet.")
 
 
 @gateways.command("forget")

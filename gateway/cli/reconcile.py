@@ -19,7 +19,7 @@ from gateway.request_id import LAST_MS
 from gateway.runtime.data_folder import usage_folder
 from gateway.tools.bill import Columns, read
 from gateway.tools.bill_amounts import NANOS
-from gateway.tools.bill_join import KINDS, Join, Side
+from gateway.tools.bill_join import KINDS, Join, Side, Sum
 from gateway.tools.upstream_calls import exported, logged
 
 if TYPE_CHECKING:
@@ -180,6 +180,7 @@ def _print(join: Join, notes: list[str], limit: int) -> None:
                 print_table(
                     ("line", "upstream id", "request", "day", "model", "billed", "expected", "difference"),
                     rows,
+                    optional=("request", "model", "day"),
                     empty="",
                 )
             print(f"... and {count - limit} more\n" if count > limit else "")
@@ -190,11 +191,26 @@ def _print(join: Join, notes: list[str], limit: int) -> None:
         ]
         for each in join.sums()
     ]
+    if several := len(rows) > 1:
+        sums = [sum(column) for column in zip(*map(_numbers, join.sums()), strict=True)]
+        difference = units(sums[3] - sums[4], sign=True)
+        rows.append(["total", "", *map(str, sums[:3]), units(sums[3]), units(sums[4]), difference])
     columns = ("day", "model", "lines", "calls", "cost unknown", "billed", "expected", "difference")
-    print_table(columns, rows, empty="The bill has no lines, and the usage log no calls in its days.")
+    optional = ("cost unknown", "calls", "lines")
+    print_table(
+        columns,
+        rows,
+        total=several,
+        optional=optional,
+        empty="The bill has no lines, and the usage log no calls in its days.",
+    )
     print(f"\n{join.count('agree')} of {join.count('matched')} calls on both sides agree.")
     for note in notes:
         typer.echo(f"note: {note}", err=True)
+
+
+def _numbers(each: Sum) -> tuple[int, ...]:
+    return each.lines, each.calls, each.unknown, each.billed, each.expected
 
 
 def _cells(side: Side) -> list[str]:

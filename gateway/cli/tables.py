@@ -15,17 +15,35 @@ GAP: Final = "  "
 BOLD: Final = "\x1b[1m{}\x1b[0m"
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str, total: bool = False) -> None:
-    """Print a table, or the sentence `empty` if there are no rows. `total`: the last row is a sum of the others."""
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    empty: str,
+    total: bool = False,
+    optional: Iterable[str] = (),
+) -> None:
+    """Print a table, or the sentence `empty` if there are no rows. `total`: the last row is a sum of the others.
+
+    While the table is wider than the terminal, the columns of `optional` are left out, the first of them first. A pipe gets all.
+    """
     texts = [list(columns), *([str(cell) for cell in row] for row in rows)]
     if len(texts) == 1:
         print(empty)
         return
+    left_out = _narrow(texts, optional)
     widths = _widths(texts)
     for number, row in enumerate(texts):
         line = _line(row, widths)
         bold = number == 0 or (total and number == len(texts) - 1)
         print(BOLD.format(line) if bold and _has_styles() else line)
+    if left_out:
+        note_left_out(left_out, "--json has")
+
+
+def note_left_out(columns: Sequence[str], where: str) -> None:
+    """Print on standard error which columns a table has no room for, and with which option they are shown."""
+    print(f"note: too wide for {', '.join(columns)}; {where} all columns", file=sys.stderr)
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
@@ -47,6 +65,19 @@ def terminal_width() -> int:
     return shutil.get_terminal_size((80, 24)).columns
 
 
+def _narrow(texts: list[list[str]], optional: Iterable[str]) -> list[str]:
+    """Remove columns until the table fits the terminal. Return their names."""
+    left_out = []
+    for name in optional:
+        if not _has_width() or width_of(texts[0], texts[1:]) <= terminal_width():
+            break
+        place = texts[0].index(name)
+        left_out.append(name)
+        for row in texts:
+            del row[place]
+    return left_out
+
+
 def _lines(name: str, value: str) -> Iterable[tuple[str, str]]:
     return zip_longest([name], value.splitlines() or [""], fillvalue="")
 
@@ -63,6 +94,10 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 def _width(text: str) -> int:
     """Return how many columns of a terminal a text takes: letters of East Asia take two."""
     return len(text) if text.isascii() else sum(2 if east_asian_width(letter) in "WF" else 1 for letter in text)
+
+
+def _has_width() -> bool:
+    return sys.stdout.isatty() or "COLUMNS" in os.environ
 
 
 def _has_styles() -> bool:

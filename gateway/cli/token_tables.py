@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import tzinfo
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.cli.allowance import budgets_in_words, limits_in_words
 from gateway.cli.common import print_fields, print_json, print_table
 from gateway.cli.expiry import shown
-from gateway.store.known_tokens import Token
+
+if TYPE_CHECKING:
+    from gateway.store.known_tokens import Token
 
 COLUMNS: Final = (
     *("id", "name", "status", "created", "expires", "last used"),
     *("models", "addresses", "budgets", "limits", "rotated"),
 )
+OPTIONAL: Final = ("rotated", "created", "addresses", "limits", "budgets", "models", "last used")
+"""Columns that are left out where the terminal has no room, the first one first."""
 
 
 def print_token(token: Token, zone: tzinfo, as_json: bool) -> None:
@@ -31,7 +35,7 @@ def print_tokens(tokens: Sequence[Token], zone: tzinfo, as_json: bool, *, empty:
         for token in tokens:
             print_json(token)
     else:
-        print_table(COLUMNS, (_cells(token, zone) for token in tokens), empty=empty)
+        print_table(COLUMNS, (_cells(token, zone) for token in tokens), optional=OPTIONAL, empty=empty)
 
 
 def _cells(token: Token, zone: tzinfo) -> tuple[str, ...]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import typer
-
 from gateway.amounts import amount
-from gateway.cli.tables import GAP, print_table, terminal_width, width_of
+from gateway.cli.tables import GAP, note_left_out, print_table, terminal_width, width_of
 from gateway.usage.tables import SUMS
 
 if TYPE_CHECKING:
@@ -88,7 +86,7 @@ def print_sums(groups: Sequence[str], totals: Sequence[Mapping[str, Any]], *, em
             left_out.append(name)
     print_table(_headings(names), [_of(row, names) for row in cells], empty=empty, total=bool(groups))
     if left_out and cells:
-        typer.echo(f"note: too wide for {', '.join(left_out)}; --csv and --json have all columns", err=True)
+        note_left_out(left_out, "--csv and --json have")
 
 
 def _cells(total: Mapping[str, Any]) -> list[object]:

@@ -137,7 +137,7 @@ def test_the_list_shows_every_account_in_order() -> None:
     assert "no accounts yet" in run("list")
     for name in ("carol", "alice", "bob"):
         run("create", name, "--credit", "1")
-    assert [line.split()[0] for line in run("list").splitlines()] == ["id", "alice", "bob", "carol"]
+    assert [line.split()[0] for line in run("list").splitlines()] == ["id", "alice", "bob", "carol", "total"]
     assert [json.loads(line)["id"] for line in run("list", "--json").splitlines()] == ["alice", "bob", "carol"]
 
 

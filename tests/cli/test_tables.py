@@ -35,3 +35,17 @@ def test_a_terminal_gets_a_bold_heading_and_total_unless_no_color_is_set(
     monkeypatch.setenv("NO_COLOR", "1")
     print_table(COLUMNS, ROWS, empty="", total=True)
     assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_narrow_terminal_drops_the_least_important_columns_and_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [("alice", "x" * 30, "y" * 30, "z" * 30)]
+    for columns, left_out in (("200", ()), ("80", ("two",)), ("60", ("two", "three"))):
+        monkeypatch.setenv("COLUMNS", columns)
+        print_table(("id", "one", "two", "three"), rows, optional=("two", "three"), empty="")
+        printed = capsys.readouterr()
+        assert max(map(len, printed.out.splitlines())) <= int(columns)
+        assert not set(left_out).intersection(printed.out.split())
+        note = f"note: too wide for {', '.join(left_out)}; --json has all columns\n" if left_out else ""
+        assert printed.err == note
