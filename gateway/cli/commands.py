@@ -41,6 +41,7 @@ COMMANDS: Final = (
 OF_THE_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 """Errors that say themselves what is wrong: a disk that is full or read-only, a file of another user."""
 MARKUP: Final = "markdown"
+UsageError: Any = typer.BadParameter.__mro__[1]  # typer has no public name for it
 
 
 class Commands(Mapping[str, Any]):
@@ -75,6 +76,9 @@ class Program(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except UsageError as error:
+            error.message = exits.shown(error.message)
+            raise
         except GatewayError as error:
             raise exits.failed_with(error) from None
         except OSError as error:

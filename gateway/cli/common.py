@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gateway.cli.exits import failed
+from gateway.cli.exits import failed, shown
 from gateway.config.places import find, shipped
 from gateway.config.schema import Config
 from gateway.config.without_keys import load_without_keys
@@ -221,7 +221,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, emp
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column)
-    texts = [[str(cell) for cell in row] for row in rows]
+    texts = [[shown(str(cell)) for cell in row] for row in rows]
     for number, row in enumerate(texts):
         table.add_row(*row, style="bold" if total and number == len(texts) - 1 else None)
     if table.row_count:
@@ -244,7 +244,7 @@ def terminal_width() -> int:
 def print_csv(rows: Iterable[Mapping[str, object]]) -> None:
     """Print rows as CSV under their names; nothing where there are none. What is neither text nor a number is JSON.
 
-    A text that a spreadsheet would take for a formula begins with an apostrophe.
+    A text that a spreadsheet would take for a formula begins with an apostrophe, and has no characters that a terminal would obey.
     """
     output = csv.writer(sys.stdout, lineterminator="\n")
     for number, row in enumerate(rows):
@@ -257,6 +257,7 @@ def print_csv(rows: Iterable[Mapping[str, object]]) -> None:
 
 
 def _cell(text: str) -> str:
+    text = shown(text)
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
@@ -264,7 +265,7 @@ def print_fields(fields: Mapping[str, object]) -> None:
     """Print names and values, one pair on each line."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, value in fields.items():
-        table.add_row(name, str(value))
+        table.add_row(name, shown(str(value)))
     _print_unpadded(table)
 
 

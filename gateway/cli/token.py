@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -33,6 +33,8 @@ from gateway.services import Store
 from gateway.store.known_tokens import Token, TokenStatus
 from gateway.store.tokens import Created
 
+LONGEST_OVERLAP_S: Final = 365 * 86_400
+
 token = typer.Typer(no_args_is_help=True, help="Manage tokens: create, list, set, rotate, disable, enable, delete.")
 
 
@@ -49,7 +51,10 @@ def _duration(text: str) -> int:
 
 
 def _overlap(text: str) -> int:
-    return 0 if text == "0" else _duration(text)
+    seconds = 0 if re.fullmatch(r"0[smhd]?", text) else _duration(text)
+    if seconds > LONGEST_OVERLAP_S:
+        raise typer.BadParameter("an overlap is at most 365d: afterwards the old one is to be accepted no more")
+    return seconds
 
 
 def _names(text: str) -> list[str]:
@@ -124,7 +129,7 @@ def list_(account: AccountArgument, config: ConfigOption = None, as_json: JsonOp
             "status",
             "created",
             "expires",
-            "last used",
+            "last used (hour)",
             "models",
             "addresses",
             "budgets",
@@ -239,10 +244,10 @@ def _fields(result: Token) -> dict[str, str]:
     return {
         "id": result.id,
         "name": result.name or "-",
-        "status": result.status,
+        "status": result.state,
         "created": _date(result.created_at),
         "expires": _date(result.expires_at),
-        "last used": _date(result.last_used),
+        "last used (hour)": _date(result.last_used),
         "models": _restriction(result.models),
         "addresses": _restriction(result.addresses),
         "budgets": budgets_in_words(result.budgets, "-"),

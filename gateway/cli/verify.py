@@ -19,7 +19,7 @@ from gateway.config.schema import Config
 from gateway.services import Store
 from gateway.store.accounts import unknown
 from gateway.store.money.archive import Archive
-from gateway.tools.ledger_check import Coverage, compare, damage, logged
+from gateway.tools.ledger_check import Coverage, charged_in_log, compare, damage, logged
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -91,6 +91,8 @@ async def _verify_all(settings: Config, only: str | None, folder: Path | None) -
                 if only in (None, account.id):
                     await _verify(store, account.id, archive, coverage, report)
                     update(report)
+        if only is None:
+            report.wrong += await _without_account(store)
     return report
 
 
@@ -110,6 +112,19 @@ async def _verify(store: Store, account: str, archive: Archive | None, coverage:
     ]
     report.stale += [
         Problem(account, f"request {request_id} cost {cost} micros") for request_id, cost in audit.stale.items()
+    ]
+
+
+async def _without_account(store: Store) -> list[Problem]:
+    """Return the accounts that the usage log has charges of and the store does not have."""
+    charged = await asyncio.to_thread(charged_in_log, store.usage.folder)
+    return [
+        Problem(
+            account,
+            f"{requests} requests were charged {micros} micros in the usage log, and the store has no such account",
+        )
+        for account, (requests, micros) in charged.items()
+        if await store.accounts.get(account) is None
     ]
 
 

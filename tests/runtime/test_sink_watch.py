@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.runtime import sink_watch
 from gateway.runtime.sink_watch import SinkWatch
 from gateway.usage import lag
 
 
 def test_a_sink_that_hangs_is_logged_and_then_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(sink_watch.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("gateway.runtime.sink_watch.time.monotonic", lambda: now[0])
     (tmp_path / lag.LOCK).touch()
     killed: list[float] = []
     watch = SinkWatch(tmp_path, lambda: killed.append(now[0]))
