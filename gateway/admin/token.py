@@ -50,12 +50,12 @@ class AdminToken:
                 log.error("admin_token_refused", reason=str(error))
         return self._token
 
-    def _look(self) -> tuple[int, int, int] | None:
+    def _look(self) -> tuple[int, ...] | None:
         try:
             status = _path(self._config).stat()
         except OSError:
             return None
-        return status.st_mtime_ns, status.st_ino, status.st_size
+        return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size
 
 
 def _path(config: Config) -> Path:

@@ -42,6 +42,7 @@ OF_THE_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, err
 """Errors that say themselves what is wrong: a disk that is full or read-only, a file of another user."""
 MARKUP: Final = None
 """Help is plain text: to format it takes longer than to import what most commands need."""
+UsageError: Any = typer.BadParameter.__mro__[1]  # typer has no public name for it
 
 
 def first_sentence(text: str) -> str:
@@ -92,6 +93,9 @@ class Program(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except UsageError as error:
+            error.message = exits.shown(error.message)
+            raise
         except GatewayError as error:
             raise exits.failed_with(error) from None
         except OSError as error:

@@ -22,7 +22,7 @@ import msgspec
 import typer
 
 from gateway.amounts import MICROS, amount
-from gateway.cli.exits import DEMO_NAMED, failed
+from gateway.cli.exits import DEMO_NAMED, failed, shown
 from gateway.cli.tables import print_fields, print_table, terminal_width, width_of
 from gateway.config.places import find, shipped
 from gateway.errors import StoreAway
@@ -223,7 +223,7 @@ def print_json(value: object) -> None:
 def print_csv(rows: Iterable[Mapping[str, object]]) -> None:
     """Print rows as CSV under their names; nothing where there are none. What is neither text nor a number is JSON.
 
-    A text that a spreadsheet would take for a formula begins with an apostrophe.
+    A text that a spreadsheet would take for a formula begins with an apostrophe, and has no characters that a terminal would obey.
     """
     output = csv.writer(sys.stdout, lineterminator="\n")
     for number, row in enumerate(rows):
@@ -236,6 +236,7 @@ def print_csv(rows: Iterable[Mapping[str, object]]) -> None:
 
 
 def _cell(text: str) -> str:
+    text = shown(text)
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 

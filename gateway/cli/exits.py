@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
@@ -21,6 +22,10 @@ EXIT_CODES: Final = {
     "store_away": (6, "the store does not answer: try again"),
 }
 """Kinds of errors with their exit codes, and what they mean. 0 means that the work is done."""
+_CREDENTIAL: Final = re.compile(r"(?i)\bsk-[a-z0-9_-]{8,}")
+"""What tokens and the keys of most providers begin with."""
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Characters that a terminal may obey, but line feeds and tabs; and those that change the direction of a text."""
 AS_JSON: Final[ContextVar[bool]] = ContextVar("AS_JSON", default=False)
 
 DEMO_NAMED: Final[ContextVar[bool]] = ContextVar("DEMO_NAMED", default=False)
@@ -37,8 +42,14 @@ def look_at(arguments: Sequence[str]) -> None:
     SERVES.set(list(arguments[:1]) == ["serve"])
 
 
+def shown(text: str) -> str:
+    """Return a text for a terminal: without what that would obey, and without credentials, which may have been pasted."""
+    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], _CREDENTIAL.sub("sk-[hidden]", text))
+
+
 def failed(text: str, kind: str) -> typer.Exit:
     """Print an error, and return the exit to be raised. With `--json` it is `{"error": {"kind", "message"}}` on one line."""
+    text = shown(text)
     line = f"gateway: {text}"
     if AS_JSON.get():
         line = msgspec.json.encode({"error": {"kind": kind, "message": text}}).decode()

@@ -9,7 +9,8 @@ import typer
 
 from gateway.cli.common import ConfigOption, JsonOption, YesOption, print_json, print_table, refuse, run_with_store
 from gateway.request_id import utc
-from gateway.usage.gateways import Gateway, forget, gateways_of
+from gateway.usage.gaps import load
+from gateway.usage.gateways import Gateway, forget, gateways_of, unknown_to_store
 from gateway.usage.installation import short
 
 if TYPE_CHECKING:
@@ -63,11 +64,17 @@ def forget_(
 
 
 async def _gateways(store: Store) -> tuple[list[Gateway], str]:
-    return await gateways_of(store.client), store.usage.installation
+    return await _known(store), store.usage.installation
+
+
+async def _known(store: Store) -> list[Gateway]:
+    """Return the gateways of the store, and those that only the disk remembers."""
+    found = await gateways_of(store.client)
+    return found + unknown_to_store(found, load(store.usage.folder).away)
 
 
 async def _forget(store: Store, name: str, yes: bool) -> None:
-    found = [each for each in await gateways_of(store.client) if not each.about.forgotten_ms]
+    found = [each for each in await _known(store) if not each.about.forgotten_ms]
     matching = [each for each in found if name in (each.installation, short(each.installation), each.about.host)]
     if not matching:
         raise refuse(f"there is no gateway `{name}`: see `gateway gateways list`", "not_found")

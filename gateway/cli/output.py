@@ -1,4 +1,4 @@
-"""Standard output that may be closed before a command's end, as by `gateway usage export | head -1`.
+"""Standard output that may be closed before a command's end, as by `gateway usage export | head -1`, or accept no more.
 
 Python ignores SIGPIPE, because a connection to a store may break, too. Here only standard output is meant.
 """
@@ -12,9 +12,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from gateway.cli.exits import failed
+
 
 class OutputClosed(BaseException):
     """Nothing reads standard output any more. Not an `OSError`, which libraries take for a failure of their own and print."""
+
+
+class OutputFailed(BaseException):
+    """Standard output accepts no more: the disk is full, for example."""
 
 
 class _Output(io.FileIO):
@@ -30,6 +36,9 @@ class _Output(io.FileIO):
         except BrokenPipeError:
             self.ended = True
             raise OutputClosed from None
+        except OSError as error:
+            self.ended = True
+            raise OutputFailed(error.strerror) from None
 
 
 @contextmanager
@@ -48,6 +57,8 @@ def ending_by_sigpipe() -> Iterator[None]:
             yield
         finally:
             sys.stdout.flush()
+    except OutputFailed as error:
+        raise SystemExit(failed(f"standard output: {error}; the output is not whole", "refused").exit_code) from None
     except OutputClosed:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGPIPE)

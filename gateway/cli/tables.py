@@ -10,6 +10,8 @@ from itertools import zip_longest
 from typing import Final
 from unicodedata import east_asian_width
 
+from gateway.cli.exits import shown
+
 GAP: Final = "  "
 """What is between two columns."""
 BOLD: Final = "\x1b[1m{}\x1b[0m"
@@ -27,7 +29,7 @@ def print_table(
 
     While the table is wider than the terminal, the columns of `optional` are left out, the first of them first. A pipe gets all.
     """
-    texts = [list(columns), *([str(cell) for cell in row] for row in rows)]
+    texts = [list(columns), *([shown(str(cell)) for cell in row] for row in rows)]
     if len(texts) == 1:
         print(empty)
         return
@@ -48,7 +50,7 @@ def note_left_out(columns: Sequence[str], where: str) -> None:
 
 def print_fields(fields: Mapping[str, object]) -> None:
     """Print names and values, one pair on each line."""
-    rows = [[name, line] for name, value in fields.items() for name, line in _lines(name, str(value))]
+    rows = [[name, line] for name, value in fields.items() for name, line in _lines(name, shown(str(value)))]
     widths = _widths(rows)
     for row in rows:
         print(_line(row, widths))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from gateway.services import Store
     from gateway.store.tokens import Created
 
+LONGEST_OVERLAP_S: Final = 365 * 86_400
+
 token = typer.Typer(no_args_is_help=True, help="Manage tokens: create, list, set, rotate, disable, enable, delete.")
 
 
@@ -32,7 +35,10 @@ def register(app: typer.Typer) -> None:
 
 
 def _overlap(text: str) -> int:
-    return 0 if text == "0" else duration(text)
+    seconds = 0 if re.fullmatch(r"0[smhd]?", text) else duration(text)
+    if seconds > LONGEST_OVERLAP_S:
+        raise typer.BadParameter("an overlap is at most 365d: afterwards the old one is to be accepted no more")
+    return seconds
 
 
 IdArgument = Annotated[

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from gateway.store.known_tokens import Token
 
 COLUMNS: Final = (
-    *("id", "name", "status", "created", "expires", "last used"),
+    *("id", "name", "status", "created", "expires", "last used (hour)"),
     *("models", "addresses", "budgets", "limits", "rotated"),
 )
-OPTIONAL: Final = ("rotated", "created", "addresses", "limits", "budgets", "models", "last used")
+OPTIONAL: Final = ("rotated", "created", "addresses", "limits", "budgets", "models", "last used (hour)")
 """Columns that are left out where the terminal has no room, the first one first."""
 
 
@@ -42,7 +42,7 @@ def _cells(token: Token, zone: tzinfo) -> tuple[str, ...]:
     return (
         token.id,
         token.name or "-",
-        token.status,
+        token.state,
         *(shown(seconds, zone) for seconds in (token.created_at, token.expires_at, token.last_used)),
         _restriction(token.models),
         _restriction(token.addresses),

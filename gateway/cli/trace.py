@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
 from gateway.cli.common import ConfigOption, JsonOption, amount, print_json
 from gateway.cli.exits import EXIT_CODES
+from gateway.cli.request_ids import RequestArgument
 from gateway.cli.usage import find
 from gateway.exchange import Outcome
 
@@ -32,9 +33,7 @@ def register(app: typer.Typer) -> None:
 
 
 def trace(
-    request_id: Annotated[
-        str, typer.Argument(metavar="ID", help="The request's id: the `x-request-id` of its response.")
-    ],
+    request_id: RequestArgument,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:

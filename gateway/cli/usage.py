@@ -27,6 +27,7 @@ from gateway.cli.common import (
     store_of,
 )
 from gateway.cli.named import account_of
+from gateway.cli.request_ids import RequestArgument
 from gateway.cli.tables import GAP
 from gateway.cli.usage_tables import cells_of, print_requests, print_sums
 from gateway.exchange import Outcome
@@ -121,9 +122,7 @@ def list_(
 
 @usage.command()
 def show(
-    request_id: Annotated[
-        str, typer.Argument(metavar="ID", help="The request's id: the `x-request-id` of its response.")
-    ],
+    request_id: RequestArgument,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:

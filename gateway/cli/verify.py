@@ -14,7 +14,7 @@ from gateway.cli.named import account_of
 from gateway.cli.progress import progress
 from gateway.store.accounts import unknown
 from gateway.store.money.archive import Archive
-from gateway.tools.ledger_check import Coverage, compare, damage, logged
+from gateway.tools.ledger_check import Coverage, charged_in_log, compare, damage, logged
 
 if TYPE_CHECKING:
     from gateway.config.schema import Config
@@ -93,10 +93,12 @@ async def _verify_all(settings: Config, only: str | None, folder: Path | None) -
                     if text := await store.external_ids.check(account):
                         report.wrong.append(Problem(account.id, text))
                     show(f"{report.accounts} accounts, {report.lines} ledger lines")
-        if only is None and (swept := await store.external_ids.sweep()):
-            report.notes.append(
-                f"{swept} external ids were free again: they were claimed by commands that were interrupted"
-            )
+        if only is None:
+            report.wrong += await _without_account(store)
+            if swept := await store.external_ids.sweep():
+                report.notes.append(
+                    f"{swept} external ids were free again: they were claimed by commands that were interrupted"
+                )
     return report
 
 
@@ -116,6 +118,19 @@ async def _verify(store: Store, account: str, archive: Archive | None, coverage:
     ]
     report.stale += [
         Problem(account, f"request {request_id} cost {amount(cost)}") for request_id, cost in audit.stale.items()
+    ]
+
+
+async def _without_account(store: Store) -> list[Problem]:
+    """Return the accounts that the usage log has charges of and the store does not have."""
+    charged = await asyncio.to_thread(charged_in_log, store.usage.folder)
+    return [
+        Problem(
+            account,
+            f"{requests} requests were charged {micros} micros in the usage log, and the store has no such account",
+        )
+        for account, (requests, micros) in charged.items()
+        if await store.accounts.get(account) is None
     ]
 
 

@@ -17,6 +17,8 @@ PREFIX: Final = "file:"
 MAX_BYTES: Final = 16 * 1024
 MAX_TOTAL: Final = 256 * 1024
 """Bytes of all secrets of a configuration, and of their paths."""
+MAX_SHOWN: Final = 256
+"""Characters of a path that an error repeats."""
 REFERENCE: Final = re.compile(rb"\$\{file:([^}\r\n]+)\}")
 
 
@@ -42,15 +44,17 @@ class SecretFiles:
             raise ValueError("name a file, as in ${file:/run/secrets/NAME}")
         if self._known is not None:
             if path not in self._known:
-                raise ValueError(f"the file {path} was not read with this configuration; reload it")
+                raise ValueError(f"the file {_shown(path)} was not read with this configuration; reload it")
             return self._known[path]
         try:
             raw = _read(self._folder / path)
         except FileNotFoundError:
-            raise ValueError(f"the file {path} is missing; create it, or name another") from None
+            raise ValueError(f"the file {_shown(path)} is missing; create it, or name another") from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise ValueError(f"the file {path} cannot be read ({reason}); name one that this user may read") from None
+            raise ValueError(
+                f"the file {_shown(path)} cannot be read ({reason}); name one that this user may read"
+            ) from None
         if len(raw) > MAX_BYTES:
             raise ValueError(f"the file {path} is larger than {MAX_BYTES} bytes; a secret is one line")
         return _text(raw, path)
@@ -68,6 +72,11 @@ def _read(path: Path) -> bytes:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError("it is no regular file")
         return file.read(MAX_BYTES + 1)
+
+
+def _shown(path: str) -> str:
+    """Return a path for an error, shortened where it is no path that a person wrote."""
+    return path if len(path) <= MAX_SHOWN else f"{path[:MAX_SHOWN]}... ({len(path)} characters)"
 
 
 def _text(raw: bytes, path: str) -> str:

@@ -31,7 +31,7 @@ MAX_DEATHS: Final = 2
 
 log = Logger("gateway.runtime.active")
 
-Version = tuple[int, int, int]
+Version = tuple[int, ...]
 
 
 class ActiveConfig:
@@ -156,4 +156,4 @@ def _version(path: Path) -> Version | None:
         status = path.stat()
     except OSError:
         return None
-    return status.st_mtime_ns, status.st_ino, status.st_size
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size

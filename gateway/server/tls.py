@@ -49,7 +49,7 @@ class Certificate:
             log.info("certificate_renewed", certificate=self._settings.certificate)
         return True
 
-    def _stat(self) -> tuple[tuple[int, int] | None, ...]:
+    def _stat(self) -> tuple[tuple[int, ...] | None, ...]:
         return tuple(_version(Path(name)) for name in (self._settings.certificate, self._settings.key))
 
     def _read(self) -> ssl.SSLContext:
@@ -99,12 +99,12 @@ def certificate_of(settings: Tls | None) -> Certificate | None:
     return None if settings is None else Certificate(settings)
 
 
-def _version(path: Path) -> tuple[int, int] | None:
+def _version(path: Path) -> tuple[int, ...] | None:
     try:
         status = path.stat()
     except OSError:
         return None
-    return status.st_mtime_ns, status.st_ino
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def _no_password() -> str:

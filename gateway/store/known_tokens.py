@@ -49,6 +49,13 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     replaced_by: str = ""
     counts_as: str = ""
 
+    @property
+    def state(self) -> str:
+        """Whether it is accepted now, in a word: its status, or that it has expired."""
+        if self.status is TokenStatus.ACTIVE and self.expires_at is not None and self.expires_at <= time.time():
+            return "replaced" if self.replaced_by else "expired"
+        return self.status
+
 
 class Authenticated(msgspec.Struct, frozen=True):
     """A valid token, its record in the store, and its account without the balance, which may have any status.

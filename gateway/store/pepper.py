@@ -77,9 +77,9 @@ class PepperSource:
 
 
 def _version(data: Path) -> object:
-    found: list[tuple[int, int]] = []
+    found: list[tuple[int, ...]] = []
     for name in ("pepper", "pepper.old"):
         with suppress(OSError):
             status = (data / name).stat()
-            found.append((status.st_ino, status.st_mtime_ns))
+            found.append((status.st_ino, status.st_mtime_ns, status.st_ctime_ns))
     return found

@@ -110,6 +110,10 @@ class TokenChanges:
                 return done
             await self._check_account(account)
             old = record.token
+            if old.replaced_by and not await self._client.call(
+                "HEXISTS", tokens_key(account), old.replaced_by.rpartition("-")[2]
+            ):
+                old = _without_successor(old, expires_at)
             _check_replaceable(old, expires_at)
             now = int(time.time())
             short_id, text = self._codec.make(account)
@@ -251,6 +255,16 @@ def _check_replaceable(token: Token, expires_at: int | None) -> None:
         raise TokenError(f"`{token.id}` is disabled: `gateway token enable {token.id}` first, or create another")
     if expires_at is None and token.expires_at is not None and token.expires_at <= time.time():
         raise TokenError(f"`{token.id}` has expired: say when the new one expires, as in `--expires 30d`")
+
+
+def _without_successor(token: Token, expires_at: int | None) -> Token:
+    """Return a token whose successor was deleted. It ends with the overlap, its successor would, too: the end must be given."""
+    if expires_at is None:
+        raise TokenError(
+            f"`{token.id}` was replaced by `{token.replaced_by}`, which was deleted: say when the new one expires, as in "
+            "`--expires 30d`, or create another"
+        )
+    return msgspec.structs.replace(token, replaced_by="")
 
 
 def _network(address: str) -> str:

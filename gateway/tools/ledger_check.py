@@ -75,6 +75,12 @@ def damage(store: Store) -> list[str]:
     return found
 
 
+def charged_in_log(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return how many requests each account has in the usage log, and their charges, of accounts with any. Blocks."""
+    sums = queries.summary(folder, ("account",), unusable=[])
+    return {each["account"]: (each["requests"], each["charge_micros"]) for each in sums if each["charge_micros"]}
+
+
 def logged(folder: Path, account: str) -> Logged:
     """Return every closed request of an account from the files. Blocks."""
     charges, wrong = dict[str, int](), dict[str, str]()

@@ -14,7 +14,7 @@ from gateway.store.client.client import Client
 from gateway.usage import gaps
 from gateway.usage.away import SETTLED_MS, held
 from gateway.usage.gaps import LONGEST_MS, Gap, Reading, is_before, ms_of
-from gateway.usage.gateways import Gateway, away_of, gateways_of
+from gateway.usage.gateways import Gateway, away_of, gateways_of, unknown_to_store
 from gateway.usage.installation import short
 from gateway.usage.keys import EARLIER, TRIMMED
 from gateway.usage.reader import FIRST, position_of
@@ -133,6 +133,7 @@ class Coverage:
                 f"{moving} entries of the version before are not in the files yet: they are read while it runs"
             )
         others = [gateway for gateway in gateways if gateway.installation != self._installation]
+        others += unknown_to_store(gateways, reading.away)
         return Known(_gaps(reading, position, trimmed), reading.earlier, others, unread)
 
     def _on_disk(self) -> tuple[Reading, int]:

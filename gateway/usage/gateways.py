@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
@@ -90,6 +91,17 @@ def away_of(gateways: Iterable[Gateway]) -> list[Away]:
     ]
 
 
+def unknown_to_store(known: Iterable[Gateway], away: Iterable[Away]) -> list[Gateway]:
+    """Return the gateways that the disk remembers, and of which the store knows nothing: it was emptied, or is an earlier copy."""
+    names = {short(each.installation) for each in known}
+    now = round(time.time() * 1000)
+    return [
+        Gateway(each.name, About(each.host, each.files, forgotten_ms=each.forgotten_ms), each.heard_ms, 0, now)
+        for each in away
+        if each.name not in names
+    ]
+
+
 async def now_ms(client: Client) -> int:
     """Return the time by the clock of the store, or in a cluster of the node that has the usage log. Raises `StoreAway`."""
     seconds, micros = await client.run(_TIME, [STREAM])
@@ -103,6 +115,7 @@ async def forget(client: Client, gateway: Gateway) -> None:
     """
     about = msgspec.structs.replace(gateway.about, forgotten_ms=gateway.now_ms)
     await client.call("HSET", GATEWAYS, gateway.installation, msgspec.json.encode(about))
+    await client.call("ZADD", HEARD, "NX", gateway.heard_ms, gateway.installation)
     with suppress(StoreError):  # there is no stream
         await client.call("XGROUP", "DESTROY", STREAM, gateway.installation)
 

@@ -1,7 +1,7 @@
-"""How far the files of this gateway are behind the store's log, and whether its sink still runs: by the times of two empty files.
+"""How far the files of this gateway are behind the store's log, and whether its sink still runs: the times of two empty files.
 
-1. **`reader.time` was changed when the sink last had all in its files that the stream had by then.** So a list knows without asking
-   the store what it may lack, whatever the reason: the sink hangs or has ended, the store is away, the disk is full.
+1. **`reader.time` was changed when the sink last had all in its files that the stream had by then.** So a list knows without
+   asking the store what it may lack, whatever the reason: the sink hangs or has ended, the store is away, the disk is full.
 2. **`sink.lock` is changed at each turn of the sink**, also of one that fails. The parent process watches it.
 """
 

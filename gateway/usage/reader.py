@@ -24,7 +24,7 @@ from gateway.store.client.client import Client, Script
 from gateway.usage import gaps, lag
 from gateway.usage.aside import gap_of, gaps_of
 from gateway.usage.gaps import SKEW_MS, Gap, is_before, ms_of
-from gateway.usage.gateways import PRESENT_MS, About, Gateway, away_of, gateways_of, now_ms
+from gateway.usage.gateways import PRESENT_MS, About, Gateway, away_of, gateways_of, now_ms, unknown_to_store
 from gateway.usage.keys import EARLIER, GATEWAYS, HEARD, LATE, STREAM, TRIMMED
 
 KEPT_MS: Final = 86_400_000
@@ -113,7 +113,8 @@ class Reader:
     async def _look_for_away(self) -> None:
         """Keep which other gateways may have requests that they have not handed over."""
         self._last_look = time.monotonic()
-        found = away_of(await self._others())
+        others = await self._others()
+        found = away_of([*others, *unknown_to_store(others, self.reading.away)])
         if found != self.reading.away:
             self.reading.away = found
             await self.save()

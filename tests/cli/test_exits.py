@@ -73,3 +73,41 @@ def test_the_codes_are_in_the_help_and_in_the_document() -> None:
     for kind, (code, meaning) in EXIT_CODES.items():
         assert f"{code}: {meaning}" in shown
         assert f"| {code} | `{kind}` | {meaning} |" in rows
+
+
+TOKEN = "sk-alice-1a2b3c4d-9f8e7d6c5b4a39281706f5e4d3c2"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(
+            "account show",
+            "account credit alice",
+            "verify",
+            "channels disable",
+            "gateways forget",
+            "trace",
+            "usage show",
+        ),
+        *("usage list --from", "usage list --outcome", "usage summary --by", "", "account", "--", "token delete"),
+    ],
+)
+def test_a_pasted_credential_is_not_repeated(command: str) -> None:
+    result = call(*command.split(), TOKEN)
+    assert result.exit_code != 0
+    assert TOKEN not in re.sub(r"[^!-~]", "", result.output)
+    assert TOKEN[:20] not in result.output
+
+
+def test_what_a_terminal_obeys_is_shown_as_its_code() -> None:
+    name = "\x1b[31m=cmd()\x9b\u202e"
+    created = call("token", "create", "alice", "--name", name)
+    listed = call("token", "list", "alice")
+    assert call("account", "adjust", "alice", "1", "--reason", name, "--transaction", "one").exit_code == 0
+    ledger = call("account", "ledger", "alice", "--csv")
+    refused = call("token", "create", f"alice{name}")
+    for each in (created, listed, ledger, refused):
+        assert not {"\x1b", "\x9b", "\u202e"} & set(each.output), each.output
+    for each in (created, listed, ledger):
+        assert r"\x1b[31m=cmd()\x9b\u202e" in each.output

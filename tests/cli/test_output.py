@@ -45,6 +45,14 @@ def test_a_shell_sees_the_first_line_and_the_convention(file: Path) -> None:
     assert (status, run.stderr) == ("141", "")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux has a device that is always full")
+def test_an_output_that_accepts_no_more_is_an_error_in_a_line(file: Path) -> None:
+    command = f"'{sys.executable}' -m gateway usage export --config '{file}' > /dev/full"
+    run = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    said = "gateway: standard output: No space left on device; the output is not whole\n"
+    assert (run.returncode, run.stderr) == (1, said)
+
+
 def test_all_of_an_output_is_written(file: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "gateway", "usage", "export", "--config", str(file)], capture_output=True, text=True

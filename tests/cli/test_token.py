@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -212,7 +213,9 @@ def test_a_token_is_replaced_and_the_new_one_is_shown_once(tried: Any) -> None:
     assert tried(new["token"]) == "token_expired"
     assert f"sk-{tried(text)}" in text
     assert f"{new['id']} is no longer accepted." in result.stderr
+    assert re.search(f"{new['id']} +laptop +replaced ", run("list", "alice").output)
     assert call("rotate", new["id"]).exit_code == 2
+    assert call("rotate", new["id"], "--overlap", "366d").exit_code == 2
     assert call("rotate", new["id"], "--overlap", "1x").exit_code == 2
 
 
@@ -274,3 +277,13 @@ def test_the_tokens_of_all_accounts_are_listed_page_by_page(monkeypatch: pytest.
     lines = run("list").output.splitlines()
     assert [line.split()[0] for line in lines] == ["id", *listed[:2], "id", listed[2]]
     assert listed[1] in run("list", "ext:carol@example.com").output
+
+
+def test_a_token_whose_successor_was_deleted_is_replaced_again(tried: Any) -> None:
+    old = as_json("create", "alice")
+    gone = as_json("rotate", old["id"], "--overlap", "24h")
+    run("delete", gone["id"], "--yes")
+    assert "which was deleted: say when the new one expires" in refused("rotate", old["id"], "--overlap", "0s")
+    new = as_json("rotate", old["id"], "--overlap", "0s", "--expires", "30d")
+    assert tried(new["token"]) == new["id"]
+    assert tried(old["token"]) == "token_expired"

@@ -190,6 +190,25 @@ def test_trace_names_the_request_and_what_happened_to_it(rows: UsageDatabase) ->
 
 
 def test_a_request_that_never_arrived_is_reported(rows: UsageDatabase, tmp_path: Path) -> None:
-    for missing in (arrival().id, "chatcmpl-123"):
-        assert "never arrived" in run("trace", missing, code=3)
-        assert msgspec.json.decode(run("trace", missing, "--json", code=3))["record"] is None
+    missing = arrival().id
+    assert "never arrived" in run("trace", missing, code=3)
+    assert msgspec.json.decode(run("trace", missing, "--json", code=3))["record"] is None
+
+
+@pytest.mark.parametrize(
+    "text", ["chatcmpl-123", "", "zzz", "ffffffff-ffff-7fff-bfff-ffffffffffff", "sk-alice-1a2b3c4d-secret"]
+)
+@pytest.mark.parametrize("command", [("trace",), ("usage", "show")])
+def test_what_is_no_id_of_a_request_is_not_said_to_have_never_arrived(
+    rows: UsageDatabase, command: tuple[str, ...], text: str
+) -> None:
+    said = run(*command, text, code=2)
+    assert "not a request's id" in said
+    assert not text or text not in said
+
+
+def test_an_id_may_be_spelled_otherwise(rows: UsageDatabase) -> None:
+    record = end(arrival())
+    rows.write([record])
+    assert record.id in run("trace", f" {record.id.upper()} ")
+    assert record.id in run("usage", "show", f'"{record.id}",')

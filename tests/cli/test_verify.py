@@ -115,6 +115,15 @@ async def test_a_charge_that_differs_from_the_log_is_reported(books: Books) -> N
     )
 
 
+async def test_charges_of_an_account_that_the_store_does_not_have_are_reported(books: Books) -> None:
+    books.rows.write([end(arrival(), account="gone", charge_micros=CHARGE) for _ in range(2)])
+    books.rows.write([end(arrival(), account="free", charge_micros=0, price={})])
+    (problem,) = (await books.verify(code=1))["wrong"]
+    what = "2 requests were charged 54 micros in the usage log, and the store has no such account"
+    assert problem == {"account": "gone", "what": what}
+    assert (await books.verify("acme"))["wrong"] == []
+
+
 async def test_a_charge_that_differs_from_its_own_price_is_reported(books: Books) -> None:
     record = await books.request(completion_tokens=43)
     assert await books.wrong() == f"request {record.id} was charged 0.000027, its price and tokens come to 0.000028"

@@ -110,3 +110,10 @@ def test_an_error_about_a_secret_shows_where_it_is_from(tmp_path: Path) -> None:
 def test_the_files_that_a_configuration_names_are_found_in_its_bytes(tmp_path: Path) -> None:
     raw = b"a: ${file:/run/one}\nb: 'x${file:two}${file:/run/one}${NAME}'\n# ${file:three\n"
     assert paths_in(raw, tmp_path) == (Path("/run/one"), tmp_path / "two")
+
+
+def test_a_path_that_nobody_wrote_is_not_repeated_whole(tmp_path: Path) -> None:
+    for name in ("x" * 5000, "x/" * 600):
+        with pytest.raises(Misconfigured) as raised:
+            value_of(tmp_path, f"a: ${{file:{name}}}")
+        assert len(str(raised.value)) < 600

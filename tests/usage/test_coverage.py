@@ -9,10 +9,10 @@ import time
 import msgspec
 import pytest
 
-from gateway.request_id import first_id
+from gateway.request_id import arrival_ms, first_id
 from gateway.store.client.client import Client
 from gateway.usage import gaps, reader
-from gateway.usage.gateways import forget, gateways_of
+from gateway.usage.gateways import forget, gateways_of, unknown_to_store
 from gateway.usage.keys import EARLIER, STREAM
 from gateway.usage.record import encode
 from tests.records import arrival, end, id_at
@@ -108,6 +108,72 @@ async def test_a_gateway_that_was_forgotten_is_still_named_for_the_time_of_which
     assert (await one.usage.ask(id_at(round(time.time() * 1000) + 1000))).unasked[0].startswith("gateway "), "the third"
     groups = await client.call("XINFO", "GROUPS", STREAM)
     assert len(groups) == 2
+
+
+async def test_a_gateway_that_was_forgotten_is_named_though_the_store_was_emptied(
+    machines: list[Machine], client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "LOOK_S", 0)
+    one, two, three = machines
+    then = an_id(60_000)
+    for each in (two, three):
+        await age(client, each, 3_600_000)
+    (gone,) = [each for each in await gateways_of(client) if each.installation == two.usage.installation]
+    await forget(client, gone)
+    await one.drain()
+    await client.call("FLUSHALL")
+    for _ in range(2):
+        texts = (await one.usage.ask(then)).unasked
+        assert any(f"({two.usage.gateway})" in text and "and forgotten at" in text for text in texts)
+        assert any(f"({three.usage.gateway})" in text and "forget" in text for text in texts)
+        assert len([note for note in gaps.notes(one.usage.folder) if "was last heard of" in note]) == 2
+        one.sink.reader.leave()
+        await one.drain()
+    away = unknown_to_store(await gateways_of(client), gaps.load(one.usage.folder).away)
+    await forget(client, next(each for each in away if each.installation == three.usage.gateway))
+    assert [
+        text
+        for text in (await one.usage.ask(then)).unasked
+        if f"({three.usage.gateway})" in text and "forgotten at" in text
+    ]
+
+
+async def test_what_an_open_request_is_said_of_after_its_gateway_was_forgotten(
+    machines: list[Machine], client: Client
+) -> None:
+    one, two, _ = machines
+    under_way = msgspec.structs.replace(arrival(), gateway=two.usage.gateway)
+    await two.usage.submit_arrival(under_way)
+    await one.drain()
+    await age(client, two, 3_600_000)
+    (text,) = (await one.usage.ask(under_way.id)).unasked
+    assert text.endswith(f"ask there; if it has gone for good, `gateway gateways forget {two.usage.gateway}`")
+    (gone,) = [each for each in await gateways_of(client) if each.installation == two.usage.installation]
+    await forget(client, gone)
+    (text,) = (await one.usage.ask(under_way.id)).unasked
+    assert "and forgotten at" in text
+    assert "ask there" not in text
+
+
+async def test_a_caller_learns_the_same_of_the_request_of_another_as_of_one_that_is_nowhere(
+    machines: list[Machine], client: Client
+) -> None:
+    one, two, three = machines
+    ended, under_way = end(arrival()), msgspec.structs.replace(arrival(), gateway=two.usage.gateway)
+    await one.usage.end(ended)
+    await two.usage.submit_arrival(under_way)
+    for each in machines:
+        await each.drain()
+
+    async def answers() -> list[list[str]]:
+        asked = (ended.id, under_way.id, id_at(arrival_ms(ended.id)))
+        return [(await one.usage.ask(id_, account="another")).unasked for id_ in asked]
+
+    for machine, ago_ms in ((two, 15_000), (three, 3_600_000), (two, -14_999)):
+        await age(client, machine, ago_ms)
+        of_ended, of_open, of_nothing = await answers()
+        assert of_ended == of_open == of_nothing
+        assert of_nothing
 
 
 async def test_records_that_another_gateway_has_not_handed_over_are_named(
