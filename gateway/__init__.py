@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gateway.addresses import address_of, network_of
     from gateway.alerts.alerts import Alerts
+    from gateway.attempt import Attempt
     from gateway.budgets import Budget, BudgetUse, Calendar, budget_in
     from gateway.catalogue import Catalogue, matches
+    from gateway.chat.deltas import Delta
     from gateway.chat.request import Body
     from gateway.chat.usage import Usage
     from gateway.errors import Refused, StoreAway, StoreError, model_not_found
-    from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply, Request
+    from gateway.exchange import Exchange, Operation, Outcome, Request
     from gateway.facts import AccountLimits, Budgets, Caller, Candidate, CircuitBreaker, Limits, Route
     from gateway.plugin import Plugin
     from gateway.prices import MICROS, Price, amount
+    from gateway.reply import Reply
     from gateway.request_id import arrival_ms, utc
     from gateway.services import Clock, Services
     from gateway.store.account_health import AccountHealth
@@ -54,6 +57,7 @@ __all__ = [
     "ChannelHealth",
     "CircuitBreaker",
     "Clock",
+    "Delta",
     "Exchange",
     "Hold",
     "HoldReply",
@@ -95,15 +99,18 @@ __all__ = [
 _PLACES = {
     "gateway.addresses": "address_of network_of",
     "gateway.alerts.alerts": "Alerts",
+    "gateway.attempt": "Attempt",
     "gateway.budgets": "Budget BudgetUse Calendar budget_in",
     "gateway.catalogue": "Catalogue matches",
+    "gateway.chat.deltas": "Delta",
     "gateway.chat.request": "Body",
     "gateway.chat.usage": "Usage",
     "gateway.errors": "Refused StoreAway StoreError model_not_found",
-    "gateway.exchange": "Attempt Exchange Operation Outcome Reply Request",
+    "gateway.exchange": "Exchange Operation Outcome Request",
     "gateway.facts": "AccountLimits Limits Budgets Caller Candidate CircuitBreaker Route",
     "gateway.plugin": "Plugin",
     "gateway.prices": "MICROS Price amount",
+    "gateway.reply": "Reply",
     "gateway.request_id": "arrival_ms utc",
     "gateway.services": "Clock Services",
     "gateway.store.account_health": "AccountHealth",

@@ -69,5 +69,7 @@ _setting = os.environ.get("GATEWAY_CRASH_AT", "")
 point: Final = _armed(_setting) if _setting else _nothing
 """Mark that the process has reached a label."""
 
-on_event: Final[tuple[Callable[[Any, bytes], None], ...]] = (lambda *_: point("stream.event"),) if _setting else ()
-"""Hooks that a relay calls after each write. Empty without the variable."""
+on_event: Final[tuple[tuple[str, Callable[[Any, bytes], None]], ...]] = (
+    (("crash point", lambda *_: point("stream.event")),) if _setting else ()
+)
+"""Hooks that a relay calls before each write, as those of plugins, with a name. Empty without the variable."""

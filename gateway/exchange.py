@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from enum import StrEnum
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 
+from gateway.attempt import Attempt
+from gateway.chat.deltas import Delta, DeltaReader
+from gateway.chat.edit import changed
 from gateway.chat.request import Body
 from gateway.chat.usage import Usage
-from gateway.errors import Refused, check_headers, check_status, check_text
-from gateway.prices import LARGEST_COST, Price
+from gateway.errors import GatewayError, Refused
+from gateway.exchange_hooks import RunningHooks, dropped_body, nothing, unchecked
 from gateway.request_id import new_id
 
 Fact = TypeVar("Fact")
@@ -49,35 +52,6 @@ class Outcome(StrEnum):
     INTERNAL_ERROR = "internal_error"
 
 
-class Attempt(msgspec.Struct):
-    """One call of an upstream. `error` is the code that the caller would get, had this been the last attempt.
-
-    `upstream_request_id` is from the head of its answer, `completion_id` from the completion itself; bills name either.
-    `cost`: what the channel bills, None where that is not known. `reported`: the upstream's own usage object, as it came, and
-    `stated_micros` the cost that it states. `began`, and `failed` where another may follow: `time.monotonic()`.
-    """
-
-    channel: str
-    model: str
-    status: int = 0
-    error: str = ""
-    upstream_request_id: str = ""
-    usage: Usage = Usage()
-    cost: Price | None = None
-    reported: str = ""
-    stated_micros: int | None = None
-    completion_id: str = ""
-    began: float = 0.0
-    failed: float = 0.0
-
-    @property
-    def cost_micros(self) -> int | None:
-        """Return what the call costs the operator: 0 where it used nothing, None where that is not known."""
-        if self.usage.source == "none":
-            return 0
-        return None if self.cost is None else min(self.cost.of(self.usage), LARGEST_COST)
-
-
 class Request(msgspec.Struct, frozen=True):
     """The head of a request. `headers` is case-insensitive.
 
@@ -92,38 +66,6 @@ class Request(msgspec.Struct, frozen=True):
     operation: Operation
     argument: str = ""
     query: str = ""
-
-
-_BODYLESS: Final = (204, 205, 304)
-
-
-class Reply(msgspec.Struct, frozen=True):
-    """A complete response that a plugin gives in place of the upstream.
-
-    Raises `TypeError` or `ValueError` for values that no caller could be sent.
-    """
-
-    status: int = 200
-    body: bytes = b""
-    content_type: str = "application/json; charset=utf-8"
-    headers: Mapping[str, str] = {}
-
-    def __post_init__(self) -> None:
-        check_status(self.status, 200)
-        if not isinstance(self.body, bytes):
-            raise TypeError(f"body is bytes, not {type(self.body).__name__}")
-        if self.body and self.status in _BODYLESS:
-            raise ValueError(f"a response with the status {self.status} has no body")
-        check_text("content_type", self.content_type)
-        check_headers({"Content-Type": self.content_type, **self.headers})
-
-
-def _nothing() -> None:
-    return None
-
-
-async def _dropped() -> Body:
-    raise RuntimeError("the body was dropped before it was read")
 
 
 class Exchange:
@@ -141,24 +83,30 @@ class Exchange:
     __slots__ = (
         "_body",
         "_body_refusal",
+        "_deltas",
         "_facts",
         "_on_body_dropped",
         "_pending",
         "_read_body",
         "account",
+        "answer_usage",
+        "answered_by",
         "arrived_at",
         "attempts",
-        "before_body",
         "bytes",
+        "changed_by",
         "channel",
         "charge_micros",
+        "check_body",
         "ended",
         "error",
         "events",
         "first_byte",
         "generation",
         "group",
+        "hooks",
         "id",
+        "kept",
         "longest_gap_s",
         "model",
         "on_stop",
@@ -166,6 +114,7 @@ class Exchange:
         "price",
         "refused_by",
         "request",
+        "requested_model",
         "response_headers",
         "started",
         "status",
@@ -178,7 +127,7 @@ class Exchange:
         request: Request,
         read_body: Callable[[], Awaitable[Body]],
         *,
-        on_body_dropped: Callable[[], None] = _nothing,
+        on_body_dropped: Callable[[], None] = nothing,
         generation: int = 0,
         id: str = "",  # noqa: A002
     ) -> None:
@@ -191,16 +140,24 @@ class Exchange:
         """The generation of the configuration that serves this exchange."""
         self.account = ""
         """Whose request it is, for the record of a request that is refused before there is a `Caller`, which is used otherwise."""
-        self.token_id = ""
-        self.group = ""
+        self.token_id = self.group = ""
         self.model = ""
-        """The model as the caller named it. Set when the body was read."""
+        """The model that the body names. Set when the body was read, and when a plugin changed it."""
+        self.requested_model = ""
+        """The model that the caller named, where a plugin changed it."""
+        self.changed_by: tuple[str, ...] = ()
+        """The names of the plugins that changed the request."""
         self.channel = ""
         self.attempts: list[Attempt] = []
         self.status = 0
         self.outcome: Outcome | None = None
         self.error: Refused | None = None
         self.refused_by = ""
+        """The plugin that refused the request, or ended its stream."""
+        self.answered_by = ""
+        """The plugin that answered in place of an upstream."""
+        self.answer_usage: Usage | None = None
+        """What its answer is charged as."""
         self.response_headers: dict[str, str] = {}
         self.charge_micros = 0
         self.price: dict[str, object] = {}
@@ -208,18 +165,20 @@ class Exchange:
         self.first_byte: float | None = None
         self.ended: float | None = None
         self.longest_gap_s = 0.0
-        self.events = 0
-        self.bytes = 0
+        self.events = self.bytes = 0
         self.stopped: Refused | None = None
-        """Why the gateway ends this exchange, from `stop` on."""
+        """Why the gateway or a plugin ends this exchange, from `stop` on."""
         self.on_stop: Callable[[], None] | None = None
         """Called by `stop`: what waits sets it to end its wait."""
-        self.before_body: Callable[[], Awaitable[None]] | None = None
-        """What the gateway awaits before it reads a body that has not arrived or is large: the steps that are planned so far."""
+        self.hooks: RunningHooks | None = None
+        """What runs the request hooks, as long as they run."""
+        self.check_body: Callable[[bytes], Awaitable[Body]] = unchecked
+        """Returns the checked body of what a plugin has made of it."""
         self._read_body = read_body
         self._on_body_dropped = on_body_dropped
         self._body: Body | None = None
         self._body_refusal: Refused | None = None
+        self._deltas: DeltaReader | None = None
         self._facts: dict[type, object] = {}
         self._pending: list[Awaitable[object]] = []
 
@@ -255,12 +214,47 @@ class Exchange:
             self.model = self._body.model
         return self._body
 
-    def stop(self, error: Refused) -> None:
-        """End the exchange with this error, which the caller gets. Called again, it changes nothing."""
+    async def edit(self, fields: Mapping[str, object], *, drop: Collection[str] = ()) -> Body:
+        """Set and drop top-level fields of the body, and return the body as it is now. Only for `on_request` and `explain`.
+
+        Values are what JSON can say, or `msgspec.Raw`. The plugin declares `edits = True`. What the chain has below it, and the
+        upstream, get the body as changed. It is checked like that of a caller. A change that is not valid fails the request with an
+        internal error that names the plugin, and leaves the body as it was; one that makes it too large raises `Refused`.
+        """
+        if self.hooks is None:
+            raise GatewayError(
+                "a plugin changes the request outside of `on_request`, where nothing can count the change"
+            )
+        editor, before = self.hooks.editor(), await self.body()
+        body = await changed(before, fields, drop, self.check_body, editor)
+        if body is None:
+            return before
+        if body.model != self.model:
+            self.requested_model = self.requested_model or self.model
+        self._body, self.model = body, body.model
+        if editor not in self.changed_by:
+            self.changed_by += (editor,)
+        return body
+
+    def deltas(self, chunk: bytes) -> tuple[Delta, ...]:
+        """Return what the events of a chunk add to the texts of the answer. For `on_chunk`: ask for each chunk, or for none."""
+        if self._deltas is None:
+            self._deltas = DeltaReader()
+        return self._deltas.read(chunk)
+
+    def stop(self, error: Refused, *, keep: int = 0) -> None:
+        """End the exchange with this error, which the caller gets. Called again, it changes nothing, but may keep less.
+
+        From `on_chunk`: the caller still gets the events of the chunk that end within its first `keep` bytes.
+        """
+        if not isinstance(error, Refused):
+            raise TypeError(f"an exchange is stopped with a Refused, not with {error!r}")
         if self.stopped is None:
-            self.stopped = error
+            self.stopped, self.kept = error, keep
             if self.on_stop is not None:
                 self.on_stop()
+        else:
+            self.kept = min(self.kept, keep)
 
     def drop_values(self) -> None:
         """Free the values of the body. Its numbers stay."""
@@ -270,7 +264,8 @@ class Exchange:
     def drop_body(self) -> None:
         """Free the values of the body, which no upstream is sent any more, and what was needed to receive it."""
         self.drop_values()
-        on_dropped, self._on_body_dropped, self._read_body = self._on_body_dropped, _nothing, _dropped
+        on_dropped, self._on_body_dropped, self._read_body = self._on_body_dropped, nothing, dropped_body
+        self.check_body = unchecked
         on_dropped()
 
     def before_upstream(self, future: Awaitable[object]) -> None:
@@ -288,10 +283,10 @@ class Exchange:
 
     @property
     def usage(self) -> Usage:
-        """The usage of all attempts together."""
+        """The usage of all attempts together, or of the answer that a plugin gave."""
         if len(self.attempts) == 1:
             return self.attempts[0].usage
-        total = Usage()
+        total = self.answer_usage or Usage()
         for attempt in self.attempts:
             total += attempt.usage
         return total

@@ -3,7 +3,7 @@
 The gateway guarantees:
 
 1. **Before the first byte of the response and after the last, a plugin may wait.** Hooks that run in between must not wait,
-   and cannot change the bytes.
+   and cannot change the bytes; they may end the stream.
 2. Request hooks run in the order of the YAML list, end hooks in the reverse order.
 3. `on_end` is called exactly once for each plugin whose request hook was entered, whatever happened: refused by a later plugin,
    caller gone, upstream failed, plugin raised. `on_end` must release what the request hook reserved.
@@ -23,7 +23,8 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from gateway.exchange import Exchange, Reply
+from gateway.exchange import Exchange
+from gateway.reply import Reply
 from gateway.services import Services
 from gateway.store.client.step import Step
 
@@ -35,14 +36,17 @@ class Plugin(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True
     """The base class of plugins. Annotated fields are settings: what an operator may write under `with:`.
 
     `provides` and `requires` are facts: types that `on_request` puts into the exchange, or expects to find there.
-    `sees_misdirected`: whether the hooks also run for requests that the path table refuses.
-    `API`: the version of the contract that the plugin is made for; may stand in its module, too.
+    `sees_misdirected`: whether the hooks also run for requests that the path table refuses. `edits`: whether `on_request` changes
+    the request, by `exchange.edit`. `counts`: whether it counts, holds money or decides by what the request says, so that no plugin
+    below it may change the request. `API`: the version of the contract that the plugin is made for; may stand in its module, too.
     """
 
     API: ClassVar[int | None] = None
     provides: ClassVar[tuple[type, ...]] = ()
     requires: ClassVar[tuple[type, ...]] = ()
     sees_misdirected: ClassVar[bool] = False
+    edits: ClassVar[bool] = False
+    counts: ClassVar[bool] = False
 
     async def start(self, services: Services) -> None:
         """Prepare. Called once, before the first exchange. Raise `ValueError`, saying what to change, to stop the start."""
@@ -76,7 +80,10 @@ class Plugin(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True
         """Read the upstream's answer before anything is sent: the last chance to add to `response_headers`."""
 
     def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
-        """Read complete events, after they were written to the caller. They cannot be changed here."""
+        """Read complete events before they are written to the caller. They cannot be changed here.
+
+        `exchange.stop` ends the stream before them, or after some of them; so does raising `Refused`.
+        """
 
     async def on_end(self, exchange: Exchange) -> None:
         """Release what `on_request` reserved. Called once, in reverse order, whatever happened."""

@@ -23,10 +23,11 @@ from gateway.chain.request_hooks import RequestHooks
 from gateway.chat.request import Body, BodyRules, check
 from gateway.config import schema
 from gateway.config.schema import Config, Loaded, StoreSettings
-from gateway.exchange import Exchange, Reply, Request
+from gateway.exchange import Exchange, Request
 from gateway.fake_upstream import FakeUpstream
 from gateway.log import Logger
 from gateway.plugin import Plugin
+from gateway.reply import Reply
 from gateway.runtime.worker import opened
 from gateway.server.gateway import Gateway
 from gateway.server.routes import operation_of
@@ -97,7 +98,13 @@ def exchange(
 
     operation, argument = operation_of(method, path)
     head = CIMultiDictProxy(CIMultiDict(headers or {}))
-    return Exchange(Request(method, path, head, peer, operation, argument), read)
+    made = Exchange(Request(method, path, head, peer, operation, argument), read)
+    made.check_body = _check
+    return made
+
+
+async def _check(raw: bytes) -> Body:
+    return check(raw, BodyRules())
 
 
 @asynccontextmanager
@@ -186,6 +193,7 @@ class Running:
                 pass
         finally:
             sink.database.close()
+        self.gateway.services.spending.forget()
 
 
 def configuration(base_url: str, *plugins: Mapping[str, object]) -> str:

@@ -48,6 +48,7 @@ class Quota(Plugin):
 
     API = 1
     requires = (Caller,)
+    counts = True
 
     max_hold: Decimal | None = None
     """The largest hold of one request, in currency units. Requests may then cost more than their hold."""

@@ -65,6 +65,7 @@ class RateLimit(Plugin):
 
     API = 1
     requires = (Caller,)
+    counts = True
 
     requests_per_minute: int | None = 60
     """Requests a minute, which may all come at once; `null` for no limit."""

@@ -119,6 +119,8 @@ class UsageLogger(Plugin):
                 record = msgspec.structs.replace(record, reference=reference)
             if not model or exchange.error is not None:
                 record = self._explained(record, exchange)
+            if exchange.changed_by or exchange.answered_by:
+                record = self._by_plugins(record, exchange)
             return await self.usage.end_step(record)
         except Exception:  # a plugin left a wrong value on the exchange
             self.log.exception("record_incomplete", request_id=exchange.id)
@@ -135,6 +137,17 @@ class UsageLogger(Plugin):
             closed = {serving.use for serving in self.models[record.model].servings} - open_to_group
             reasons |= dict.fromkeys(sorted(closed), "is not open to the group")
         return msgspec.structs.replace(record, requested_model=requested, unavailable=reasons)
+
+    def _by_plugins(self, record: Record, exchange: Exchange) -> Record:
+        """Add which plugins changed the request or answered it, and the model that the caller named."""
+        asked = exchange.requested_model
+        asked = asked if asked in self.models else shown_name(asked)
+        return msgspec.structs.replace(
+            record,
+            requested_model=asked or record.requested_model,
+            changed_by=list(exchange.changed_by),
+            answered_by=exchange.answered_by,
+        )
 
     async def _close_with_certain(self, opened: Record, exchange: Exchange) -> None:
         """Close the record with those values of the exchange that can be stored."""

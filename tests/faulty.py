@@ -6,12 +6,13 @@ import asyncio
 import socket
 import threading
 import time
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import ClassVar
 
 import msgspec
 
-from gateway import Caller, Exchange, Outcome, Plugin, Refused, Reply, Script, Services, Step
+from gateway import Caller, Exchange, Operation, Outcome, Plugin, Refused, Reply, Script, Services, Step
 from gateway.errors import StoreAway
 
 
@@ -498,3 +499,139 @@ class ExplainsInNumbers(Plugin):
 
     async def explain(self, exchange: Exchange) -> str:
         return 1  # type: ignore[return-value]
+
+
+class EditsUndeclared(Plugin):
+    """Changes the request and does not say so."""
+
+    async def on_request(self, exchange: Exchange) -> None:
+        if exchange.request.operation is Operation.CHAT:
+            await exchange.edit({"seed": 1})
+
+
+class EditsNowhere(Plugin):
+    """Says that it changes the request, and has no hook to do so."""
+
+    edits = True
+
+
+class EditsBadly(Plugin):
+    """Makes a request that no upstream would take."""
+
+    edits = True
+
+    async def on_request(self, exchange: Exchange) -> None:
+        if exchange.request.operation is Operation.CHAT:
+            await exchange.edit({}, drop=["messages"])
+
+
+class EditsLate(Plugin):
+    """Changes the request when it was sent."""
+
+    def on_response(self, exchange: Exchange) -> None:
+        exchange.edit({"seed": 1}).send(None)
+
+
+class ExplainsNoEdit(Plugin):
+    """Changes the request, but not when it explains itself."""
+
+    edits = True
+
+    async def on_request(self, exchange: Exchange) -> None:
+        if exchange.request.operation is Operation.CHAT:
+            await exchange.edit({"seed": 1})
+
+    async def explain(self, exchange: Exchange) -> str:
+        return "sets the seed"
+
+
+class CountsUndeclared(Plugin):
+    """Refuses long answers and does not say that it counts."""
+
+    async def on_request(self, exchange: Exchange) -> None:
+        if exchange.request.operation is Operation.CHAT and ((await exchange.body()).max_tokens or 0) > 1000:
+            raise Refused(400, "too_long", "Ask for less.")
+
+
+ENOUGH = Refused(400, "enough", "Enough.")
+
+
+class StopsTwice(Plugin):
+    """Ends a stream, and ends it again."""
+
+    def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
+        for delta in exchange.deltas(chunk):
+            if delta.text.startswith("Gr"):
+                exchange.stop(ENOUGH, keep=delta.start)
+        if b"Gr" in chunk:
+            exchange.stop(ENOUGH)
+
+
+class StopsBeyond(Plugin):
+    """Keeps more of a chunk than it has."""
+
+    def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
+        exchange.stop(ENOUGH, keep=len(chunk) + 1)
+
+
+class StopsWithText(Plugin):
+    """Ends a stream with what is no error."""
+
+    def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
+        exchange.stop("enough")  # type: ignore[arg-type]
+
+
+class Texts(list[str]):
+    """The texts of a stream."""
+
+
+class KeepsTheText(Plugin):
+    """Keeps all that a stream says."""
+
+    def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
+        texts = exchange.get(Texts)
+        if texts is None:
+            texts = exchange[Texts] = Texts()
+        texts += [delta.text for delta in exchange.deltas(chunk)]
+
+
+class AnswersHalf(Plugin):
+    """Answers without an end."""
+
+    async def on_request(self, exchange: Exchange) -> Reply | None:
+        return Reply(events=self.play()) if exchange.request.operation is Operation.CHAT else None
+
+    async def play(self) -> AsyncIterator[bytes]:
+        yield b'data: {"choices":[{"index":0,"delta":{"content":"half"}}]}\n\n'
+
+
+class AnswersText(AnswersHalf):
+    """Answers with text."""
+
+    async def play(self) -> AsyncIterator[bytes]:
+        yield "data: [DONE]\n\n"  # type: ignore[misc]
+
+
+class AnswersAndFails(AnswersHalf):
+    """Answers, and fails in the middle."""
+
+    async def play(self) -> AsyncIterator[bytes]:
+        yield b'data: {"choices":[{"index":0,"delta":{"content":"half"}}]}\n\n'
+        raise ZeroDivisionError
+
+
+class AnswersAndStays(AnswersHalf):
+    """Does not end when its caller leaves."""
+
+    async def play(self) -> AsyncIterator[bytes]:
+        try:
+            yield b'data: {"choices":[{"index":0,"delta":{"content":"all"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+        except GeneratorExit:
+            await asyncio.Event().wait()
+
+
+class AnswersAFunction(AnswersHalf):
+    """Forgets to call the generator function."""
+
+    async def on_request(self, exchange: Exchange) -> Reply | None:
+        return Reply(events=self.play)  # type: ignore[arg-type]

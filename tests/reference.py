@@ -107,7 +107,7 @@ def _names(node: ast.stmt) -> list[str]:
 def _below(node: ast.stmt | None) -> str:
     """Return the docstring that a statement is."""
     is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    return inspect.cleandoc(node.value.value) if is_text else ""  # type: ignore[union-attr, attr-defined]
+    return inspect.cleandoc(node.value.value) if is_text else ""  # type: ignore[union-attr]
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ LAYERS = (
     ("usage", "metrics", "alerts"),
     ("store", "store.money"),
     ("store.client",),
-    ("budgets", "catalogue", "facts", "exchange", "prices"),
+    ("attempt", "budgets", "catalogue", "exchange", "exchange_hooks", "facts", "prices", "reply"),
     ("config", "chat"),
     ("fake_upstream",),
     ("errors", "request_id", "addresses", "durable", "crash_points", "compiled", "log"),

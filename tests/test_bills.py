@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gateway.attempt import Attempt
 from gateway.catalogue import Catalogue
 from gateway.chat.events import EventStream
 from gateway.chat.usage import ReportedUsage, Usage
 from gateway.config.schema import load
-from gateway.exchange import Attempt
 from gateway.prices import Price, price_from
 from tests.bills import BILLS, Bill
 

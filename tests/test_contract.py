@@ -15,8 +15,9 @@ EXAMPLES: dict[str, dict[str, object]] = {
     "plugins.examples.response_stamp:ResponseStamp": {},
     "plugins.examples.first_token_alarm:FirstTokenAlarm": {},
     "plugins.examples.prompt_patterns:PromptPatterns": {},
+    "stop-words": {"words": ["forbidden"]},
 }
-SHIPPED = ("usage-logger", "auth", "rate-limit", "quota", "model-routing")
+SHIPPED = ("usage-logger", "auth", "rate-limit", "quota", "model-routing", "redact", "answer-cache")
 
 
 @pytest.mark.parametrize("use", [*SHIPPED, *EXAMPLES, "tests.faulty:Good", "tests.faulty:Answers"])
@@ -24,8 +25,8 @@ async def test_a_good_plugin_keeps_every_promise(store_url: str, client: Client,
     findings = await check(use, EXAMPLES.get(use), url=store_url)
     assert broken(findings) == []
     assert [finding.check for finding in findings] == [
-        *("docstring", "settings", "hooks", "facts"),
-        *("start", "request", "ends", "gives back", "steps", "explains", "chunks", "reload", "stop", "secrets"),
+        *("docstring", "settings", "hooks", "facts", "start", "request", "ends", "gives back", "steps", "explains"),
+        *("edits", "chunks", "streams", "reload", "stop", "secrets"),
     ]
 
 
@@ -62,10 +63,25 @@ FAULTS = {
     "PlansAndCounts": "steps: RuntimeError: planned twice, where a step is planned or sent twice",
     "ExplainsAnother": "explains: `explain` raised Refused: Never., where `on_request` passes",
     "ExplainsWithoutItsFact": "explains: `explain` does not set Own",
+    "EditsUndeclared": "request: `on_request` raised GatewayError: 'check' changes the request without declaring it",
+    "EditsNowhere": "hooks: `edits = True` is declared, but there is no `on_request`",
+    "EditsBadly": "request: `on_request` raised GatewayError: 'check' makes a request that is not valid: 'messages' is required",
+    "EditsLate": "request: `on_response` raised GatewayError: a plugin changes the request outside of `on_request`",
+    "ExplainsNoEdit": "edits: `explain` changes nothing, `on_request` seed",
+    "CountsUndeclared": "edits: `on_request` reads `max_tokens` of the body: say `counts = True`",
     "Works": "chunks: `on_chunk` makes ",
     "Sleeps": "chunks: `on_chunk` blocks the event loop with `sleep`",
     "Sends": "chunks: `on_chunk` sends a command to the store",
     "Forks": "chunks: `on_chunk` starts a task",
+    "StopsTwice": "streams: `on_chunk` calls `exchange.stop` again after it has ended the stream",
+    "StopsBeyond": "streams: `on_chunk` keeps bytes that the chunk does not have",
+    "StopsWithText": "request: `on_chunk` raised TypeError: an exchange is stopped with a Refused, not with 'enough'",
+    "KeepsTheText": "streams: keeps ",
+    "AnswersHalf": "streams: the events of its reply end before the answer is whole",
+    "AnswersText": "streams: the events of its reply are str: they must be bytes",
+    "AnswersAndFails": "streams: the events of its reply raised ZeroDivisionError",
+    "AnswersAndStays": "streams: the events of its reply were not closed within",
+    "AnswersAFunction": "request: `on_request` raised TypeError: events is an async iterator, not method",
     "Once": "reload: a second instance beside the first one: OSError: the port is taken",
     "LeavesATask": "stop: Task-",
     "LeavesAThread": "stop: thread ",

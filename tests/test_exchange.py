@@ -8,7 +8,8 @@ import pytest
 
 from gateway.chat.request import Body
 from gateway.errors import Refused
-from gateway.exchange import Exchange, Operation, Reply, Request
+from gateway.exchange import Exchange, Operation, Request
+from gateway.reply import Reply
 
 
 @pytest.mark.parametrize(

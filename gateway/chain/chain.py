@@ -13,12 +13,16 @@ from gateway.chain.failures import origin_of
 from gateway.chain.order import check_order
 from gateway.chain.request_hooks import RequestHooks
 from gateway.chain.starting import START_LIMIT_S, STOP_LIMIT_S, start_all, stop_all
-from gateway.exchange import Exchange, Operation, Reply
+from gateway.errors import Refused
+from gateway.exchange import Exchange, Operation
 from gateway.log import Logger
+from gateway.reply import Reply
 from gateway.services import Services
 from gateway.store.client.client import Client
 
 log = Logger("gateway.chain")
+
+Hook = Callable[..., None]
 
 
 class Chain:
@@ -44,7 +48,16 @@ class Chain:
             _guarded(entry, entry.plugin.on_response) for entry in self.entries if entry.defines("on_response")
         )
         self.on_chunk = tuple(
-            _guarded(entry, entry.plugin.on_chunk) for entry in self.entries if entry.defines("on_chunk")
+            (entry.name, _guarded(entry, entry.plugin.on_chunk)) for entry in self.entries if entry.defines("on_chunk")
+        )
+
+    def hooks_of(self, entered: Sequence[Entry]) -> tuple[list[Hook], list[tuple[str, Hook]]]:
+        """Return `on_response` and, by the plugin's name, `on_chunk` of those that were entered, for the answer of one of them."""
+        names = {entry.name for entry in entered}
+        responses = [entry for entry in self.entries if entry.defines("on_response") and entry.name in names]
+        return (
+            [_guarded(entry, entry.plugin.on_response) for entry in responses],
+            [(name, hook) for name, hook in self.on_chunk if name in names],
         )
 
     async def start(
@@ -100,14 +113,16 @@ class Chain:
         return f"<Chain {self.generation}: {' > '.join(entry.name for entry in self.entries)}>"
 
 
-def _guarded(entry: Entry, hook: Callable[..., Any]) -> Callable[..., None]:
-    """Return the hook, wrapped so that its exceptions are only logged where the entry has `on_error: ignore`."""
+def _guarded(entry: Entry, hook: Callable[..., Any]) -> Hook:
+    """Return the hook, wrapped where the entry has `on_error: ignore`: its exceptions other than `Refused` are only logged."""
     if entry.on_error == "refuse":
         return hook
 
     def guarded(*arguments: Any) -> None:
         try:
             hook(*arguments)
+        except Refused:
+            raise
         except BaseException as error:
             log.error("plugin_failed", **origin_of(error, entry.name, hook.__name__), exc_info=error)
 

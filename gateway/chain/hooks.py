@@ -35,6 +35,8 @@ def wrong_hooks(kind: type[Plugin]) -> Iterator[str]:
     for waiting, planning in TWO_FORMS:
         if {waiting, planning} <= set(defined_hooks(kind)):
             yield f"`{waiting}` and `{planning}` are both defined: keep one of them{_place(getattr(kind, planning))}"
+    if kind.edits and "on_request" not in defined_hooks(kind):
+        yield "`edits = True` is declared, but there is no `on_request` that changes the request"
     for parent in parents(kind):
         for name, value in vars(parent).items():
             if (name.startswith("on_") or name.endswith("_step")) and inspect.isroutine(value) and name not in HOOKS:

@@ -12,7 +12,11 @@ from gateway.plugin import PLUGIN_API
 
 
 def check_order(entries: Sequence[Entry]) -> None:
-    """Raise `Misconfigured` where a fact is required that no plugin above provides, or a plugin defines two forms of a hook."""
+    """Raise `Misconfigured` for a list that cannot work.
+
+    A fact is required that no plugin above provides, a plugin defines two forms of a hook, or one changes requests below one that
+    counts them.
+    """
     provided: set[type] = set()
     for index, entry in enumerate(entries):
         for waiting, planning in (("on_request", "request_step"), ("on_end", "end_step")):
@@ -28,6 +32,8 @@ def check_order(entries: Sequence[Entry]) -> None:
                     f"'{entry.name}' provides {fact.__name__}, which is needed: remove its `on_error: ignore`"
                 )
         provided.update(entry.plugin.provides)
+        if entry.plugin.edits:
+            _check_editor(entry, entries[:index])
     if Route not in provided:
         wrong = entries[-1].wrong if entries else Misconfigured
         raise wrong("nothing in the chain provides Route: add `- use: model-routing` as the last plugin")
@@ -59,6 +65,20 @@ def _answered_above_routing(entries: Sequence[Entry]) -> Iterator[str]:
             yield (
                 f"`{entry.name}` answers requests above `{name}`: it answers also for models that the caller may not use; "
                 f"move it below `{name}`"
+            )
+
+
+def _check_editor(entry: Entry, above: Sequence[Entry]) -> None:
+    """Raise `Misconfigured` for a plugin that changes requests below one that has counted, held money or routed by them."""
+    if not entry.defines("on_request"):
+        raise entry.wrong(
+            f"'{entry.name}' declares `edits = True`: it needs an `on_request`, which changes the request"
+        )
+    for other in above:
+        if other.plugin.counts or Route in other.plugin.provides:
+            raise entry.wrong(
+                f"'{entry.name}' changes the request below '{other.name}', which decides by what it says: "
+                f"move '{entry.name}' above '{other.name}'"
             )
 
 

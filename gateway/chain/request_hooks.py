@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from gateway.chain.editing import editor_of
 from gateway.chain.entry import Entry
 from gateway.chain.failures import is_cancellation, origin_of
-from gateway.errors import Refused, StoreAway
-from gateway.exchange import Exchange, Reply
+from gateway.errors import GatewayError, Refused, StoreAway
+from gateway.exchange import Exchange
 from gateway.log import Logger
+from gateway.reply import Reply
 from gateway.store.client.client import Client
 from gateway.store.client.retry import retried
 from gateway.store.client.step import RAN, STOPPED, Step, error_in, forget, in_one_slot, planned, run_steps
@@ -29,7 +31,9 @@ class PlanAgain(Exception):
 class RequestHooks:
     """One run through the request hooks of `entries`. Each entry is appended to `entered` before its hook is called."""
 
-    __slots__ = ("_again", "_client", "_entered", "_entries", "_exchange", "_places", "_refusal", "_steps")
+    __slots__ = (
+        *("_again", "_client", "_entered", "_entries", "_exchange", "_places", "_planning", "_refusal", "_steps"),
+    )
 
     def __init__(self, exchange: Exchange, entries: Sequence[Entry], entered: list[Entry], client: Client) -> None:
         self._exchange = exchange
@@ -41,6 +45,8 @@ class RequestHooks:
         """The place of each planned step's entry in the list."""
         self._again: int | None = None
         self._refusal: BaseException | None = None
+        self._planning: Entry | None = None
+        """The plugin that is asked for its step."""
 
     async def run(self) -> Reply | None:
         """Run the hooks, each once; `request_step` again where a step above it says so. Return the reply of a plugin, if any.
@@ -48,7 +54,7 @@ class RequestHooks:
         Raises what the first plugin raises that does not let the request pass.
         """
         entries, entered, exchange, place = self._entries, self._entered, self._exchange, 0
-        exchange.before_body = self._before_body
+        exchange.hooks = self
         try:
             while True:
                 entry = entries[place] if place < len(entries) else None
@@ -74,13 +80,15 @@ class RequestHooks:
                 else:
                     if reply is not None:
                         exchange.refused_by = entry.name if reply.status >= 400 else ""
+                        exchange.answered_by = entry.name
                         return reply
                 place += 1
         finally:
-            exchange.before_body = None
+            exchange.hooks = None
 
     async def _plan(self, entry: Entry, place: int) -> int:
         """Ask one plugin for its step. Return the place in the list at which to go on."""
+        self._planning = entry
         try:
             step = await entry.plugin.request_step(self._exchange)
             if step is not None:
@@ -94,6 +102,8 @@ class RequestHooks:
             decided = self._refusal is None and self._again is None
             if decided and not self._ignores(entry, "request_step", error):
                 raise
+        finally:
+            self._planning = None
         if self._refusal is not None:  # found before the body was read: the plugin may have caught it
             try:
                 raise self._refusal
@@ -107,7 +117,16 @@ class RequestHooks:
             self._places.append(place)
         return place + 1
 
-    async def _before_body(self) -> None:
+    def editor(self) -> str:
+        """Return the name of the plugin whose `on_request` changes the request. Raises `GatewayError` where it may not."""
+        if self._planning is not None:
+            raise GatewayError(
+                f"'{self._planning.name}' changes the request in `request_step`: use `on_request`, which is called once"
+            )
+        return editor_of(self._entered[-1])
+
+    async def before_body(self) -> None:
+        """Send the steps that are planned so far, before a body is read that has not arrived or is large."""
         if self._steps:
             try:
                 await self._send()

@@ -52,7 +52,6 @@ class EventStream:
         "_finished_choices",
         "_in_overlong",
         "_max_event_bytes",
-        "_output_at_usage",
         "_pending",
         "_unusual",
         "backlog",
@@ -64,6 +63,7 @@ class EventStream:
         "events",
         "first_error",
         "output",
+        "output_at_usage",
         "started",
         "template",
         "usage",
@@ -94,7 +94,7 @@ class EventStream:
         self._appeared = _NONE
         """Those that had an event, if there may be several."""
         self._finished_choices = _NONE
-        self._output_at_usage = -1
+        self.output_at_usage = -1
         self._drop_usage = drop_usage
         self._drop_empty = drop_empty
         self._max_event_bytes = max_event_bytes
@@ -266,7 +266,7 @@ class EventStream:
                 self._count_output(event, chunk)
         if chunk.counts is not None:
             self.usage.add(chunk.counts, final=self.all_finished)
-            self._output_at_usage = self.output.all_events
+            self.output_at_usage = self.output.all_events
         self.concluded = self.error is not None or self.done or (self.all_finished and self.usage.final)
         return event if relayed else b""
 
@@ -276,7 +276,7 @@ class EventStream:
             return
         self.done = self.done or is_done
         self._finished_choices |= chunk.finished
-        no_more_output = self.output.all_events == self._output_at_usage and (is_done or not measure(event).tokens)
+        no_more_output = self.output.all_events == self.output_at_usage and (is_done or not measure(event).tokens)
         if self.all_finished and no_more_output:
             self.usage.set_final()
 

@@ -8,10 +8,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
 import msgspec
+
+from gateway.chat.lenient_json import decode, joined_halves
 
 ONCE: Final = frozenset(("role", "type", "id", "format", "object"))
 FIRST: Final = ("id", "created", "model")
@@ -37,7 +38,7 @@ class GatheredCompletion:
     def add(self, data: bytes) -> None:
         """Add the data of one event. Raises `ValueError` for what is no chunk."""
         try:
-            self._add(_decode(data))
+            self._add(decode(data))
         except RecursionError:
             raise ValueError("nested too deeply") from None
 
@@ -185,16 +186,8 @@ def _whole(value: Any) -> Any:
         try:
             value.encode()
         except UnicodeEncodeError:  # the halves of a character may have come in two events
-            return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+            return joined_halves(value)
         return value
     if isinstance(value, dict):
         return {_whole(name): _whole(each) for name, each in value.items()}
     return [_whole(each) for each in value] if isinstance(value, list) else value
-
-
-def _decode(data: bytes) -> Any:
-    """Return a JSON value, also one with infinite numbers or half characters. Raises `ValueError`."""
-    try:
-        return msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return json.loads(data.decode("utf-8", "replace"))

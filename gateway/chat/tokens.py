@@ -125,6 +125,17 @@ class OutputCounter:
         else:
             self._measure(event)
 
+    def withdraw(self, event: bytes) -> None:
+        """Count an event no longer, which was added and is not delivered after all."""
+        tokens = measure(event).tokens
+        self._measured_events -= 1
+        self._measured_least -= tokens > 0
+        self._measured_text -= tokens
+
+    def withdraw_unread(self, data: bytes) -> None:
+        """Count a part of an event that is too long to be read no longer."""
+        self._unread_bytes -= len(data)
+
     def tokens(self) -> int:
         """Return the estimated number of tokens; 0 only if there was no text."""
         self._split_runs()
@@ -138,7 +149,7 @@ class OutputCounter:
             if rest:
                 text += _extrapolate(rest, self.events - 1, self.bytes - first.size)
                 least += (self.events - 1) * sum(sample.tokens > 0 for sample in rest) / len(rest)
-        return ceil(round(max(text, least) + self._unread_bytes / BYTES_PER_TOKEN, 3))
+        return ceil(round(max(text, least, 0.0) + self._unread_bytes / BYTES_PER_TOKEN, 3))
 
     def _measure(self, event: bytes) -> None:
         tokens = measure(event).tokens

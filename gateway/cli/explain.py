@@ -63,7 +63,10 @@ def explain(
 
 
 def _in_words(explanation: Explanation) -> str:
-    lines = [f"{each.verdict:<8}  {each.plugin}: {each.text}" for each in explanation.plugins]
+    lines = []
+    for each in explanation.plugins:
+        lines.append(f"{each.verdict:<8}  {each.plugin}: {each.text}")
+        lines += [f"changes   {line}" for line in each.changes]
     if explanation.price:
         lines.append(f"price     {_terms(explanation.price)}")
     for choice in explanation.channels:

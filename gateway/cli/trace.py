@@ -57,7 +57,14 @@ def in_words(record: Record) -> str:
     """Return what happened to a request, from its arrival to its charge, in one sentence."""
     if record.outcome is None:
         return "arrived, still under way"
-    parts = [*_arrival(record), *_attempts(record), *_end(record), *_unavailable(record), _charge(record)]
+    parts = [
+        *_arrival(record),
+        *_changes(record),
+        *_attempts(record),
+        *_end(record),
+        *_unavailable(record),
+        _charge(record),
+    ]
     return ", ".join(part for part in parts if part)
 
 
@@ -68,7 +75,7 @@ def _uncertain(found: Found) -> str:
 
 
 def _heading(record: Record) -> str:
-    named = (("account", record.account), ("model", record.model), ("unknown model", record.requested_model))
+    named = (("account", record.account), ("model", record.model), ("model asked for", record.requested_model))
     parts = ", ".join(f"{name} {value}" for name, value in named if value)
     return f"{record.id}  {record.arrived_at}  {record.operation}{f'  {parts}' if parts else ''}"
 
@@ -83,6 +90,12 @@ def _arrival(record: Record) -> list[str]:
         asked = f", asked for `{record.requested_model}`" if record.requested_model else ""
         return [f"arrived and refused{by}: {_words(record.error_code)} ({record.status}){asked}{counted}"]
     return [] if record.attempts else ["arrived"]
+
+
+def _changes(record: Record) -> list[str]:
+    """Return which plugins changed the request or answered it."""
+    changed = [f"changed by {' and '.join(record.changed_by)}"] if record.changed_by else []
+    return [*changed, f"answered by {record.answered_by}"] if record.answered_by else changed
 
 
 def _attempts(record: Record) -> list[str]:
@@ -106,6 +119,7 @@ def _end(record: Record) -> list[str]:
     events = f"after {record.events} event{'' if record.events == 1 else 's'}"
     began = record.first_byte_ms is not None
     at_fault = f"the plugin {record.refused_by}" if record.refused_by else "the gateway"
+    by = record.refused_by or "the gateway"
     ends = {
         Outcome.REFUSED: "",
         Outcome.COMPLETED: f"completed {events} and {record.duration_ms} ms"
@@ -116,7 +130,7 @@ def _end(record: Record) -> list[str]:
         Outcome.UPSTREAM_TRUNCATED: f"ended early by the upstream {events}",
         Outcome.UPSTREAM_STALLED: f"cut {events} because the upstream sent nothing more (longest gap {record.longest_gap_ms} ms)",
         Outcome.UPSTREAM_ERROR_IN_STREAM: f"ended by an error of the upstream {events}",
-        Outcome.STOPPED: f"stopped by the gateway {events} and {record.duration_ms} ms: {_words(record.error_code)}",
+        Outcome.STOPPED: f"stopped by {by} {events} and {record.duration_ms} ms: {_words(record.error_code)}",
         Outcome.GATEWAY_CRASHED: "never ended: the gateway's process died, and the hold ended with its lease",
         Outcome.INTERNAL_ERROR: f"failed because of an internal error of {at_fault} ({record.status})",
     }

@@ -15,19 +15,22 @@ from typing import Final
 
 import msgspec
 
+from gateway.attempt import Attempt
 from gateway.chain.entry import Entry
 from gateway.chain.failures import PLUGIN_ERRORS
 from gateway.chain.request_hooks import RequestHooks
 from gateway.chat.usage import Usage
 from gateway.contract.blocking import Blocking
 from gateway.contract.cost import Cost
-from gateway.contract.endings import CHUNKS, COMPLETED, Ending
+from gateway.contract.endings import CHUNKS, Ending
 from gateway.contract.lost_replies import LostReplies
 from gateway.contract.snapshot import Snapshot, memory_snapshot, store_snapshot
-from gateway.contract.words import an, in_vain, raised
+from gateway.contract.watched import ChunkSize, Stops, WatchedExchange
+from gateway.contract.words import in_vain, raised
 from gateway.errors import GatewayError, Refused, StoreError, as_refused
-from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply
+from gateway.exchange import Exchange, Operation, Outcome
 from gateway.plugin import Plugin
+from gateway.reply import Reply
 from gateway.store.client.client import Client
 from gateway.store.client.step import error_in, run_steps
 from gateway.testing import exchange as new_exchange
@@ -88,6 +91,7 @@ class ScenarioRunner:
         """The cost of `on_chunk` in all scenarios so far."""
         self.blocking = Blocking(type(plugin))
         """What blocks in the scenarios where the whole answer arrives."""
+        self.stops = Stops()
 
     async def run(self, ending: Ending) -> ScenarioResult:
         """Run one scenario. Errors that the plugin raises are in the result."""
@@ -96,9 +100,9 @@ class ScenarioRunner:
 
     async def _run(self, ending: Ending) -> ScenarioResult:
         exchange = await self.arrived(ending)
-        result = ScenarioResult(ending, await self._snapshot(exchange))
+        result = ScenarioResult(ending, await self.snapshot(exchange))
         reply = await self._request(exchange, result)
-        result.during = await self._snapshot(exchange)
+        result.during = await self.snapshot(exchange)
         if result.refused is None and reply is None and not result.problems:
             problem = await self._fail_over(exchange, ending) or self.respond(exchange, ending)
             result.problems += [problem] if problem else []
@@ -109,7 +113,7 @@ class ScenarioRunner:
         except PLUGIN_ERRORS as error:
             hook = "end_step" if self.entry.plans_end else "on_end"
             result.problems.append(raised(hook, error, ending, HOOK_TIMEOUT_S))
-        result.after = await self._snapshot(exchange)
+        result.after = await self.snapshot(exchange)
         await self.left(exchange)
         return result
 
@@ -117,6 +121,8 @@ class ScenarioRunner:
         """Return an exchange that the providers have let pass."""
         body = b"" if ending.method == "GET" else None
         exchange = new_exchange(body, method=ending.method, path=ending.path, headers=self._headers)
+        exchange.__class__ = WatchedExchange
+        exchange[Stops], exchange[ChunkSize] = self.stops, ChunkSize(0)
         for plugin in self._providers(exchange):
             await self.request(plugin, exchange)
         return exchange
@@ -148,25 +154,6 @@ class ScenarioRunner:
             await step.read(value)
         return problems
 
-    async def explain_problems(self) -> list[str]:
-        """Return what is wrong with how the plugin explains a request that its `on_request` accepts."""
-        exchange = await self.arrived(COMPLETED)
-        before = await self._snapshot(exchange)
-        try:
-            async with asyncio.timeout(HOOK_TIMEOUT_S):
-                text = await self.plugin.explain(exchange)
-        except PLUGIN_ERRORS as error:
-            return [f"`explain` raised {type(error).__name__}: {error}, where `on_request` passes"]
-        if not isinstance(text, str | None):
-            return [f"`explain` returns {an(text)}: return a sentence, or None"]
-        after = await self._snapshot(exchange)
-        await self.left(exchange)
-        changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-        missing = [fact.__name__ for fact in type(self.plugin).provides if text is not None and fact not in exchange]
-        return [f"`explain` changes {name}" for name in changed] + [
-            f"`explain` does not set {name}" for name in missing
-        ]
-
     async def _request(self, exchange: Exchange, result: ScenarioResult) -> Reply | None:
         hook = LostReplies(self.request(self.plugin, exchange), result.ending.lost_from)
         reply: Reply | None = None
@@ -175,6 +162,8 @@ class ScenarioRunner:
                 reply = await hook
                 await exchange.settle_pending()
         except GatewayError as error:
+            if type(error) is GatewayError:  # the plugin changes the request as it may not
+                result.problems.append(raised(self.request_hook, error, result.ending, HOOK_TIMEOUT_S))
             result.refused = exchange.error = as_refused(error)
             result.failure = error if isinstance(error, StoreError) else None
             exchange.status, exchange.outcome = exchange.error.status, Outcome.REFUSED
@@ -221,10 +210,18 @@ class ScenarioRunner:
             for chunk in CHUNKS[: ending.chunks]:
                 exchange.bytes += len(chunk)
                 exchange.events += chunk.count(b"data:")
+                exchange[ChunkSize] = ChunkSize(len(chunk))
+                exchange.deltas(chunk)  # read once for all plugins, and not the cost of one
                 with self.cost:
                     returned = self.plugin.on_chunk(exchange, chunk)  # type: ignore[func-returns-value]
                 problems = problems or in_vain(hook, returned)
+                if exchange.stopped is not None:
+                    exchange.outcome, exchange.error = Outcome.STOPPED, exchange.stopped
+                    break
             problem = "; ".join(problems)
+        except Refused as refused:
+            exchange.outcome, exchange.error = Outcome.STOPPED, refused
+            problem = "" if hook == "on_chunk" else raised(hook, refused, ending, HOOK_TIMEOUT_S)
         except PLUGIN_ERRORS as error:
             problem = raised(hook, error, ending, HOOK_TIMEOUT_S)
             exchange.outcome = Outcome.INTERNAL_ERROR
@@ -235,6 +232,7 @@ class ScenarioRunner:
         """Return a snapshot of the store."""
         return await store_snapshot(self.client, request_id)
 
-    async def _snapshot(self, exchange: Exchange) -> Snapshot:
+    async def snapshot(self, exchange: Exchange) -> Snapshot:
+        """Return a snapshot of what the plugin keeps."""
         memory = memory_snapshot(self.plugin)
         return memory | await store_snapshot(self.client, exchange.id) if self._with_store else memory

@@ -15,13 +15,16 @@ from gateway.chain.hooks import defined_hooks
 from gateway.config.decode import convert
 from gateway.config.document import Document
 from gateway.contract.cost import MAX_CALLS
+from gateway.contract.edits import edits
 from gateway.contract.endings import COMPLETED, INCOMPLETE, MISDIRECTED, MODELS
+from gateway.contract.explains import explain_problems
 from gateway.contract.finding import Finding
 from gateway.contract.leaks import CapturedLog, leaked
 from gateway.contract.providers import providers_for
 from gateway.contract.scenarios import ScenarioResult, ScenarioRunner
 from gateway.contract.snapshot import memory_snapshot
 from gateway.contract.steps import step_problems
+from gateway.contract.streams import streams
 from gateway.errors import GatewayError
 from gateway.plugin import Plugin
 from gateway.services import Services
@@ -79,7 +82,7 @@ class Trial:
 
     def _request(self, runner: ScenarioRunner, completed: ScenarioResult) -> Finding:
         problems = list(completed.problems)
-        if (refused := completed.refused) is not None:
+        if (refused := completed.refused) is not None and not problems:
             why = f"{refused.status} {refused.code}: {refused}"
             problems.append(
                 f"refused the request of this check ({why}): give settings or a header with which it accepts the request"
@@ -112,14 +115,16 @@ class Trial:
             Finding.of("steps", await step_problems(runner), "may be planned and sent twice")
             if runner.entry.plans_request or runner.entry.plans_end
             else Finding("steps", True, "no steps"),
-            Finding.of("explains", await runner.explain_problems(), "takes nothing")
+            Finding.of("explains", await explain_problems(runner), "takes nothing")
             if "explain" in defined_hooks(self.kind)
             else Finding("explains", True, "no `explain`: `gateway explain` cannot say what the plugin would do"),
+            await edits(runner),
             Finding.of(
                 "chunks", runner.cost.problems(), f"at most {runner.cost.max_calls} calls of {MAX_CALLS} allowed"
             )
             if "on_chunk" in defined_hooks(self.kind)
             else Finding("chunks", True, "no `on_chunk`"),
+            await streams(runner),
         ]
 
     async def _growth(self, runner: ScenarioRunner) -> list[str]:

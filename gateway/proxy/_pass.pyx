@@ -104,7 +104,7 @@ cdef class EventPass:
 
     def begin_pass(self, relay):
         """Pass the plain events of a relay on from now on, if nothing else must see them."""
-        if relay._hooks or not relay._caller.chunked or relay.events._max_event_bytes < LONGEST:
+        if relay.hooks is not None or not relay._caller.chunked or relay.events._max_event_bytes < LONGEST:
             return
         self._relay, self._caller, self._exchange, self._events = relay, relay._caller, relay._exchange, relay.events
         self._output, self._ended = relay.events.output, relay.ended

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
-from typing import Final
 
 from aiohttp import ClientError
 
@@ -18,7 +17,8 @@ from gateway.log import Logger
 from gateway.proxy import failure
 from gateway.proxy.body import read_body
 from gateway.proxy.call import Call
-from gateway.proxy.end_reason import EndReason
+from gateway.proxy.chunk_hooks import ChunkHooks
+from gateway.proxy.end_reason import STREAM_HEADERS, EndReason
 from gateway.proxy.ending import conclude, meter
 from gateway.proxy.failure import CallerGone, UpstreamFailure
 from gateway.proxy.gathered_answer import finish_gathering
@@ -26,15 +26,10 @@ from gateway.proxy.json_answer import pass_on
 from gateway.proxy.pool import Target, UpstreamPool
 from gateway.proxy.relay import Relay
 from gateway.proxy.relay_state import RelayState
+from gateway.proxy.reply_stream import ReplyStream
 from gateway.proxy.upstream import UpstreamConnection
 from gateway.proxy.upstream_headers import keep_only_id, kept_id, trace_lines
 from gateway.proxy.upstream_state import InvalidResponse
-
-STREAM_HEADERS: Final = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",
-}
 
 log = Logger("gateway.proxy.attempt")
 
@@ -42,7 +37,7 @@ log = Logger("gateway.proxy.attempt")
 class UpstreamCall(Call):
     """The attempt at one candidate."""
 
-    async def run(self, pool: UpstreamPool, relays: set[Relay]) -> UpstreamFailure | None:
+    async def run(self, pool: UpstreamPool, relays: set[Relay | ReplyStream]) -> UpstreamFailure | None:
         """Call the upstream, with the channel's next credential where one is refused.
 
         Return None when the caller has a response, else why there is none. Raises `CallerGone`.
@@ -66,7 +61,7 @@ class UpstreamCall(Call):
             if not target.credentials.another(credential, name, account, failed):
                 return failed
 
-    async def _send(self, target: Target, relays: set[Relay]) -> UpstreamFailure | None:
+    async def _send(self, target: Target, relays: set[Relay | ReplyStream]) -> UpstreamFailure | None:
         """Send the request; again on a new connection where a pooled one turned out to be closed before any response."""
         for fresh in (False, True):
             opened = await self._open(target, fresh=fresh)
@@ -96,9 +91,10 @@ class UpstreamCall(Call):
     def _relay(self, upstream: UpstreamConnection) -> Relay:
         exchange, body, channel = self.exchange, self.body, self.candidate.channel
         if self.gathering is None:
-            hooks = self.chain.on_chunk + crash_points.on_event
+            named = self.chain.on_chunk + crash_points.on_event
+            hooks = ChunkHooks(exchange, named) if named else None
             return Relay(exchange, body, channel, self.caller, upstream, self._begin, hooks)
-        relay = Relay(exchange, body, channel, self.gathering, upstream, self.begin_gathering, ())
+        relay = Relay(exchange, body, channel, self.gathering, upstream, self.begin_gathering)
         self.gathering.on_invalid = partial(relay.end, EndReason.OTHER)
         return relay
 
@@ -190,6 +186,8 @@ class UpstreamCall(Call):
         """Charge a stream that has ended, set its outcome, and write what the caller gets of it."""
         if reason is EndReason.UPSTREAM and (rest := relay.rest()):
             self.caller.write(rest)
+        if relay.hooks is not None and relay.hooks.withheld:
+            reason = relay.hooks.reason
         events = relay.events
         meter(self.attempt, events.usage, events.output.tokens, self.body, self.candidate)
 

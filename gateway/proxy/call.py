@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 
+from gateway.attempt import Attempt
 from gateway.chain.chain import Chain
 from gateway.chat.request import Body, BodyPart
 from gateway.chat.usage import Usage
 from gateway.errors import unavailable
-from gateway.exchange import Attempt, Exchange, Outcome
+from gateway.exchange import Exchange, Outcome
 from gateway.facts import Candidate, CircuitBreaker
 from gateway.proxy import failure
 from gateway.proxy.caller import CallerConnection

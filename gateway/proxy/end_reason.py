@@ -76,3 +76,10 @@ INCOMPLETE: Final = {
     EndReason.PLUGIN: Incomplete(Outcome.INTERNAL_ERROR, "service_error", "internal_error", ""),
 }
 """The outcome and the error event for each reason that leaves a started answer incomplete. `attempt` handles the others."""
+
+STREAM_HEADERS: Final = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+"""The headers of a stream that begins."""

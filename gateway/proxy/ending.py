@@ -3,6 +3,7 @@
 - complete (`[DONE]`; or a clean end with the finish reason of each choice that appeared; or the finish reasons of all choices,
   the final usage, and silence): the end of the stream, which is written once it is charged;
 - an error event of the upstream: it is passed on if client libraries recognise it, else replaced; then the stream is cut off;
+- where a plugin ended the stream, its error in an error event, after what it let pass; then the stream is cut off;
 - otherwise one error event from the gateway, at the end of an event; then the stream is cut off.
 """
 
@@ -11,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from gateway.attempt import Attempt
 from gateway.chat.request import Body
 from gateway.chat.usage import ReportedUsage
 from gateway.errors import render
-from gateway.exchange import Attempt, Exchange, Outcome
+from gateway.exchange import Exchange, Outcome
 from gateway.facts import Candidate
 from gateway.proxy import failure
 from gateway.proxy.caller import CallerConnection
@@ -44,7 +46,8 @@ async def conclude(
     """
     events = relay.events
     exchange.status = 200
-    if events.error is not None:
+    at_boundary = relay.hooks.at_boundary if relay.hooks is not None and relay.withheld else events.at_boundary
+    if events.error is not None and not relay.withheld:
         exchange.outcome = Outcome.UPSTREAM_ERROR_IN_STREAM
         error = failure.of_event(events.error, relay.channel.scrubbed).error
         await caller.cut(b"" if events.error_relayed else b"data: %b\n\n" % render(error, exchange.id))
@@ -62,11 +65,13 @@ async def conclude(
         exchange.outcome, exchange.error = incomplete.outcome, error
         if reason in (EndReason.UPSTREAM, EndReason.BROKEN, EndReason.IDLE):
             on_failed(error.code)
-        await caller.cut(b"data: %b\n\n" % render(error, exchange.id) if events.at_boundary else b"")
+        await caller.cut(b"data: %b\n\n" % render(error, exchange.id) if at_boundary else b"")
 
 
 def is_complete(relay: Relay, reason: EndReason) -> bool:
     """Return whether a stream that has ended is whole."""
+    if relay.withheld:
+        return False
     if relay.events.complete or relay.state is RelayState.CONCLUDING:
         return True
     # A gateway that stops does not wait for what may follow the final usage.

@@ -22,6 +22,7 @@ from gateway.proxy.end_reason import EndReason
 from gateway.proxy.failure import CallerGone, UpstreamFailure
 from gateway.proxy.pool import UpstreamPool
 from gateway.proxy.relay import Relay
+from gateway.proxy.reply_stream import ReplyStream
 from gateway.store.credential_states import CredentialStates
 
 
@@ -36,8 +37,8 @@ class Failover:
     def __init__(self, credentials: CredentialStates | None = None) -> None:
         """Follow what `credentials` says of those that are set aside, and note there what upstreams refuse."""
         self._pool = UpstreamPool(credentials)
-        self.relays: set[Relay] = set()
-        """The calls of upstreams in progress."""
+        self.relays: set[Relay | ReplyStream] = set()
+        """The calls of upstreams in progress, and the streams of plugins that answer."""
 
     async def run(self, exchange: Exchange, chain: Chain, caller: CallerConnection) -> None:
         """Answer the caller from an upstream. Raises `Refused` when no candidate answered, `CallerGone` when the caller left."""

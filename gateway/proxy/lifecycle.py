@@ -19,13 +19,15 @@ from gateway.chain.chain import Chain
 from gateway.chain.entry import Entry
 from gateway.chain.failures import is_cancellation, note_failure
 from gateway.errors import GatewayError, Refused, StoreAway, StoreError, as_refused
-from gateway.exchange import Exchange, Operation, Outcome, Reply
+from gateway.exchange import Exchange, Operation, Outcome
 from gateway.log import Logger
 from gateway.metrics.registry import Metrics
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.failover import Failover
 from gateway.proxy.failure import CallerGone
 from gateway.proxy.head import InvalidHeader, valid_headers
+from gateway.proxy.reply_stream import answer_with_events
+from gateway.reply import Reply
 
 END_LIMIT_S: Final = 5.0
 """How long a stop waits for the ends of exchanges. A settlement that the store does not answer takes less."""
@@ -121,6 +123,10 @@ class ExchangeRunner:
     ) -> None:
         try:
             reply = await chain.request(exchange, entered)
+            if reply is not None and reply.events is not None:
+                hooks = chain.hooks_of(entered)
+                await answer_with_events(exchange, caller, reply, reply.events, hooks, self.failover.relays)
+                return
             await exchange.settle_pending()
             if exchange.stopped is not None:
                 raise exchange.stopped
@@ -182,7 +188,7 @@ def _refuse(exchange: Exchange, caller: CallerConnection, error: BaseException) 
     # Its frames hold the exchange and the body: with them, only the garbage collector would free both.
     refusal.__traceback__ = refusal.__context__ = refusal.__cause__ = None
     exchange.error = refusal
-    if error is exchange.stopped:
+    if error is exchange.stopped and not (exchange.attempts or exchange.answered_by):
         exchange.refused_by = ""  # a plugin that waited for the body raised it
     exchange.status = refusal.status
     if refusal.status == 500:

@@ -13,15 +13,15 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway import crash_points
-from gateway.chain.failures import note_failure
 from gateway.chat import chunks
-from gateway.chat.events import EventStream
 from gateway.chat.request import Body
 from gateway.config.channel import Channel
 from gateway.exchange import Exchange
 from gateway.log import Logger
 from gateway.proxy.caller import CallerConnection
+from gateway.proxy.chunk_hooks import ChunkHooks
 from gateway.proxy.end_reason import EndReason
+from gateway.proxy.event_stream import event_stream
 from gateway.proxy.gathering import Gathering
 from gateway.proxy.linger import release_at_end
 from gateway.proxy.redaction import Redaction
@@ -34,9 +34,6 @@ USAGE_WAIT_S: Final = 2.0
 """How long an answer that has its finish reasons is read on, for the usage and for `[DONE]`."""
 
 log = Logger("gateway.proxy.relay")
-
-ChunkHook = Callable[[Exchange, bytes], None]
-
 
 _COLLECTING: Final = RelayState.COLLECTING
 """The name of a module is looked up faster than a member of an enum, and this one is needed at each read."""
@@ -57,7 +54,7 @@ class Relay:
         caller: CallerConnection | Gathering,
         upstream: UpstreamConnection,
         begin: Callable[[], dict[str, str]],
-        hooks: tuple[ChunkHook, ...],
+        hooks: ChunkHooks | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._exchange = exchange
@@ -65,7 +62,7 @@ class Relay:
         self._caller = caller
         self._upstream = upstream
         self._begin = begin
-        self._hooks = hooks
+        self.hooks = hooks
         self._collected: list[bytes] = []
         self._received = 0
         self._last_read_at = 0.0
@@ -77,7 +74,7 @@ class Relay:
         self.failure: Exception | None = None
         """What `begin` raised, or why its headers cannot be sent."""
         gathered = isinstance(caller, Gathering)
-        self.events = _events(body, channel, gathered)
+        self.events = event_stream(body, channel, gathered)
         self._max_prelude = channel.max_response_bytes if gathered else MAX_PRELUDE
         self._streamed = body.stream or gathered
         self._secrets = Redaction(channel.scrubbed, self.events)
@@ -149,12 +146,10 @@ class Relay:
         exchange = self._exchange
         if gap > exchange.longest_gap_s:  # noqa: PLR1730 - a call of `max` is slower
             exchange.longest_gap_s = gap
-        if whole:
+        if whole and (self.hooks is None or (whole := self._passed(whole))):
             self._caller.write(whole)
             exchange.bytes += len(whole)
             exchange.events = events.events
-            if self._hooks:
-                self._call_hooks(whole)
         if events.concluded:
             self._conclude()
         return events.backlog
@@ -177,7 +172,9 @@ class Relay:
             )
             self.end(EndReason.PLUGIN)
             return
-        first, self._collected = b"".join(self._collected), []
+        first, self._collected = self._passed(b"".join(self._collected)), []
+        if not first and self.withheld:
+            return
         events.completion_id = events.completion_id or chunks.completion_id(first)
         self.state = RelayState.RELAYING
         self._caller.on_flow = self._on_caller_flow
@@ -186,7 +183,6 @@ class Relay:
         self._caller.begin(head, first)
         exchange.bytes += len(first)
         exchange.events = events.events
-        self._call_hooks(first)
         crash_points.point("stream.begun")
         self._upstream.begin_pass(self)
         if events.concluded:
@@ -199,17 +195,24 @@ class Relay:
         else:
             self.end(EndReason.COMPLETE)
 
-    def _call_hooks(self, whole: bytes) -> None:
-        try:
-            for hook in self._hooks:
-                hook(self._exchange, whole)
-        except BaseException as error:
-            note_failure(log, "plugin_failed", self._exchange, error)
-            self.end(EndReason.PLUGIN)
+    def _passed(self, whole: bytes) -> bytes:
+        """Return what the plugins let pass of whole events. Where one ends the stream, the relay ends."""
+        if self.hooks is None or not whole:
+            return whole
+        passed = self.hooks.deliverable(whole, self.events)
+        if self.hooks.withheld:
+            self.failure = self.hooks.failure
+            self.end(self.hooks.reason)
+        return passed
+
+    @property
+    def withheld(self) -> bool:
+        """Whether a plugin ended the stream, so that what follows is not delivered."""
+        return self.hooks is not None and self.hooks.withheld
 
     def rest(self) -> bytes:
         """Return what was held back of an answer that has ended cleanly."""
-        return self._secrets.redact_rest(self.events.close())
+        return self._passed(self._secrets.redact_rest(self.events.close()))
 
     def _on_end(self, clean: bool) -> None:
         self.end(EndReason.UPSTREAM if clean else EndReason.BROKEN)
@@ -276,12 +279,3 @@ class Relay:
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
-
-
-def _events(body: Body, channel: Channel, gathered: bool) -> EventStream:
-    """Return the parser of an answer's events. Of one that is gathered nothing is dropped, and no event is too long to wait for."""
-    if gathered:
-        return EventStream(drop_usage=False, choices=body.n, max_event_bytes=channel.max_response_bytes)
-    drop_empty = channel.empty_choices == "drop"
-    drop_usage = not body.asked_usage and (channel.ask_usage or drop_empty)
-    return EventStream(drop_usage=drop_usage, drop_empty=drop_empty, choices=body.n)

@@ -70,12 +70,16 @@ class BodyReader:
             error.__traceback__ = None  # the body's stream keeps the error, and that would keep what was read
             raise Refused(400, "invalid_request", "The body's framing is broken.") from None
 
+    def fit(self, size: int) -> None:
+        """Hold `size` bytes, of a body that a plugin has changed. Raises `Refused` as `read` does."""
+        self._check_size(size)
+
     async def _decide_first(self, request: ReceivedRequest) -> None:
         """Let the plugins above decide before a body is read that is large, or may be."""
         length = request.content_length
         small = request.is_eof() if length is None else length <= SMALL
-        if not small and self.exchange is not None and self.exchange.before_body is not None:
-            await self.exchange.before_body()
+        if not small and self.exchange is not None and self.exchange.hooks is not None:
+            await self.exchange.hooks.before_body()
 
     def release(self) -> None:
         """Give the reserved bytes back to the budget. May be called again."""

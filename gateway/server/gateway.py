@@ -18,15 +18,17 @@ from gateway.chain.chain import Chain
 from gateway.chat.request import Body, BodyRules, check
 from gateway.config.schema import Port
 from gateway.errors import Refused, unavailable
-from gateway.exchange import Exchange, Operation, Reply, Request
+from gateway.exchange import Exchange, Operation, Request
 from gateway.facts import Caller
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.failure import CallerGone
 from gateway.proxy.lifecycle import ExchangeRunner, LocalHandler
+from gateway.reply import Reply
 from gateway.server.answers import SentResponse, head_too_large
-from gateway.server.body import BodyReader, expects_continue
+from gateway.server.body import expects_continue
 from gateway.server.body_budget import BodyBudget
 from gateway.server.connections import Connections
+from gateway.server.incoming_body import IncomingBody
 from gateway.server.large_bodies import SMALL, LargeBodies
 from gateway.server.listener import Listener
 from gateway.server.lookups import Lookups
@@ -131,8 +133,9 @@ class Gateway:
             caller.refuse(error, exchange.id, exchange.response_headers)
             await asyncio.sleep(0)  # requests that cost nothing leave the loop to others, too
             return SentResponse(caller)
-        body = IncomingBody(self, request, caller)
+        body = IncomingBody(self.port, self.budget, self.check, request, caller)
         exchange = self._exchange(request, operation, argument, body.read, body.release)
+        exchange.check_body = body.check
         body.belongs_to(exchange)
         try:
             await self.runner.run(exchange, self.chain, caller, _refuse_with(refusal) if refusal else self.routes)
@@ -197,47 +200,6 @@ class Gateway:
     async def check(self, raw: bytes | bytearray, owner: str) -> Body:
         """Return the checked body; `owner` is whose it is. Raises `Refused`."""
         return check(raw, self._rules) if len(raw) <= SMALL else await self._large_bodies.check(raw, self._rules, owner)
-
-
-class IncomingBody:
-    """The body of one request, until the answer begins: then `release` frees what was needed to receive the request."""
-
-    __slots__ = ("_caller", "_gateway", "_reader", "_request")
-
-    def __init__(self, gateway: Gateway, request: ReceivedRequest, caller: CallerConnection) -> None:
-        self._gateway = gateway
-        self._request = request
-        self._caller = caller
-        self._reader: BodyReader | None = BodyReader(gateway.port, gateway.budget)
-
-    def belongs_to(self, exchange: Exchange) -> None:
-        """Set whose body it is."""
-        if self._reader is not None:
-            self._reader.exchange = exchange
-
-    async def read(self) -> Body:
-        """Read the whole body within the limits and check it. Raises `Refused`, and `ConnectionError` if the caller left."""
-        if self._reader is None:
-            raise ConnectionResetError
-        try:
-            raw = await self._reader.read(self._request, self._caller)
-        except Refused:
-            self._caller.close_after()
-            cast("ServerProtocol", self._request.protocol).unclear = True
-            raise
-        return await self._gateway.check(raw, self._reader.owner if self._reader is not None else "")
-
-    def end(self) -> None:
-        """Give back what the body holds of the budget. May be called again."""
-        if self._reader is not None:
-            self._reader.release()
-            self._reader = None
-
-    def release(self) -> None:
-        """Free what was needed to receive the request."""
-        self.end()
-        self._request.release()
-        cast("ServerProtocol", self._request.protocol).release()
 
 
 async def _no_body() -> Body:

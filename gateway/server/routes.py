@@ -6,8 +6,9 @@ import msgspec
 
 from gateway.budgets import Calendar
 from gateway.errors import Refused
-from gateway.exchange import Exchange, Operation, Reply
+from gateway.exchange import Exchange, Operation
 from gateway.facts import Caller
+from gateway.reply import Reply
 from gateway.server.account import account_of
 from gateway.server.elsewhere import advice
 from gateway.server.ledger import ledger_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -10,6 +11,7 @@ from multidict import CIMultiDict
 
 from gateway.catalogue import MAX_ATTEMPTS
 from gateway.chain.chain import Chain
+from gateway.chain.editing import ExplainHooks
 from gateway.chain.entry import Entry
 from gateway.chain.failures import error_text, is_cancellation
 from gateway.chat.request import Body, BodyRules, check
@@ -17,6 +19,7 @@ from gateway.chat.usage import Usage
 from gateway.errors import GatewayError, Refused, as_refused
 from gateway.exchange import Exchange, Operation, Request
 from gateway.facts import Route
+from gateway.tools.differences import differences
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -29,11 +32,15 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """The decision of one plugin. `unknown`: it has no `explain`, or a fact that it requires is missing."""
+    """The decision of one plugin. `unknown`: it has no `explain`, or a fact that it requires is missing.
+
+    `changes`: the lines of the request that it changes, with `-` as they were, and with `+` as they are for the plugins below.
+    """
 
     plugin: str
     verdict: Literal["passes", "refuses", "unknown"]
     text: str
+    changes: list[str] = []
 
 
 class ChannelChoice(msgspec.Struct, frozen=True):
@@ -73,6 +80,7 @@ async def explain(
 
     request = Request("POST", "/v1/chat/completions", CIMultiDict(headers), peer, Operation.CHAT)
     exchange = Exchange(request, read, generation=chain.generation)
+    exchange.check_body = partial(_check, rules)
     explanation = Explanation()
     for entry in chain.entries:
         try:
@@ -103,6 +111,8 @@ async def _decision(entry: Entry, exchange: Exchange) -> Decision:
         return Decision(entry.name, "unknown", f"needs {', '.join(missing)}, which nothing above it provided")
     if not entry.defines("on_request", "request_step"):
         return Decision(entry.name, "passes", "has no part in the decision")
+    before = (await exchange.body()).top if entry.plugin.edits else {}
+    exchange.hooks = ExplainHooks(entry)
     try:
         text = await entry.plugin.explain(exchange)
     except BaseException as error:
@@ -111,7 +121,12 @@ async def _decision(entry: Entry, exchange: Exchange) -> Decision:
         return Decision(entry.name, "passes", f"fails with {type(error).__name__}, which is ignored")
     if text is None:
         return Decision(entry.name, "unknown", "does not explain itself: it has no `explain`")
-    return Decision(entry.name, "passes", text)
+    changes = differences(before, (await exchange.body()).top) if entry.plugin.edits else []
+    return Decision(entry.name, "passes", text, changes)
+
+
+async def _check(rules: BodyRules, raw: bytes) -> Body:
+    return check(raw, rules)
 
 
 async def _choices(route: Route, asked: Usage) -> list[ChannelChoice]:

@@ -197,6 +197,7 @@ def _encode(record: Record) -> bytes:
 def _decode(line: bytes) -> Record:
     values = msgspec.json.decode(line)
     for name in JSON_COLUMNS:
-        values[name] = msgspec.json.decode(values[name] or "{}")
+        if text := values.pop(name):  # a row of an earlier version has none
+            values[name] = msgspec.json.decode(text)
     values["arrived_at"] = values["arrived_at"].replace(" ", "T") + "Z"
     return msgspec.convert(values, Record)

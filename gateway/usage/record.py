@@ -49,8 +49,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     object that its upstream sent, `upstream_cost_micros` the cost that it stated, if any.
 
     `reference` is the hash of the reference that the caller gave the request, see `gateway.usage.reference`.
-    `requested_model` is the model that the caller named where the catalogue has no such model, else empty. `unavailable`: where no
-    channel could be called, why not, in words by the channel's name.
+    `requested_model` is the model that the caller named where the catalogue has no such model, or where a plugin chose another,
+    else empty. `unavailable`: where no channel could be called, why not, in words by the channel's name. `changed_by`: the plugins
+    that changed the request. `answered_by`: the plugin that answered in place of an upstream.
 
     A record with the operation `counted` stands for `events` refused requests, which came within `duration_ms` of `arrived_at`.
     Its other fields are those of the first of them.
@@ -94,6 +95,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     requested_model: str = ""
     unavailable: dict[str, str] = {}
     gateway: str = ""
+    changed_by: list[str] = []
+    answered_by: str = ""
 
 
 encode: Final = msgspec.json.Encoder().encode

@@ -16,7 +16,7 @@ from gateway.exchange import Outcome
 from gateway.usage.record import NUMBERS, NUMBERS_OR_NONE, OBJECTS, Record
 
 COLUMNS: Final = tuple(field.name for field in msgspec.structs.fields(Record))
-JSON_COLUMNS: Final = ("attempts", *OBJECTS)
+JSON_COLUMNS: Final = ("attempts", "changed_by", *OBJECTS)
 JSON_INDICES: Final = tuple(COLUMNS.index(name) for name in JSON_COLUMNS)
 _CHANGING_COLUMNS: Final = tuple(name for name in COLUMNS if name != "id")
 

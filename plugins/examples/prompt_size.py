@@ -12,6 +12,7 @@ class PromptSize(Plugin):
 
     API = 1
     requires = (Caller,)
+    counts = True
 
     tokens: int
     """The most prompt tokens of a request, estimated as one for every four bytes of the body."""

@@ -162,9 +162,9 @@ class Worker:
             return round((many - few) / (sizes[1] - sizes[0]))
 
         return {
-            "request": each(REQUESTS, partial(_repeat, self.ask)),
+            "request": each(REQUESTS, partial(repeat, self.ask)),
             "event": each(EVENTS, self.ask),
-            "burst": each(REQUESTS, partial(_repeat, self.burst)),
+            "burst": each(REQUESTS, partial(repeat, self.burst)),
         }
 
     def prepare(self) -> None:
@@ -209,7 +209,8 @@ class Worker:
         subprocess.run(["callgrind_control", option, str(self._process.pid)], check=True, capture_output=True)
 
 
-def _repeat(ask: Callable[[], None], times: int) -> None:
+def repeat(ask: Callable[[], None], times: int) -> None:
+    """Ask so many times."""
     for _ in range(times):
         ask()
 

@@ -296,14 +296,14 @@ def test_a_hook_that_no_plugin_defines_costs_nothing() -> None:
     assert (silent.on_response, silent.on_chunk) == ((), ())
     chain = chain_of(Recorder(calls, "a"), Recorder(calls, "b"))
     assert (len(chain.on_response), len(chain.on_chunk)) == (2, 2)
-    assert chain.on_chunk[0].__self__ is chain.entries[0].plugin  # type: ignore[attr-defined] # nothing in between
+    assert chain.on_chunk[0][1].__self__ is chain.entries[0].plugin  # type: ignore[attr-defined] # nothing in between
 
 
 def test_observing_hooks_run_in_order_and_fail_unless_errors_are_ignored() -> None:
     calls: list[str] = []
     bug = RuntimeError("a bug")
     chain = chain_of(Recorder(calls, "a", "chunk", fail(bug)), Recorder(calls, "b", "chunk", fail(bug)), ignore="a")
-    first, second = chain.on_chunk
+    (_, first), (_, second) = chain.on_chunk
     first(exchange(), b"data: x\n\n")
     with pytest.raises(RuntimeError):
         second(exchange(), b"data: x\n\n")

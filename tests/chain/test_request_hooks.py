@@ -195,7 +195,7 @@ async def test_to_plan_again_what_has_run_is_an_error(tmp_path: Path, store_url:
 
 
 class TestBeforeABodyIsRead:
-    """The gateway awaits `before_body` for a body that is large or has not arrived."""
+    """The gateway awaits `hooks.before_body` for a body that is large or has not arrived."""
 
     @pytest.mark.parametrize("catches", [True, False])
     async def test_a_refusal_spares_the_body(
@@ -206,9 +206,9 @@ class TestBeforeABodyIsRead:
         read: list[str] = []
 
         async def wait(of: Exchange) -> None:
-            assert of.before_body is not None
+            assert of.hooks is not None
             try:
-                await of.before_body()
+                await of.hooks.before_body()
             except Refused:
                 if not catches:
                     raise
@@ -229,9 +229,9 @@ class TestBeforeABodyIsRead:
         a.script, a.reads = STOP, again
 
         async def wait(of: Exchange) -> None:
-            assert of.before_body is not None
+            assert of.hooks is not None
             try:
-                await of.before_body()
+                await of.hooks.before_body()
             except Exception:
                 if not catches:
                     raise
@@ -251,7 +251,7 @@ class TestBeforeABodyIsRead:
         of = exchange()
         async with started(tmp_path, store_url, planners([], "a")) as (chain, _):
             await request(chain, of)
-        assert of.before_body is None
+        assert of.hooks is None
 
 
 class TestErrors:

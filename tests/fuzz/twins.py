@@ -19,6 +19,7 @@ from gateway.config.channel import Channel
 from gateway.exchange import Exchange, Operation, Request
 from gateway.proxy import event_pass, upstream
 from gateway.proxy.caller import CallerConnection
+from gateway.proxy.chunk_hooks import ChunkHooks
 from gateway.proxy.relay import Relay
 
 KEY: Final = "sk-a-credential-of-the-channel"
@@ -188,7 +189,7 @@ class Twin:
         self.pooled, self.turns = Pooled(), Queue()
         self.upstream = connection(self.pooled, self.turns)
         self.hooked: list[bytes] = []
-        hooks = (lambda _, data: self.hooked.append(data),) if hooked else ()
+        hooks = ChunkHooks(self.exchange, [("hook", lambda _, data: self.hooked.append(data))]) if hooked else None
         self.relay = Relay(self.exchange, body, channel, self.caller, self.upstream, dict, hooks)
 
     def read(self, data: bytes) -> None:

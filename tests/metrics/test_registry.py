@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from gateway.attempt import Attempt
 from gateway.catalogue import Catalogue
 from gateway.chat.usage import Usage
 from gateway.config.channel import Channel
 from gateway.config.model import Model
 from gateway.config.schema import Config
 from gateway.errors import Refused, StoreAway, StoreError
-from gateway.exchange import Attempt, Exchange, Outcome
+from gateway.exchange import Exchange, Outcome
 from gateway.fake_upstream import FakeUpstream
 from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers

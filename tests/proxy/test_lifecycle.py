@@ -9,8 +9,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.errors import GatewayError, StoreAway, StoreError
-from gateway.exchange import Exchange, Outcome, Reply
+from gateway.exchange import Exchange, Outcome
 from gateway.plugin import Plugin
+from gateway.reply import Reply
 from gateway.store.client.client import Client
 from gateway.store.money.scripts import keys_of
 from gateway.testing import running

@@ -19,6 +19,7 @@ from gateway.config import schema
 from gateway.config.schema import Port, Tls
 from gateway.errors import Misconfigured
 from gateway.proxy.caller import CallerConnection
+from gateway.proxy.relay import Relay
 from gateway.runtime.worker import opened
 from gateway.server import tls
 from gateway.server.protocol import WRITE_BUFFER
@@ -246,6 +247,7 @@ async def test_a_caller_that_does_not_read_pauses_the_upstream_with_tls_too(
             await reader.readexactly(1000)
             writer.transport.pause_reading()  # type: ignore[attr-defined]
             (stream,) = gateway.runner.failover.relays
+            assert isinstance(stream, Relay)
             async with asyncio.timeout(PATIENCE_S):
                 while stream._stall_timer is None:
                     await asyncio.sleep(0.01)

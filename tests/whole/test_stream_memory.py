@@ -18,7 +18,7 @@ from gateway.proxy.relay import Relay
 from gateway.proxy.upstream import UpstreamConnection
 from gateway.server.body import BodyReader
 from gateway.server.body_budget import BodyShare
-from gateway.server.gateway import IncomingBody
+from gateway.server.incoming_body import IncomingBody
 from gateway.server.protocol import ServerProtocol
 from gateway.server.received import ReceivedRequest
 from gateway.store.client.client import Client

@@ -302,6 +302,17 @@ CASES: dict[str, Case] = {
         attempts=1,
         used="estimated",
     ),
+    "a forbidden word": Case(
+        request=good,
+        outcome=Outcome.STOPPED,
+        code="content_stopped",
+        by="stop-words",
+        attempts=1,
+        used="estimated",
+        chain=CHAIN.replace(
+            "  - use: quota\n", "  - {use: stop-words, with: {words: [a, e, i, o, u]}}\n  - use: quota\n"
+        ),
+    ),
     "too large an answer": Case(
         request=good, outcome=Outcome.STOPPED, mode="endless", code="upstream_error", attempts=1, used="estimated"
     ),

@@ -1,0 +1,52 @@
+"""The answer that a plugin gives in place of an upstream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from gateway.chat.usage import Usage
+from gateway.errors import check_headers, check_status, check_text
+
+_BODYLESS: Final = (204, 205, 304)
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """A response that a plugin gives in place of the upstream: complete, or, for a chat completion, a stream of `events`.
+
+    `events` yields whole events as an upstream sends them, to `data: [DONE]`. It is closed when the caller leaves, and may raise
+    `Refused`. A caller that does not stream gets the answer in one piece. `charge`: nothing is charged and counted, or what an
+    upstream's answer would be, by `usage`, or else by what the events report, or else by an estimate.
+
+    Raises `TypeError` or `ValueError` for values that no caller could be sent.
+    """
+
+    status: int = 200
+    body: bytes = b""
+    content_type: str = "application/json; charset=utf-8"
+    headers: Mapping[str, str] = {}
+    events: AsyncIterator[bytes] | None = None
+    usage: Usage | None = None
+    charge: Literal["none", "as-upstream"] = "none"
+
+    def __post_init__(self) -> None:
+        check_status(self.status, 200)
+        if not isinstance(self.body, bytes):
+            raise TypeError(f"body is bytes, not {type(self.body).__name__}")
+        if self.body and self.status in _BODYLESS:
+            raise ValueError(f"a response with the status {self.status} has no body")
+        check_text("content_type", self.content_type)
+        check_headers({"Content-Type": self.content_type, **self.headers})
+        if self.charge not in ("none", "as-upstream"):
+            raise ValueError(f"charge is 'none' or 'as-upstream', not {self.charge!r}")
+        if self.events is None:
+            if self.usage is not None or self.charge != "none":
+                raise ValueError("a reply without `events` is not charged: it has neither `usage` nor `charge`")
+        elif not hasattr(self.events, "__anext__"):
+            raise TypeError(
+                f"events is an async iterator, not {type(self.events).__name__}: call the generator function"
+            )
+        elif self.body or self.status != 200:
+            raise ValueError("a reply of `events` has no body, and the status 200")

@@ -1,0 +1,118 @@
+"""What each event adds to which text is read right, however events and reads cut the text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.chat.deltas import DeltaReader
+from gateway.chat.events import EventStream
+
+
+def event(*choices: dict[str, Any], end: str = "\n\n", ascii_only: bool = True) -> bytes:
+    return f"data: {json.dumps({'choices': choices}, ensure_ascii=ascii_only)}{end}".encode()
+
+
+def choice(index: int = 0, **delta: Any) -> dict[str, Any]:
+    return {"index": index, "delta": delta}
+
+
+def read(*chunks: bytes) -> list[tuple[int, str, int, str]]:
+    reader = DeltaReader()
+    return [(d.choice, d.kind, d.call, d.text) for chunk in chunks for d in reader.read(chunk)]
+
+
+def test_every_kind_of_text_is_told_apart() -> None:
+    calls = [
+        {"index": 0, "function": {"name": "pay", "arguments": '{"a'}},
+        {"index": 1, "function": {"arguments": "{}"}},
+    ]
+    chunk = event(choice(content="a", refusal="r"), choice(1, reasoning_content="why", reasoning="why")) + event(
+        choice(2, tool_calls=calls, audio={"transcript": "said"}), {"index": 3, "text": "old"}
+    )
+    assert read(chunk) == [
+        (0, "content", 0, "a"),
+        (0, "refusal", 0, "r"),
+        (1, "reasoning", 0, "why"),
+        (2, "transcript", 0, "said"),
+        (2, "tool_name", 0, "pay"),
+        (2, "tool_call", 0, '{"a'),
+        (2, "tool_call", 1, "{}"),
+        (3, "content", 0, "old"),
+    ]
+
+
+def test_parts_of_content_and_the_function_call_of_earlier_models_are_read() -> None:
+    parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "so"}]
+    assert read(event(choice(content=parts, function_call={"name": "f", "arguments": "1"}))) == [
+        (0, "content", 0, "hm"),
+        (0, "content", 0, "so"),
+        (0, "tool_name", 0, "f"),
+        (0, "tool_call", 0, "1"),
+    ]
+
+
+NO_TEXT = (
+    *(b"data: no JSON\n\n", b"data: [DONE]\n\n", b": comment\n\n", b"data: []\n\n", b"\n\n"),
+    *(
+        b'data: {"choices":{"a":1}}\n\n',
+        b'data: {"choices":[7,{"delta":7},{"delta":{"content":7,"tool_calls":[1,{}]}}]}\n\n',
+    ),
+)
+
+
+@pytest.mark.parametrize("data", NO_TEXT)
+def test_what_has_no_text_is_passed_over(data: bytes) -> None:
+    assert read(data) == []
+
+
+def test_a_character_that_two_events_share_is_put_together() -> None:
+    first, second = (
+        rb'data: {"choices":[{"delta":{"content":"a\ud83d"}}]}',
+        rb'data: {"choices":[{"delta":{"content":"\ude00b"}}]}',
+    )
+    other = event(choice(1, content="x"))
+    assert read(first + b"\n\n", other, second + b"\n\n") == [
+        (0, "content", 0, "a"),
+        (1, "content", 0, "x"),
+        (0, "content", 0, "\U0001f600b"),
+    ]
+    assert read(second + b"\n\n") == [(0, "content", 0, "\ufffdb")]
+
+
+def test_the_place_of_a_delta_is_that_of_its_event() -> None:
+    first, second = event(choice(content="a"), end="\r\n\r\n"), event(choice(content="b"), end="\r\r")
+    reader = DeltaReader()
+    chunk = b": c\n\n" + first + second
+    deltas = reader.read(chunk)
+    assert [delta.start for delta in deltas] == [5, 5 + len(first)]
+    assert reader.read(chunk) is deltas
+
+
+def test_of_an_event_that_is_passed_on_in_pieces_nothing_is_read() -> None:
+    whole, after = event(choice(content="x" * 40)), event(choice(content="after"))
+    pieces = [event(choice(content="a")) + whole[:20], whole[20:30], whole[30:] + after]
+    assert read(*pieces) == [(0, "content", 0, "a"), (0, "unread", 0, ""), (0, "content", 0, "after")]
+
+
+texts = st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=6)
+
+
+@settings(max_examples=40, deadline=None)
+@given(texts, st.sampled_from(["\n\n", "\r\n\r\n", "\r\r"]), st.booleans(), st.data())
+def test_the_text_is_the_same_however_the_stream_is_cut(
+    words: list[str], end: str, escaped: bool, data: st.DataObject
+) -> None:
+    stream = b"".join(event(choice(content=word), end=end, ascii_only=escaped) for word in words)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
+    events, reader, seen = EventStream(drop_usage=False), DeltaReader(), ""
+    for begin, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        if whole := events.feed(stream[begin:stop]):
+            seen += "".join(delta.text for delta in reader.read(whole))
+    if whole := events.close():
+        seen += "".join(delta.text for delta in reader.read(whole))
+    assert seen == "".join(words)
