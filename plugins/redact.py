@@ -21,7 +21,7 @@ from gateway import Caller, Exchange, Operation, Plugin, Services
 
 COMMON: Final = {
     "card-number": r"\b(?:\d[ -]?){12,18}\d\b",
-    "e-mail": r"\b[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}\b",
+    "e-mail": r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}",
     "private-key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(?:-----END [A-Z ]*PRIVATE KEY-----)?",
     "aws-key": r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
 }

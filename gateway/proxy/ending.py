@@ -46,7 +46,6 @@ async def conclude(
     """
     events = relay.events
     exchange.status = 200
-    at_boundary = relay.hooks.at_boundary if relay.hooks is not None and relay.withheld else events.at_boundary
     if events.error is not None and not relay.withheld:
         exchange.outcome = Outcome.UPSTREAM_ERROR_IN_STREAM
         error = failure.of_event(events.error, relay.channel.scrubbed).error
@@ -65,6 +64,7 @@ async def conclude(
         exchange.outcome, exchange.error = incomplete.outcome, error
         if reason in (EndReason.UPSTREAM, EndReason.BROKEN, EndReason.IDLE):
             on_failed(error.code)
+        at_boundary = relay.hooks.at_boundary if relay.hooks is not None and relay.withheld else events.at_boundary
         await caller.cut(b"data: %b\n\n" % render(error, exchange.id) if at_boundary else b"")
 
 

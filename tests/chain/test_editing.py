@@ -127,6 +127,12 @@ async def test_explain_may_edit_as_the_request_hook_does() -> None:
         await Undeclared().explain(of)
 
 
+async def test_a_test_may_call_the_hook_itself() -> None:
+    of = exchange()
+    await Edits().on_request(of)
+    assert (of.model, of.changed_by) == ("other", ("test",))
+
+
 def test_the_chain_refuses_an_editor_below_routing() -> None:
     class Identifies(Plugin):
         provides = (Caller,)

@@ -28,6 +28,15 @@ NOTHING_SENT: dict[str, Any] = {
 BEFORE_THE_FIRST_BYTE: dict[str, Any] = {"first_byte_ms": None, "events": 0}
 
 STORIES: list[tuple[dict[str, Any], str]] = [
+    (
+        {**NOTHING_SENT, "events": 9, "changed_by": ["redact", "rules"], "answered_by": "answer-cache"},
+        "arrived, changed by redact and rules, answered by answer-cache, completed after 9 events and 2300 ms, charged nothing",
+    ),
+    (
+        {"outcome": Outcome.STOPPED, "refused_by": "stop-words", "error_code": "content_stopped", "charge_micros": 0},
+        "sent to channel openai, first byte after 312 ms, stopped by stop-words after 43 events and 2300 ms: content stopped, "
+        "charged nothing",
+    ),
     ({}, "sent to channel openai, first byte after 312 ms, completed after 43 events and 2300 ms, charged 123 micros"),
     (
         {"price": {"hold_micros": 900}},

@@ -394,6 +394,21 @@ def test_the_reference_names_every_setting() -> None:
     assert set(Section.__subclasses__()) == {*PLACES, Serving, PluginEntry}, "a section is missing in PLACES"
 
 
+def test_the_reference_has_the_plugins_outside_of_the_chain_with_every_setting_at_its_default(tmp_path: Path) -> None:
+    before, chain = shipped("gateway.yaml").read_text().split("\nplugins:")
+    chain = re.sub(r"^  # (?=- use:|  )", "  ", chain, flags=re.MULTILINE)
+    (tmp_path / "gateway.yaml").write_text(f"{before}\nplugins:{chain}")
+    whole = load(tmp_path / "gateway.yaml", {"OPENAI_API_KEY": SECRET})
+    more = {step.name: step.plugin for step in loading.build(whole).entries}
+    assert set(more) == {name for name, entry in loading.installed().items() if entry.module.startswith("plugins.")}
+    settings = {entry.label: entry.with_ for entry in whole.config.plugins}
+    for name in more.keys() - {step.name for step in loading.build(reference()).entries}:
+        assert set(settings[name]) == set(more[name].__struct_fields__), name
+        for field in msgspec.structs.fields(more[name]):
+            default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+            assert default in (msgspec.NODEFAULT, getattr(more[name], field.name)), field.name
+
+
 def test_every_setting_is_read_somewhere() -> None:
     package = Path(str(files("gateway")))
     code = "\n".join(path.read_text() for path in package.rglob("*.py"))

@@ -163,6 +163,20 @@ async def test_a_model_that_does_not_exist_is_recorded_as_it_was_asked_for_but_f
     assert (closed.model, closed.requested_model) == ("" if requested else "m", requested)
 
 
+@pytest.mark.parametrize(
+    ("asked", "shown"), [("both", "both"), ("sk-alice-1a2b3c4d-0123456789abcdefghij", "(hidden: 38 "), ("", "")]
+)
+async def test_what_plugins_did_to_a_request_is_recorded(given: Services, asked: str, shown: str) -> None:
+    of = exchange()
+    await of.body()
+    of.requested_model, of.changed_by, of.answered_by = asked, ("redact", "rules"), "cache"
+    of.outcome = Outcome.COMPLETED
+    closed = await run(given, of)
+    assert closed.model == "m"
+    assert closed.requested_model[:12] == shown
+    assert (closed.changed_by, closed.answered_by) == (["redact", "rules"], "cache")
+
+
 async def test_a_refusal_for_want_of_a_channel_is_recorded_channel_by_channel(given: Services) -> None:
     of = exchange({"model": "both"})
     await of.body()
