@@ -136,7 +136,8 @@ class Services:
         self.catalogue = catalogue
         self._own_metrics = own_metrics or OwnMetrics(SharedNumbers())
         self.metrics = self._own_metrics.of(name)
-        self._spending = spending or Spending(store.usage.folder, Calendar(catalogue.time_zone, clock))
+        self.spending = spending or Spending(store.usage.folder, Calendar(catalogue.time_zone, clock))
+        """What `spent` reads."""
         self._work = Work(name, log)
 
     def key(self, *parts: str) -> str:
@@ -162,7 +163,7 @@ class Services:
         It is read from the usage log, which lacks the requests in progress, and those that ended in the last two seconds or so, on
         whichever gateway; longer where a sink does not run. Raises `StoreAway` where a file of the log cannot be read.
         """
-        return await self._spending.spent(account, window)
+        return await self.spending.spent(account, window)
 
     def named(self, name: str) -> Services:
         """Return the same services for the plugin called `name`."""
@@ -174,7 +175,7 @@ class Services:
             log=self.log,
             catalogue=self.catalogue,
             own_metrics=self._own_metrics,
-            spending=self._spending,
+            spending=self.spending,
         )
 
     async def end_tasks(self) -> None:

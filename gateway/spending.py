@@ -41,6 +41,10 @@ class Spending:
             self._sums[key] = now + REMEMBERED_S, task
         return await asyncio.shield(task)
 
+    def forget(self) -> None:
+        """Read each sum again when it is asked for next."""
+        self._sums.clear()
+
     def _sum(self, account: str, since_ms: int) -> int:
         unusable: list[UnusableFile] = []
         rows = grouped(self._folder, (), Selected(account=account, since_ms=since_ms), unusable)

@@ -214,6 +214,7 @@ class Running:
                 pass
         finally:
             sink.database.close()
+        self.gateway.services.spending.forget()
 
 
 def configuration(base_url: str, *plugins: Mapping[str, object]) -> str:

@@ -33,6 +33,7 @@ class AnswerCache(Plugin):
     Answers that were refused, cut or ended with an error are not kept.
     """
 
+    API = 1
     requires = (Caller, Route)
 
     seconds: float = 300

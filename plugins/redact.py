@@ -36,6 +36,7 @@ class Redact(Plugin):
     The answer is not changed. Searching blocks all other requests of the process, for about 50 ms a megabyte and pattern.
     """
 
+    API = 1
     requires = (Caller,)
     edits = True
 

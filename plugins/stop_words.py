@@ -27,6 +27,8 @@ class StopWords(Plugin):
     since nothing looks at their answers.
     """
 
+    API = 1
+
     words: tuple[str, ...]
     """The words or phrases, found anywhere in a text, also within other words."""
     ignore_case: bool = True

@@ -21,6 +21,7 @@ from gateway.cli.commands import program
 from gateway.config import schema
 from gateway.errors import Misconfigured
 from gateway.tools.exposure import exposure_of
+from tests import reference
 from tests.test_architecture import LAYERS
 
 ROOT = Path(__file__).parent.parent
@@ -133,7 +134,7 @@ def test_the_example_plugins_and_their_tests_run(tmp_path: Path) -> None:
         text=True,
         timeout=180,
     )
-    assert "15 passed" in run.stdout, run.stdout + run.stderr
+    assert "16 passed" in run.stdout, run.stdout + run.stderr
 
 
 def with_chain(tmp_path: Path, chain: str) -> schema.Loaded:
@@ -239,6 +240,10 @@ def test_every_public_name_is_in_the_plugin_guide() -> None:
     text = (ROOT / "plugins/README.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| \S", text, flags=re.MULTILINE)
     assert [name for name in gateway.__all__ if rows.count(name) != 1] == []
+
+
+def test_the_reference_is_what_the_docstrings_say() -> None:
+    assert reference.PAGE.read_text() == reference.page(), "run `python -m tests.reference`"
 
 
 def test_every_name_for_tests_is_in_the_plugin_guide() -> None:

@@ -14,19 +14,18 @@ from contextlib import nullcontext, suppress
 from typing import Final
 
 from gateway.attempt import Attempt
-from gateway.chain.editing import ExplainHooks
 from gateway.chain.entry import Entry
 from gateway.chain.failures import PLUGIN_ERRORS
 from gateway.chain.request_hooks import RequestHooks
 from gateway.chat.usage import Usage
 from gateway.contract.blocking import Blocking
 from gateway.contract.cost import Cost
-from gateway.contract.endings import CHUNKS, COMPLETED, Ending
+from gateway.contract.endings import CHUNKS, Ending
 from gateway.contract.lost_replies import LostReplies
 from gateway.contract.scenario_result import ScenarioResult
 from gateway.contract.snapshot import Snapshot, memory_snapshot, store_snapshot
 from gateway.contract.watched import ChunkSize, Stops, WatchedExchange
-from gateway.contract.words import an, in_vain, raised
+from gateway.contract.words import in_vain, raised
 from gateway.errors import GatewayError, Refused, StoreError, as_refused
 from gateway.exchange import Exchange, Operation, Outcome
 from gateway.plugin import Plugin
@@ -73,9 +72,9 @@ class ScenarioRunner:
 
     async def _run(self, ending: Ending) -> ScenarioResult:
         exchange = await self.arrived(ending)
-        result = ScenarioResult(ending, await self._snapshot(exchange))
+        result = ScenarioResult(ending, await self.snapshot(exchange))
         reply = await self._request(exchange, result)
-        result.during = await self._snapshot(exchange)
+        result.during = await self.snapshot(exchange)
         if result.refused is None and reply is None and not result.problems:
             problem = await self._fail_over(exchange, ending) or self.respond(exchange, ending)
             result.problems += [problem] if problem else []
@@ -86,7 +85,7 @@ class ScenarioRunner:
         except PLUGIN_ERRORS as error:
             hook = "end_step" if self.entry.plans_end else "on_end"
             result.problems.append(raised(hook, error, ending, HOOK_TIMEOUT_S))
-        result.after = await self._snapshot(exchange)
+        result.after = await self.snapshot(exchange)
         await self.left(exchange)
         return result
 
@@ -126,26 +125,6 @@ class ScenarioRunner:
         elif error is None and step.read is not None:
             await step.read(value)
         return problems
-
-    async def explain_problems(self) -> list[str]:
-        """Return what is wrong with how the plugin explains a request that its `on_request` accepts."""
-        exchange = await self.arrived(COMPLETED)
-        before = await self._snapshot(exchange)
-        exchange.hooks = ExplainHooks(self.entry)
-        try:
-            async with asyncio.timeout(HOOK_TIMEOUT_S):
-                text = await self.plugin.explain(exchange)
-        except PLUGIN_ERRORS as error:
-            return [f"`explain` raised {type(error).__name__}: {error}, where `on_request` passes"]
-        if not isinstance(text, str | None):
-            return [f"`explain` returns {an(text)}: return a sentence, or None"]
-        after = await self._snapshot(exchange)
-        await self.left(exchange)
-        changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-        missing = [fact.__name__ for fact in type(self.plugin).provides if text is not None and fact not in exchange]
-        return [f"`explain` changes {name}" for name in changed] + [
-            f"`explain` does not set {name}" for name in missing
-        ]
 
     async def _request(self, exchange: Exchange, result: ScenarioResult) -> Reply | None:
         hook = LostReplies(self.request(self.plugin, exchange), result.ending.lost_from)
@@ -225,6 +204,7 @@ class ScenarioRunner:
         """Return a snapshot of the store."""
         return await store_snapshot(self.client, request_id)
 
-    async def _snapshot(self, exchange: Exchange) -> Snapshot:
+    async def snapshot(self, exchange: Exchange) -> Snapshot:
+        """Return a snapshot of what the plugin keeps."""
         memory = memory_snapshot(self.plugin)
         return memory | await store_snapshot(self.client, exchange.id) if self._with_store else memory

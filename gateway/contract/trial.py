@@ -17,6 +17,7 @@ from gateway.config.document import Document
 from gateway.contract.cost import MAX_CALLS
 from gateway.contract.edits import edits
 from gateway.contract.endings import COMPLETED, INCOMPLETE, MISDIRECTED, MODELS
+from gateway.contract.explains import explain_problems
 from gateway.contract.finding import Finding
 from gateway.contract.leaks import CapturedLog, leaked
 from gateway.contract.providers import providers_for
@@ -115,7 +116,7 @@ class Trial:
             Finding.of("steps", await step_problems(runner), "may be planned and sent twice")
             if runner.entry.plans_request or runner.entry.plans_end
             else Finding("steps", True, "no steps"),
-            Finding.of("explains", await runner.explain_problems(), "takes nothing")
+            Finding.of("explains", await explain_problems(runner), "takes nothing")
             if "explain" in defined_hooks(self.kind)
             else Finding("explains", True, "no `explain`: `gateway explain` cannot say what the plugin would do"),
             await edits(runner),

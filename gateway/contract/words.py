@@ -11,11 +11,13 @@ def raised(hook: str, error: BaseException, ending: Ending, limit_s: float) -> s
     at = origin_of(error).get("at", "")
     if isinstance(error.__cause__, SystemExit):
         error = error.__cause__
+    fact = error.args[0] if isinstance(error, KeyError) and error.args else None
+    cure = f"; put {fact.__name__} into `requires`, or use `exchange.get`" if isinstance(fact, type) else ""
     lost = ending.lost_from
     when = f"({ending.name})" if lost is None else f"where replies were lost (from wait {lost + 1} on)"
     if isinstance(error, TimeoutError):
         return f"`{hook}` did not end within {limit_s:g} s {when}"
-    return f"`{hook}` raised {type(error).__name__}: {error} {when}" + (f" at {at}" if at else "")
+    return f"`{hook}` raised {type(error).__name__}: {error} {when}" + (f" at {at}" if at else "") + cure
 
 
 def in_vain(hook: str, returned: object) -> list[str]:

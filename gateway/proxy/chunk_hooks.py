@@ -47,7 +47,8 @@ class ChunkHooks:
             except Refused as refused:
                 exchange.stop(refused)
             except BaseException as error:
-                log.error("plugin_failed", **origin_of(error, name, "on_chunk"), request_id=exchange.id, exc_info=error)
+                where = origin_of(error, name, "on_chunk")
+                log.error("plugin_failed", **where, request_id=exchange.id, exc_info=error)
                 self.failure = (
                     error if isinstance(error, Exception) else RuntimeError(f"a plugin raised {type(error).__name__}")
                 )

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.chain.failures import is_cancellation
+from gateway.chain.failures import is_cancellation, origin_of
 from gateway.chat.events import EventStream
 from gateway.chat.request import Body
 from gateway.chat.usage import Usage
@@ -199,8 +199,8 @@ class ReplyStream:
             caller.abort()
         else:
             if self.failure is not None and self._hooks.failure is None:
-                by = {"plugin": exchange.answered_by, "hook": "on_request", "request_id": exchange.id}
-                log.error("plugin_failed", **by, exc_info=self.failure)
+                where = origin_of(self.failure, exchange.answered_by, "on_request")
+                log.error("plugin_failed", **where, request_id=exchange.id, exc_info=self.failure)
             stopped = exchange.stopped if reason is EndReason.STOPPING else None
             exchange.error = stopped or INCOMPLETE[reason].error()
             exchange.outcome = INCOMPLETE[reason].outcome
@@ -270,5 +270,5 @@ async def _close(exchange: Exchange, events: AsyncIterator[bytes]) -> None:
         closing.cancel()
         log.error("plugin_hangs", plugin=exchange.answered_by, hook="aclose", request_id=exchange.id)
     elif (error := closing.exception()) is not None:
-        by = {"plugin": exchange.answered_by, "hook": "aclose", "request_id": exchange.id}
-        log.error("plugin_failed", **by, exc_info=error)
+        where = origin_of(error, exchange.answered_by, "aclose")
+        log.error("plugin_failed", **where, request_id=exchange.id, exc_info=error)

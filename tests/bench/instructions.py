@@ -27,7 +27,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -74,14 +74,15 @@ def missing() -> str:
 class Worker:
     """A worker under callgrind, with its caller and its upstream."""
 
-    def __init__(self, folder: Path, store: str) -> None:
+    def __init__(self, folder: Path, store: str, plugins: Sequence[str] = ()) -> None:
         self._folder = folder
+        self._store = store
         self._port = free_port()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._listening.settimeout(PATIENCE_S)
         self._upstream: socket.socket | None = None
         self._configuration = folder / "bench.yaml"
-        self._configuration.write_text(_configuration(folder, store, self._port, self._listening.getsockname()[1]))
+        self.configure(plugins)
         self._command("init")
         self._command("account", "create", "bench", "--credit", "1000000")
         token = next(word for word in self._command("token", "create", "bench").split() if word.startswith("sk-"))
@@ -89,6 +90,11 @@ class Worker:
         lines = [f"{name}: {value}\r\n" for name, value in {"Host": "bench", **headers}.items()]
         head = f"POST {PATH} HTTP/1.1\r\n{''.join(lines)}Content-Length: {len(body)}\r\n\r\n"
         self._request = head.encode() + body
+
+    def configure(self, plugins: Sequence[str]) -> None:
+        """Write the configuration, with `plugins` in the chain, below those that count and above the routing."""
+        upstream = self._listening.getsockname()[1]
+        self._configuration.write_text(_configuration(self._folder, self._store, self._port, upstream, plugins))
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -150,6 +156,20 @@ class Worker:
 
     def measure(self) -> Figures:
         """Return the instructions of a request, of an event and of a burst."""
+        self.prepare()
+
+        def each(sizes: tuple[int, int], work: Callable[[int], None]) -> int:
+            few, many = (min(self.count(partial(work, size)) for _ in range(ROUNDS)) for size in sizes)
+            return round((many - few) / (sizes[1] - sizes[0]))
+
+        return {
+            "request": each(REQUESTS, partial(repeat, self.ask)),
+            "event": each(EVENTS, self.ask),
+            "burst": each(REQUESTS, partial(repeat, self.burst)),
+        }
+
+    def prepare(self) -> None:
+        """Send what comes before the count: requests until all is warm, and then the signal after which timers are slow."""
         for _ in range(WARM):
             self.ask()
             self.burst()
@@ -157,16 +177,6 @@ class Worker:
         time.sleep(SETTLE_S)
         self._control("--instr=on")
         self.ask(EVENTS[0])
-
-        def each(sizes: tuple[int, int], work: Callable[[int], None]) -> int:
-            few, many = (min(self.count(partial(work, size)) for _ in range(ROUNDS)) for size in sizes)
-            return round((many - few) / (sizes[1] - sizes[0]))
-
-        return {
-            "request": each(REQUESTS, partial(_repeat, self.ask)),
-            "event": each(EVENTS, self.ask),
-            "burst": each(REQUESTS, partial(_repeat, self.burst)),
-        }
 
     def _receive_request(self) -> socket.socket:
         """Receive a request at the upstream, also on a connection after one that the worker has closed."""
@@ -200,13 +210,14 @@ class Worker:
         subprocess.run(["callgrind_control", option, str(self._process.pid)], check=True, capture_output=True)
 
 
-def _repeat(ask: Callable[[], None], times: int) -> None:
+def repeat(ask: Callable[[], None], times: int) -> None:
+    """Ask so many times."""
     for _ in range(times):
         ask()
 
 
-def _configuration(folder: Path, store: str, port: int, upstream: int) -> str:
-    uses = [f"{{use: {name}, with: {GENEROUS.get(name, '{}')}}}" for name in (*CHAIN, "model-routing")]
+def _configuration(folder: Path, store: str, port: int, upstream: int, plugins: Sequence[str]) -> str:
+    uses = [f"{{use: '{name}', with: {GENEROUS.get(name, '{}')}}}" for name in (*CHAIN, *plugins, "model-routing")]
     return f"""
 listen: 127.0.0.1:{port}
 admin: null
