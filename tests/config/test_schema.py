@@ -193,7 +193,7 @@ WRONG = {
     "demo: {}": "1: demo: a demo needs a model to talk to; add one under `models:`",
     "\n\nredis: ${REDIS}": "3: redis: the environment variable REDIS is not set; export it or write a value",
     # Addresses
-    "listen: 8080": "1: listen: must be text, not a whole number; put it in quotes",
+    "listen: 8080": "1: listen: must be text, not a whole number; write HOST:PORT, as in 127.0.0.1:8080",
     "listen: localhost": f"1: listen: {ADDRESS}",
     "listen: ':8080'": f"1: listen: {ADDRESS}",
     "listen: 127.0.0.1:65536": f"1: listen: {ADDRESS}",
