@@ -183,7 +183,7 @@ async def test_without_a_model_each_one_is_explained_in_a_line(command: Command)
     assert lines[1].split(maxsplit=4)[1:4] == ["refused:", "404", "model_not_found"]
     assert lines[1].endswith("model-routing: group trial allows small.")
     assert "402 insufficient_balance" in lines[2]
-    assert "0.000272, and 0.00 is left" in lines[2]
+    assert "that is 0.000272, and 0.00 is left" in lines[2]
     explained = [json.loads(line) for line in (await command.run("--json", model="")).splitlines()]
     assert [(each["model"], each["served"]) for each in explained] == [("m", True), ("small", True)]
 
