@@ -23,6 +23,7 @@ from tests.patience import PATIENCE_S
 
 FIXTURE: Final = Path(__file__).parent.parent / "fixtures" / "data-95e8e78"
 LAYOUT_1: Final = FIXTURE.with_name("data-c07b58a")
+LAYOUT_2: Final = FIXTURE.with_name("data-1c3f5e8")
 PORTS: Final = ("PUBLIC", "ADMIN", "GOOD", "SLOW", "BROKEN", "CUTTING", "STALLING", "ERRING")
 SECRETS: Final = ("GATEWAY_PEPPER", "GATEWAY_ADMIN_TOKEN")
 """Variables that are removed from the environment: the folder has these secrets."""
