@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from gateway.alerts.alerts import Alerts
     from gateway.budgets import Budget, BudgetUse, Calendar, budget_in
     from gateway.catalogue import Catalogue, matches
+    from gateway.chat.dialect import AnswerReader, ChatRequest, Delta, Dialect
+    from gateway.chat.request import Body
     from gateway.chat.usage import Usage
     from gateway.errors import Refused, StoreAway, StoreError, model_not_found
     from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply, Request
@@ -39,9 +41,11 @@ __all__ = [
     "AccountLimits",
     "AccountStatus",
     "Alerts",
+    "AnswerReader",
     "Attempt",
     "AttemptRecord",
     "Authenticated",
+    "Body",
     "Budget",
     "BudgetUse",
     "Budgets",
@@ -50,8 +54,11 @@ __all__ = [
     "Candidate",
     "Catalogue",
     "ChannelHealth",
+    "ChatRequest",
     "CircuitBreaker",
     "Clock",
+    "Delta",
+    "Dialect",
     "Exchange",
     "Hold",
     "HoldReply",
@@ -95,6 +102,8 @@ _PLACES = {
     "gateway.alerts.alerts": "Alerts",
     "gateway.budgets": "Budget BudgetUse Calendar budget_in",
     "gateway.catalogue": "Catalogue matches",
+    "gateway.chat.dialect": "AnswerReader ChatRequest Delta Dialect",
+    "gateway.chat.request": "Body",
     "gateway.chat.usage": "Usage",
     "gateway.errors": "Refused StoreAway StoreError model_not_found",
     "gateway.exchange": "Attempt Exchange Operation Outcome Reply Request",

@@ -76,11 +76,14 @@ class Calendar:
         """Return the budgets of a caller: those of its account, then those of its token."""
         if caller.budgets == NO_BUDGETS == caller.token_budgets:
             return ()
-        begin_s, end_s = self._today
-        if not begin_s <= (now_s := self._clock.time()) < end_s:
-            self._turn(now_s)
+        self._look()
         token = (caller.counts_as or caller.token_id).rpartition("-")[2]
         return (*self._of("account", "", caller.budgets), *self._of("token", token, caller.token_budgets))
+
+    def began_ms(self, kind: Literal["day", "week", "month"]) -> int:
+        """Return when the current window began, in milliseconds since 1970."""
+        self._look()
+        return int(self._ends[kind].partition(" ")[0])
 
     def ends_at(self, ends_ms: int) -> str:
         """Return the end of a window in the time zone, as in 2026-12-01T00:00:00+01:00."""
@@ -106,6 +109,12 @@ class Calendar:
             for kind, limit in limits
             if limit is not None
         ]
+
+    def _look(self) -> None:
+        """Compute the windows where the day is another one than before."""
+        begin_s, end_s = self._today
+        if not begin_s <= (now_s := self._clock.time()) < end_s:
+            self._turn(now_s)
 
     def _turn(self, now_s: float) -> None:
         """Compute the windows around this time."""

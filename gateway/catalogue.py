@@ -42,7 +42,7 @@ class Catalogue:
             for group in config.groups
         }
         self.part_tokens = {
-            name: PartTokens(model.image_tokens, model.audio_tokens, model.file_tokens)
+            name: PartTokens(model.image_tokens, model.audio_tokens, model.file_tokens, self._added_tokens(model))
             for name, model in config.models.items()
         }
         ratios: dict[str | None, Fraction] = {None: Fraction(1)}
@@ -123,6 +123,11 @@ class Catalogue:
         """The longest time that a request may take, in seconds: every attempt is as slow as its channel allows."""
         timers = [channel.timers for channel in self.channels.values()]
         return max((max(each.total, MAX_ATTEMPTS * (2 * each.connect + each.first_byte)) for each in timers), default=0)
+
+    def _added_tokens(self, model: Model) -> int:
+        """Return the most tokens that the fields of one of the model's channels can add to a prompt."""
+        added = [fields.tokens_bound() for each in model.servings if (fields := self.channels[each.use].fields)]
+        return max(added, default=0)
 
     def _tiers(self, name: str, model: Model, channels: Sequence[str]) -> tuple[tuple[tuple[Candidate, int], ...], ...]:
         tiers: dict[int, list[tuple[Candidate, int]]] = {}

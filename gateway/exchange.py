@@ -54,7 +54,8 @@ class Attempt(msgspec.Struct):
 
     `upstream_request_id` is from the head of its answer, `completion_id` from the completion itself; bills name either.
     `cost`: what the channel bills, None where that is not known. `reported`: the upstream's own usage object, as it came, and
-    `stated_micros` the cost that it states.
+    `stated_micros` the cost that it states. `dialect`: of an upstream with another API; the answer is written anew then, and else
+    passes byte for byte. `began`, and `failed` where another may follow: `time.monotonic()`.
     """
 
     channel: str
@@ -67,6 +68,9 @@ class Attempt(msgspec.Struct):
     reported: str = ""
     stated_micros: int | None = None
     completion_id: str = ""
+    dialect: str = ""
+    began: float = 0.0
+    failed: float = 0.0
 
     @property
     def cost_micros(self) -> int | None:

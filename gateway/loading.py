@@ -10,12 +10,15 @@ from importlib.metadata import EntryPoint, entry_points
 
 from gateway.chain.chain import Chain
 from gateway.chain.entry import Entry
-from gateway.chain.failures import error_text
+from gateway.chain.failures import describe_error
+from gateway.chain.hooks import api_of, wrong_facts, wrong_hooks
+from gateway.config.channel_request import auth_of
 from gateway.config.decode import convert
 from gateway.config.schema import Loaded
+from gateway.config.section import WrongSetting
 from gateway.errors import Misconfigured
 from gateway.log import Logger
-from gateway.plugin import Plugin
+from gateway.plugin import PLUGIN_API, Plugin
 
 ENTRY_POINTS = "gateway.plugins"
 _found: dict[str, EntryPoint] = {}
@@ -44,13 +47,22 @@ def plugin_class(use: str) -> type[Plugin]:
     except ModuleNotFoundError as error:
         raise ValueError(f"cannot import `{error.name}`: put it beside the YAML file or on PYTHONPATH") from None
     except BaseException as error:
-        raise ValueError(f"importing `{module_name}` failed: {error_text(error)}") from None
+        raise ValueError(f"importing `{module_name}` failed: {describe_error(error)}") from None
     found = getattr(module, class_name, None)
     if found is None:
         raise ValueError(f"`{module_name}` has no `{class_name}`: name a class of it")
     if not (isinstance(found, type) and issubclass(found, Plugin)):
         raise ValueError(f"`{use}` is no plugin: derive it from gateway.Plugin")
+    if (made_for := api_of(found)) not in (None, PLUGIN_API):
+        cure = f"install a version of it for API {PLUGIN_API}, or a gateway with API {made_for}"
+        raise ValueError(f"`{use}` is made for API {made_for} of plugins, and this gateway has {PLUGIN_API}: {cure}")
     return found
+
+
+def _check_class(kind: type[Plugin]) -> None:
+    """Raise `ValueError` where the hooks or the facts of a class are not as the gateway uses them."""
+    if wrong := [*wrong_hooks(kind), *wrong_facts(kind)]:
+        raise ValueError("; ".join(wrong))
 
 
 Note = Callable[[Callable[[str], Misconfigured], str], None]
@@ -85,6 +97,7 @@ def build(loaded: Loaded, *, generation: int = 1, note: Note = lambda wrong, nam
             note(partial(document.wrong, place), entry.label)
             try:
                 kind = plugin_class(entry.use)
+                _check_class(kind)
             except ValueError as error:
                 raise document.wrong((*place, "use"), str(error)) from None
             try:
@@ -92,9 +105,27 @@ def build(loaded: Loaded, *, generation: int = 1, note: Note = lambda wrong, nam
             except Misconfigured:
                 raise
             except BaseException as error:
-                text = f"making `{entry.use}` failed: {error_text(error)}"
+                text = f"making `{entry.use}` failed: {describe_error(error)}"
                 raise document.wrong((*place, "use"), text) from None
             entries.append(Entry(entry.label, plugin, entry.on_error, partial(document.wrong, place)))
     if not entries:
         raise document.wrong(("plugins",), "no plugin is enabled; begin with the list in config/gateway.yaml")
-    return Chain(entries, generation=generation)
+    chain = Chain(entries, generation=generation)
+    _check_dialects(loaded, chain)
+    return chain
+
+
+def _check_dialects(loaded: Loaded, chain: Chain) -> None:
+    for name, channel in loaded.config.channels.items():
+        if channel.dialect is None:
+            continue
+        place = ("channels", name)
+        if channel.dialect not in chain.dialects:
+            known = ", ".join(chain.dialects) or "none yet"
+            cure = "add the plugin that has it to `plugins`, as in `- use: anthropic`"
+            text = f"no plugin provides the dialect `{channel.dialect}`; known: {known}; {cure}"
+            raise loaded.document.wrong((*place, "dialect"), text)
+        try:
+            channel.check_auth(channel.auth_way(auth_of(chain.dialects[channel.dialect].auth)))
+        except WrongSetting as error:
+            raise loaded.document.wrong((*place, *error.key_path), str(error)) from None

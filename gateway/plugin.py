@@ -13,28 +13,38 @@ The gateway guarantees:
 
 A plugin that only needs the store to run a function has `request_step` in place of `on_request`, and `end_step` in place of
 `on_end`: they return a `Step`, and the gateway sends those of all plugins together. The order of the list decides as before.
+
+A plugin says for which version of this contract it is made: `API = 1` in its module or in its class.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import msgspec
 
+from gateway.chat.dialect import Dialect
 from gateway.exchange import Exchange, Reply
 from gateway.services import Services
 from gateway.store.client.step import Step
+
+PLUGIN_API: Final = 1
+"""The version of this contract. It changes when a plugin that kept the contract before would break."""
 
 
 class Plugin(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True, eq=False):
     """The base class of plugins. Annotated fields are settings: what an operator may write under `with:`.
 
     `provides` and `requires` are facts: types that `on_request` puts into the exchange, or expects to find there.
+    `dialects`: the APIs of upstreams that it adds, for the `dialect:` of channels.
     `sees_misdirected`: whether the hooks also run for requests that the path table refuses.
+    `API`: the version of the contract that the plugin is made for; may stand in its module, too.
     """
 
+    API: ClassVar[int | None] = None
     provides: ClassVar[tuple[type, ...]] = ()
     requires: ClassVar[tuple[type, ...]] = ()
+    dialects: ClassVar[tuple[type[Dialect], ...]] = ()
     sees_misdirected: ClassVar[bool] = False
 
     async def start(self, services: Services) -> None:

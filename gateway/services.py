@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.alerts.alerts import Alerts
+from gateway.budgets import Calendar
 from gateway.catalogue import Catalogue
 from gateway.config.schema import Config
 from gateway.errors import GatewayError
 from gateway.log import Logger
+from gateway.metrics.own import OwnMetrics
+from gateway.metrics.shared import SharedNumbers
+from gateway.spending import Spending, Window
 from gateway.store.accounts import Accounts
 from gateway.store.channels import Channels
 from gateway.store.client.client import Client
@@ -23,6 +27,10 @@ from gateway.store.pepper import PepperSource
 from gateway.store.tokens import Tokens
 from gateway.usage.log import UsageLog
 from gateway.usage.sink import crashed_after_s
+from gateway.work import Work
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
 
 
 class Clock(Protocol):
@@ -103,20 +111,56 @@ class Services:
 
     `name`: the plugin's name in the chain. `store`: accounts, tokens, wallet, limits, usage. `redis`: the pipelining client,
     for keys of the plugin's own, which `key(...)` names. `catalogue`: models, prices, groups. `log`: a structured logger; never
-    log a token.
+    log a token. `metrics`: counters and histograms of the plugin's own.
     """
 
-    def __init__(self, *, name: str, store: Store, redis: Client, clock: Clock, log: Any, catalogue: Catalogue) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        store: Store,
+        redis: Client,
+        clock: Clock,
+        log: Any,
+        catalogue: Catalogue,
+        own_metrics: OwnMetrics | None = None,
+        spending: Spending | None = None,
+    ) -> None:
         self.name = name
         self.store = store
         self.redis = redis
         self.clock = clock
         self.log = log
         self.catalogue = catalogue
+        self._own_metrics = own_metrics or OwnMetrics(SharedNumbers())
+        self.metrics = self._own_metrics.of(name)
+        self._spending = spending or Spending(store.usage.folder, Calendar(catalogue.time_zone, clock))
+        self._work = Work(name, log)
 
     def key(self, *parts: str) -> str:
         """Return a key of this plugin's own. Put braces around a part, as in `{account}`, to keep its keys in one cluster slot."""
         return ":".join(("gw", "plugin", self.name, *parts))
+
+    @property
+    def http(self) -> ClientSession:
+        """A client session of aiohttp, which is closed after `stop`. A request takes 30 s at most, unless it says otherwise."""
+        return self._work.http
+
+    def every(self, seconds: float, function: Callable[[], Awaitable[None]]) -> None:
+        """Call an asynchronous function again and again: first after `seconds`, then `seconds` after it has ended.
+
+        What it raises is logged with the plugin's name, and it is called again. It is cancelled before `stop` is called. Each
+        worker calls it. Raises `ValueError` for what is no time, and for more than 16 functions.
+        """
+        self._work.every(seconds, function)
+
+    async def spent(self, account: str, window: Window = "day") -> int:
+        """Return what an account was charged in this day, week or month, in micros. They begin as those of budgets do.
+
+        It is read from the usage log, which lacks the requests in progress, and those that ended in the last two seconds or so, on
+        whichever gateway; longer where a sink does not run. Raises `StoreAway` where a file of the log cannot be read.
+        """
+        return await self._spending.spent(account, window)
 
     def named(self, name: str) -> Services:
         """Return the same services for the plugin called `name`."""
@@ -127,7 +171,17 @@ class Services:
             clock=self.clock,
             log=self.log,
             catalogue=self.catalogue,
+            own_metrics=self._own_metrics,
+            spending=self._spending,
         )
+
+    async def end_tasks(self) -> None:
+        """Cancel what `every` calls, and wait until it has ended. The gateway calls it before `stop`."""
+        await self._work.end_tasks()
+
+    async def close(self) -> None:
+        """End what was begun with these services. The gateway calls it after `stop`."""
+        await self._work.close()
 
 
 class SystemClock:
@@ -140,8 +194,8 @@ class SystemClock:
         return time.monotonic()
 
 
-def services_of(config: Config, store: Store) -> Services:
-    """Return what the plugins of one configuration are started with."""
+def services_of(config: Config, store: Store, own_metrics: OwnMetrics | None = None) -> Services:
+    """Return what the plugins of one configuration are started with. Without `own_metrics` what they count is not exported."""
     return Services(
         name="gateway",
         store=store,
@@ -149,4 +203,5 @@ def services_of(config: Config, store: Store) -> Services:
         clock=SystemClock(),
         log=Logger("gateway.plugin"),
         catalogue=Catalogue(config),
+        own_metrics=own_metrics,
     )

@@ -20,6 +20,7 @@ from gateway.catalogue import Catalogue
 from gateway.chain.end_hooks import run_end_hooks
 from gateway.chain.entry import Entry
 from gateway.chain.request_hooks import RequestHooks
+from gateway.chat.dialect import ChatRequest
 from gateway.chat.request import Body, BodyRules, check
 from gateway.config import schema
 from gateway.config.schema import Config, Loaded, StoreSettings
@@ -27,18 +28,22 @@ from gateway.exchange import Exchange, Reply, Request
 from gateway.fake_upstream import FakeUpstream
 from gateway.log import Logger
 from gateway.plugin import Plugin
+from gateway.proxy.foreign_request import foreign_chat
 from gateway.runtime.worker import opened
 from gateway.server.gateway import Gateway
 from gateway.server.routes import operation_of
 from gateway.services import Services, Store
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.pepper import make_pepper
+from gateway.usage.log import UsageLog
+from gateway.usage.sink import Sink
 
 __all__ = [
     "Answered",
     "FakeUpstream",
     "FixedClock",
     "Running",
+    "chat_request",
     "configuration",
     "exchange",
     "run_end",
@@ -99,6 +104,12 @@ def exchange(
     return Exchange(Request(method, path, head, peer, operation, argument), read)
 
 
+def chat_request(body: Mapping[str, Any] | None = None, *, model: str = "m", max_tokens: int = 4096) -> ChatRequest:
+    """Return what a `Dialect` is given for a request. `body` is merged into a minimal chat completion. Raises `Refused`."""
+    checked = check(msgspec.json.encode({**MINIMAL_BODY, **(body or {})}), BodyRules())
+    return foreign_chat(checked, model, max_tokens)
+
+
 @asynccontextmanager
 async def services(folder: Path, url: str | None = None, settings: Config | None = None) -> AsyncIterator[Services]:
     """Provide services with a real store: the one at `url`, or else an empty one that runs in `folder` until the end."""
@@ -106,7 +117,7 @@ async def services(folder: Path, url: str | None = None, settings: Config | None
     with _store(folder, url) as address:
         make_pepper(folder)
         async with Store.open(settings, address) as store:
-            yield Services(
+            given = Services(
                 name="test",
                 store=store,
                 redis=store.client,
@@ -114,6 +125,10 @@ async def services(folder: Path, url: str | None = None, settings: Config | None
                 log=Logger("gateway.plugin"),
                 catalogue=Catalogue(settings),
             )
+            try:
+                yield given
+            finally:
+                await given.close()
 
 
 async def started(plugin: AnyPlugin, given: Services) -> AnyPlugin:
@@ -172,6 +187,16 @@ class Running:
             session.post(f"{self.base_url}/chat/completions", json=body, headers=headers) as response,
         ):
             return Answered(response.status, response.headers, await response.read())
+
+    async def write_usage(self) -> None:
+        """Write the usage log into its files, which `services.spent` reads. In a gateway, a process of its own does it."""
+        usage = UsageLog(self.store.client, self.store.usage.folder)
+        sink = Sink(usage, retention_months=1, crashed_after_s=3600)
+        try:
+            while await sink.move_batch():
+                pass
+        finally:
+            sink.database.close()
 
 
 def configuration(base_url: str, *plugins: Mapping[str, object]) -> str:

@@ -42,6 +42,7 @@ MOST_CALLERS: Final = 4096
 class Auth(Plugin):
     """Accepts callers with a valid token whose account is active and whose group is enabled."""
 
+    API = 1
     provides = (Caller,)
 
     wrong_tokens_per_minute: int = 60

@@ -29,6 +29,7 @@ class ModelRouting(Plugin):
     close a channel for others. Where no other channel can serve, a channel is called until it has failed repeatedly.
     """
 
+    API = 1
     requires = (Caller,)
     provides = (Route,)
 

@@ -46,6 +46,7 @@ LONGEST_LEASE_S: Final = 86_400
 class Quota(Plugin):
     """Refuses requests that the balance cannot cover, and charges each request once."""
 
+    API = 1
     requires = (Caller,)
 
     max_hold: Decimal | None = None

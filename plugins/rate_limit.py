@@ -63,6 +63,7 @@ class RateLimit(Plugin):
     The limits of an account or its group, if they have any, replace these. Those of a token apply in addition.
     """
 
+    API = 1
     requires = (Caller,)
 
     requests_per_minute: int | None = 60

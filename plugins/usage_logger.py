@@ -57,6 +57,7 @@ class Arrival(msgspec.Struct):
 class UsageLogger(Plugin):
     """Records that a request arrived, and how it ended. Refuses a request whose arrival cannot be recorded."""
 
+    API = 1
     sees_misdirected: ClassVar[bool] = True
 
     unknown_per_minute: int = 60
@@ -225,6 +226,7 @@ def _closed(opened: Record, exchange: Exchange, model: str) -> Record:
                 attempt.cost_micros,
                 attempt.upstream_request_id[:MAX_FOREIGN_NAME],
                 attempt.completion_id[:MAX_FOREIGN_NAME],
+                attempt.dialect[:MAX_FOREIGN_NAME],
             )
             for attempt in exchange.attempts
         ],

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
+from contextlib import suppress
 from typing import ClassVar
 
 import msgspec
@@ -435,3 +437,64 @@ class LogsItsKey(Plugin):
 
     def __repr__(self) -> str:
         return "<LogsItsKey>"
+
+
+class SleepsInRequest(Plugin):
+    """Sleeps in on_request."""
+
+    async def on_request(self, exchange: Exchange) -> None:
+        self._wait()
+
+    def _wait(self) -> None:
+        time.sleep(0)
+
+
+class WritesAFile(Plugin):
+    """Writes a file in on_end."""
+
+    async def on_end(self, exchange: Exchange) -> None:
+        with open("/dev/null", "wb") as file:  # noqa: ASYNC230, PTH123
+            file.write(b"end")
+
+
+class Connects(Plugin):
+    """Connects a socket that blocks."""
+
+    async def on_request(self, exchange: Exchange) -> None:
+        with socket.socket() as connection, suppress(OSError):
+            connection.connect(("127.0.0.1", 9))
+
+
+class AnswersADict(Plugin):
+    """Returns what is no Reply."""
+
+    async def on_request(self, exchange: Exchange) -> Reply:
+        return {"answer": "yes"}  # type: ignore[return-value]
+
+
+class PlansADict(Plugin):
+    """Returns what is no Step."""
+
+    async def request_step(self, exchange: Exchange) -> Step:
+        return {"keys": []}  # type: ignore[return-value]
+
+
+class ReturnsAChunk(Plugin):
+    """Returns another chunk, as if it could be changed."""
+
+    def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
+        return chunk.replace(b"a", b"b")  # type: ignore[return-value]
+
+
+class RefusesInEnd(Plugin):
+    """Returns something from on_end."""
+
+    async def on_end(self, exchange: Exchange) -> None:
+        return Refused(403, "late", "Too late.")  # type: ignore[return-value]
+
+
+class ExplainsInNumbers(Plugin):
+    """Explains with a number."""
+
+    async def explain(self, exchange: Exchange) -> str:
+        return 1  # type: ignore[return-value]

@@ -34,6 +34,7 @@ LAYERS = (
     ("chain",),
     ("plugin",),
     ("services",),
+    ("spending", "work"),
     ("usage", "metrics", "alerts"),
     ("store", "store.money"),
     ("store.client",),

@@ -35,7 +35,7 @@ FAULTS = {
     "Inherits": "settings: `unknown` is not documented",
     "Waits": "hooks: `on_chunk` must be `def`",
     "Blocks": "hooks: `on_request` must be `async def`",
-    "TakesTooLittle": "hooks: `on_chunk` must take (self, exchange: 'Exchange', chunk: 'bytes')",
+    "TakesTooLittle": "hooks: `on_chunk` must take (self, exchange, chunk) (",
     "Misspelt": "hooks: `on_requests` is not a hook and is never called: did you mean `on_request`?",
     "NamesFacts": "facts: `requires` must be a tuple of types",
     "PromisesOnly": "facts: `provides` names facts, but there is no `on_request`",
@@ -70,6 +70,14 @@ FAULTS = {
     "LeavesATask": "stop: Task-",
     "LeavesAThread": "stop: thread ",
     "ShowsItsKey": "secrets: `repr` shows `api_key`",
+    "SleepsInRequest": "request: `on_request` blocks the event loop with `sleep` (",
+    "WritesAFile": "request: `on_end` blocks the event loop with `open` (",
+    "Connects": "request: `on_request` blocks the event loop with `connect` (",
+    "AnswersADict": "request: `on_request` raised TypeError: `on_request` of 'check' returned a dict: return a Reply, or None",
+    "PlansADict": "request: `request_step` raised TypeError: dict was returned in place of a Step",
+    "ReturnsAChunk": "request: `on_chunk` returns a bytes, which is ignored: return nothing",
+    "RefusesInEnd": "request: `on_end` returns a Refused, which is ignored: return nothing",
+    "ExplainsInNumbers": "explains: `explain` returns an int: return a sentence, or None",
     "LogsTheToken": "secrets: the log or `repr` shows the caller's credential",
 }
 

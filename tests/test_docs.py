@@ -123,7 +123,7 @@ def test_the_example_plugins_and_their_tests_run(tmp_path: Path) -> None:
         text=True,
         timeout=60,
     )
-    assert "7 passed" in run.stdout, run.stdout + run.stderr
+    assert "9 passed" in run.stdout, run.stdout + run.stderr
 
 
 def with_chain(tmp_path: Path, chain: str) -> schema.Loaded:
@@ -262,4 +262,4 @@ def test_every_example_plugin_is_in_the_guide_with_the_codes_it_refuses_with() -
         class_name = module.stem.title().replace("_", "")
         (row,) = [line for line in text.splitlines() if f"`plugins.examples.{module.stem}:{class_name}`" in line]
         assert [code for code in codes(tree) if f"`{code}`" not in row] == []
-        assert len(module.read_text().splitlines()) < 60
+        assert len(module.read_text().splitlines()) <= 60

@@ -93,8 +93,15 @@ def test_a_disabled_plugin_is_not_even_imported(folder: Path) -> None:
     [
         ("nowhere_0815:X", "cannot import `nowhere_0815`: put it beside the YAML file or on PYTHONPATH"),
         ("lacking_0815:X", "cannot import `numpy_0815`: put it beside the YAML file or on PYTHONPATH"),
-        ("broken_0815:X", "importing `broken_0815` failed: ZeroDivisionError: division by zero"),
-        ("asking_0815:X", "importing `asking_0815` failed: AttributeError: module 'sys' has no attribute 'nothing'"),
+        (
+            "broken_0815:X",
+            "importing `broken_0815` failed: ZeroDivisionError: division by zero ({folder}/broken_0815.py, line 1)",
+        ),
+        (
+            "asking_0815:X",
+            "importing `asking_0815` failed: AttributeError: module 'sys' has no attribute 'nothing' "
+            "({folder}/asking_0815.py, line 2)",
+        ),
         ("greeter_0815:X", "`greeter_0815` has no `X`: name a class of it"),
         ("'greeter_0815:'", "`greeter_0815` has no ``: name a class of it"),
         ("greeter_0815:Other", "`greeter_0815:Other` is no plugin: derive it from gateway.Plugin"),
@@ -103,7 +110,7 @@ def test_a_disabled_plugin_is_not_even_imported(folder: Path) -> None:
     ],
 )
 def test_a_plugin_that_cannot_be_loaded_says_why(folder: Path, use: str, error: str) -> None:
-    assert refusal(folder, use) == f"3: plugins[1].use: {error}"
+    assert refusal(folder, use) == "3: plugins[1].use: " + error.replace("{folder}", str(folder))
 
 
 @pytest.mark.parametrize(
@@ -142,3 +149,43 @@ def test_a_constructor_that_fails_is_an_error_of_the_file(folder: Path) -> None:
         "from gateway import Plugin\n\n\nclass Full(Plugin):\n    def __post_init__(self):\n        raise OSError(28, 'full')\n"
     )
     assert "making `full_0815:Full` failed: OSError: [Errno 28] full" in refusal(folder, "full_0815:Full")
+
+
+def write(folder: Path, name: str, body: str) -> None:
+    """Write a module with one plugin, whose body begins in line 4."""
+    (folder / f"{name}_0815.py").write_text(f"from gateway import Plugin\n\nclass P(Plugin):\n{body}")
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ("    def on_request(self, exchange): ...", "`on_request` must be `async def` ({file}, line 4)"),
+        ("    async def on_chunk(self, exchange, chunk): ...", "`on_chunk` must be `def` ({file}, line 4)"),
+        ("    async def on_end(self): ...", "`on_end` must take (self, exchange) ({file}, line 4)"),
+        (
+            "    name: str = ''\n    async def on_requst(self, exchange): ...",
+            "`on_requst` is not a hook and is never called: did you mean `on_request`? ({file}, line 5)",
+        ),
+        ("    requires = ('Caller',)", "`requires` must be a tuple of types, such as `(Caller,)`"),
+        (
+            "    API = 2",
+            "`wrong_0815:P` is made for API 2 of plugins, and this gateway has 1: "
+            "install a version of it for API 1, or a gateway with API 2",
+        ),
+        (
+            "    def __init__(self): ...",
+            "importing `wrong_0815` failed: TypeError: Struct types cannot define __init__ ({file}, line 3)",
+        ),
+    ],
+)
+def test_a_class_that_is_no_plugin_of_this_gateway_is_refused_with_its_line(
+    folder: Path, body: str, error: str
+) -> None:
+    write(folder, "wrong", body)
+    found = refusal(folder, "wrong_0815:P")
+    assert found == "3: plugins[1].use: " + error.replace("{file}", f"{folder}/wrong_0815.py")
+
+
+def test_the_api_may_be_named_in_the_module(folder: Path) -> None:
+    (folder / "newer_0815.py").write_text("from gateway import Plugin\nAPI = 3\nclass P(Plugin): ...\n")
+    assert "`newer_0815:P` is made for API 3 of plugins" in refusal(folder, "newer_0815:P")

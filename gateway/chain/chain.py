@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from gateway.chain.dialects import dialects_of
 from gateway.chain.end_hooks import run_end_hooks
 from gateway.chain.entry import Entry
 from gateway.chain.failover_hooks import may_fail_over
+from gateway.chain.failures import origin_of
 from gateway.chain.order import check_order
 from gateway.chain.request_hooks import RequestHooks
 from gateway.chain.starting import START_LIMIT_S, STOP_LIMIT_S, start_all, stop_all
@@ -34,6 +36,7 @@ class Chain:
         # Set by `start`; a chain whose plugins plan no steps works without.
         self._requests = self._ends = cast(Client, None)
         check_order(self.entries)
+        self.dialects = dialects_of(self.entries)
         self._request_entries = tuple(
             entry for entry in self.entries if entry.defines("on_request", "request_step", "on_end", "end_step")
         )
@@ -107,7 +110,7 @@ def _guarded(entry: Entry, hook: Callable[..., Any]) -> Callable[..., None]:
     def guarded(*arguments: Any) -> None:
         try:
             hook(*arguments)
-        except BaseException:
-            log.exception("plugin_failed", plugin=entry.name, hook=hook.__name__)
+        except BaseException as error:
+            log.error("plugin_failed", **origin_of(error, entry.name, hook.__name__), exc_info=error)
 
     return guarded

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 from gateway.chain.entry import Entry
-from gateway.chain.failures import is_cancellation
+from gateway.chain.failures import is_cancellation, origin_of
 from gateway.errors import GatewayError, StoreAway, StoreError
 from gateway.exchange import Exchange
 from gateway.log import Logger
@@ -147,4 +147,5 @@ class EndHooks:
             task.uncancel()
             log.error("plugin_hangs", plugin=entry.name, hook=hook, request_id=self._exchange.id)
         else:
-            log.error("plugin_failed", plugin=entry.name, hook=hook, request_id=self._exchange.id, exc_info=error)
+            where = origin_of(error, entry.name, hook)
+            log.error("plugin_failed", **where, request_id=self._exchange.id, exc_info=error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.chain.entry import Entry
-from gateway.chain.failures import is_cancellation
+from gateway.chain.failures import is_cancellation, origin_of
 from gateway.errors import Refused, StoreAway
 from gateway.exchange import Exchange
 from gateway.log import Logger
@@ -25,9 +25,8 @@ async def may_fail_over(exchange: Exchange, entries: Sequence[Entry]) -> bool:
                 reason = error.code if isinstance(error, Refused) else str(error)
                 log.warning("failover_refused", plugin=entry.name, request_id=exchange.id, reason=reason)
             else:
-                log.error(
-                    "plugin_failed", plugin=entry.name, hook="on_failover", request_id=exchange.id, exc_info=error
-                )
+                where = origin_of(error, entry.name, "on_failover")
+                log.error("plugin_failed", **where, request_id=exchange.id, exc_info=error)
             if entry.on_error == "refuse" or isinstance(error, Refused):
                 return False
     return True

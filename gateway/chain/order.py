@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from gateway.chain.entry import Entry
+from gateway.chain.hooks import api_of, may_answer
 from gateway.errors import Misconfigured
 from gateway.facts import Route
+from gateway.plugin import PLUGIN_API
 
 
 def check_order(entries: Sequence[Entry]) -> None:
@@ -33,11 +35,31 @@ def check_order(entries: Sequence[Entry]) -> None:
 
 def warnings(entries: Sequence[Entry]) -> list[str]:
     """Return what is allowed and probably a mistake, in words."""
+    undeclared = (
+        f"`{entry.name}` does not say which API of plugins it is made for: write `API = {PLUGIN_API}` in its class"
+        for entry in entries
+        if api_of(type(entry.plugin)) is None
+    )
+    return [*_unrecorded(entries), *_answered_above_routing(entries), *undeclared]
+
+
+def _unrecorded(entries: Sequence[Entry]) -> Iterator[str]:
     for index, entry in enumerate(entries):
         if entry.plugin.sees_misdirected and index > 0:
             above = ", ".join(f"`{other.name}`" for other in entries[:index])
-            return [f"`{entry.name}` is below {above}: requests refused there leave no record; move it to the top"]
-    return []
+            yield f"`{entry.name}` is below {above}: requests refused there leave no record; move it to the top"
+            return
+
+
+def _answered_above_routing(entries: Sequence[Entry]) -> Iterator[str]:
+    routing = next((index for index, entry in enumerate(entries) if Route in entry.plugin.provides), 0)
+    for entry in entries[:routing]:
+        if may_answer(type(entry.plugin)):
+            name = entries[routing].name
+            yield (
+                f"`{entry.name}` answers requests above `{name}`: it answers also for models that the caller may not use; "
+                f"move it below `{name}`"
+            )
 
 
 def _cure(name: str, fact: type, below: Sequence[Entry]) -> str:

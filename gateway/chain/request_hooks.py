@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from gateway.chain.entry import Entry
-from gateway.chain.failures import is_cancellation
+from gateway.chain.failures import is_cancellation, origin_of
 from gateway.errors import Refused, StoreAway
 from gateway.exchange import Exchange, Reply
 from gateway.log import Logger
@@ -66,6 +66,8 @@ class RequestHooks:
                     continue
                 try:
                     reply = await entry.plugin.on_request(exchange)
+                    if reply is not None:
+                        _check_reply(entry, reply)
                 except BaseException as error:
                     if not self._ignores(entry, "on_request", error):
                         raise
@@ -181,9 +183,15 @@ class RequestHooks:
         if is_cancellation(error):
             return False
         if entry.on_error == "ignore" and not isinstance(error, Refused):
-            log.error("plugin_failed", plugin=entry.name, hook=hook, request_id=self._exchange.id, exc_info=error)
+            where = origin_of(error, entry.name, hook)
+            log.error("plugin_failed", **where, request_id=self._exchange.id, exc_info=error)
             return True
         self._exchange.refused_by = entry.name
         if not isinstance(error, Exception):
             raise RuntimeError(f"'{entry.name}' raised {type(error).__name__}") from error
         return False
+
+
+def _check_reply(entry: Entry, reply: object) -> None:
+    if not isinstance(reply, Reply):
+        raise TypeError(f"`on_request` of '{entry.name}' returned a {type(reply).__name__}: return a Reply, or None")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from gateway.chain.entry import Entry
-from gateway.chain.failures import describe_error, is_cancellation
+from gateway.chain.failures import describe_error, is_cancellation, origin_of
 from gateway.errors import GatewayError
 from gateway.log import Logger
 from gateway.services import Services
@@ -36,10 +36,12 @@ async def start_all(
     for index, entry in enumerate(entries):
         starting(entry)
         try:
-            if await _in_time(entry.plugin.start(services.named(entry.name)), deadline):
+            entry.services = services.named(entry.name)
+            if await _in_time(entry.plugin.start(entry.services), deadline):
                 continue
             raise GatewayError(str(entry.wrong(f"'{entry.name}' did not start within {limit_s:g} s")))
         except BaseException as error:
+            await _close(entry, time.monotonic() + STOP_LIMIT_S)
             await stop_all(entries[:index])
             if isinstance(error, GatewayError) or is_cancellation(error):
                 raise
@@ -53,12 +55,23 @@ async def stop_all(entries: Sequence[Entry], limit_s: float = STOP_LIMIT_S) -> N
     deadline = time.monotonic() + limit_s
     for entry in reversed(entries):
         try:
+            if entry.services is not None and not await _in_time(entry.services.end_tasks(), deadline):
+                log.error("plugin_hangs", plugin=entry.name, hook="every")
             if not await _in_time(entry.plugin.stop(), deadline):
                 log.error("plugin_hangs", plugin=entry.name, hook="stop")
         except BaseException as error:
             if is_cancellation(error):
                 raise
-            log.exception("plugin_failed", plugin=entry.name, hook="stop")
+            log.error("plugin_failed", **origin_of(error, entry.name, "stop"), exc_info=error)
+        finally:
+            await _close(entry, deadline)
+
+
+async def _close(entry: Entry, deadline: float) -> None:
+    """End the work that a plugin began with its services."""
+    services, entry.services = entry.services, None
+    if services is not None and not await _in_time(services.close(), deadline):
+        log.error("plugin_hangs", plugin=entry.name, hook="every")
 
 
 async def _in_time(hook: Coroutine[Any, Any, None], deadline: float) -> bool:

@@ -73,8 +73,11 @@ def fold(name: str) -> str:
     if "\0" in name:
         name = name.partition("\0")[0]
     name = name.replace("_", "").replace("-", "")
-    if len(name) > _LONGEST:
-        return name
+    return name if len(name) > _LONGEST else fold_case(name)
+
+
+def fold_case(name: str) -> str:
+    """Return a form that is the same for all names that differ only in case, or in what Unicode calls compatible."""
     if name.isascii():
         return name.lower()
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name.translate(_LETTERS_I)).casefold())

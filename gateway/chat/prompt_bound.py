@@ -82,11 +82,15 @@ Tokens = Generator[None, None, int]
 
 
 class PartTokens(msgspec.Struct, frozen=True):
-    """The most tokens that one picture, one sound and one file or film may count."""
+    """The most tokens that one picture, one sound and one file or film may count.
+
+    `added`: the most tokens of the fields that a channel adds to a body.
+    """
 
     image: int = IMAGE_TOKENS
     audio: int = AUDIO_TOKENS
     file: int = FILE_TOKENS
+    added: int = 0
 
 
 DEFAULTS: Final = PartTokens()
@@ -102,7 +106,8 @@ class PromptBound(msgspec.Struct, frozen=True):
 
     def tokens(self, parts: PartTokens) -> int:
         """Return the most tokens of the prompt."""
-        return self.text + self.images * parts.image + self.sounds * parts.audio + self.files * parts.file
+        encoded = self.images * parts.image + self.sounds * parts.audio + self.files * parts.file
+        return self.text + encoded + parts.added
 
 
 def bound_prompt(

@@ -18,6 +18,7 @@ import msgspec
 
 from gateway.chat.bounds import check_bounds, check_encoding, too_deep
 from gateway.chat.fields import CEILINGS, check_names, check_option_names
+from gateway.chat.fixed_fields import FixedFields
 from gateway.chat.prompt import Message, estimate_tokens
 from gateway.chat.prompt_bound import DEFAULTS, PartTokens, PromptBound, bound_prompt
 from gateway.errors import Refused
@@ -75,15 +76,24 @@ class Body(msgspec.Struct, frozen=True):
         self.stream_options.clear()
 
     def upstream(
-        self, model: str, ceiling_field: str, ceiling: int | None, *, ask_usage: bool, stream: bool | None = None
+        self,
+        model: str,
+        ceiling_field: str,
+        ceiling: int | None,
+        *,
+        ask_usage: bool,
+        stream: bool | None = None,
+        fields: FixedFields | None = None,
     ) -> list[BodyPart]:
         """Return the body to send, in parts: `model` is the upstream's name, `ask_usage` requests the usage chunk.
 
-        `stream` tells the upstream to stream or not; None: as the caller asked.
+        `stream` tells the upstream to stream or not; None: as the caller asked. `fields`: what the channel sets and drops.
         The limit of each choice is the caller's, else `ceiling`, and has the one name that the upstream reads. A large value
         is a view of the received body, so that its bytes are in memory once.
         """
         top: dict[str, object] = {**self.top, "model": model}
+        if fields is not None:
+            fields.apply(top)
         for name in CEILINGS:
             top.pop(name, None)
         ceiling = self.max_tokens or ceiling

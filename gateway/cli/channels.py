@@ -44,8 +44,9 @@ def register(app: typer.Typer) -> None:
 def show(context: typer.Context, config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Show the condition of the channels, and disable or enable them for all gateways that share a store.
 
-    Without a subcommand, each channel is printed with its condition, calls in flight, time to the first event and last error,
-    and below them each credential that is set aside, by its index in `api_keys`, counted from 0.
+    Without a subcommand, each channel is printed with its condition, calls in flight, time to the first event and last error.
+    Below them is what the file adds to its requests or leaves out, without values, and each credential that is set aside, by its
+    index in `api_keys`, counted from 0.
 
     Example: `gateway channels --json | jq 'select(.condition != "healthy")'`
     """
@@ -60,7 +61,8 @@ def show(context: typer.Context, config: ConfigOption = None, as_json: JsonOptio
     shown = run_with_store(config, work)
     if as_json:
         for each, credentials in shown:
-            print_json({**msgspec.to_builtins(each), "credentials": [*_numbered(credentials)]})
+            request = known[each.channel].request_in_words
+            print_json({**msgspec.to_builtins(each), "request": request, "credentials": [*_numbered(credentials)]})
         return
     columns = ("channel", "condition", "in flight", "latency", "last error")
     print_table(
@@ -69,6 +71,10 @@ def show(context: typer.Context, config: ConfigOption = None, as_json: JsonOptio
         empty="There are no channels in the configuration; add one under `channels:`.",
     )
     aside = [row for each, credentials in shown for row in _aside(each.channel, credentials)]
+    requests = [(name, words) for name, each in known.items() if (words := each.request_in_words)]
+    if requests:
+        typer.echo()
+        print_table(("channel", "request"), requests, empty="")
     if aside:
         typer.echo()
         print_table(("channel", "credential", "state", "since", "until", "reason"), aside, empty="")

@@ -50,18 +50,21 @@ def check(
             store_notes = asyncio.run(_store_notes(tried, url, PepperSource.of(loaded.config.data_path)))
             with Trial(tried, url) as trial:
                 report = trial.wait()
+    requests = {name: words for name, each in loaded.config.channels.items() if (words := each.request_in_words)}
     result = {
         "config": str(path),
         "store": place,
         "chain": report.plugins,
         "models": list(loaded.config.models),
         "channels": list(loaded.config.channels),
+        "requests": requests,
         "bound": None if report.exposure is None else str(report.exposure),
         "warnings": report.warnings + store_notes,
     }
     if as_json:
         print_json(result)
     else:
+        result["requests"] = [f"{name} ({words})" for name, words in requests.items()]
         result["bound"] = _in_words(report.exposure, verbose=verbose)
         print_fields(
             {key: ", ".join(value) or "none" if isinstance(value, list) else value for key, value in result.items()}

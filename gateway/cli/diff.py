@@ -11,6 +11,7 @@ import typer
 
 from gateway import loading
 from gateway.cli.common import ConfigOption, JsonOption, console, found, print_json
+from gateway.config.channel_request import Fixed
 from gateway.config.places import folder_of
 from gateway.config.schema import Config, load
 from gateway.config.section import Section
@@ -99,9 +100,22 @@ def _field(place: str, name: str, old: Section, new: Section, takes: str = "relo
     was, becomes = getattr(old, name), getattr(new, name)
     if isinstance(was, Section) and isinstance(becomes, Section):
         yield from _fields(place, was, becomes, takes)
+    elif isinstance(was, Fixed) and isinstance(becomes, Fixed):
+        yield from _values(place, was, becomes, takes)
     elif was != becomes:
         text = "changes" if name in new.hidden else f"{_short(was)} becomes {_short(becomes)}"
         yield Change(place, text, takes)
+
+
+def _values(place: str, old: Fixed[Any], new: Fixed[Any], takes: str) -> Iterator[Change]:
+    """Yield the names that differ: their values may be secret."""
+    for name in dict.fromkeys((*old, *new)):
+        if name not in new:
+            yield Change(f"{place}.{name}", "is removed", takes)
+        elif name not in old:
+            yield Change(f"{place}.{name}", "is added", takes)
+        elif Fixed({name: old[name]}) != Fixed({name: new[name]}):
+            yield Change(f"{place}.{name}", "changes", takes)
 
 
 def _short(value: object) -> str:

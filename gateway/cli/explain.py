@@ -73,6 +73,8 @@ def _in_words(explanation: Explanation) -> str:
     for choice in explanation.channels:
         named = f"{choice.verdict:<8}  channel {choice.channel}, as {choice.model}"
         lines.append(f"{named}: {choice.text}" if choice.text else named)
+        if choice.request:
+            lines.append(f"request   {choice.request}")
         if choice.cost:
             lines.append(f"cost      {_terms(choice.cost)}")
     if explanation.refusal is not None:

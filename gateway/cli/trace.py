@@ -105,6 +105,7 @@ def _unavailable(record: Record) -> list[str]:
 def _end(record: Record) -> list[str]:
     events = f"after {record.events} event{'' if record.events == 1 else 's'}"
     began = record.first_byte_ms is not None
+    at_fault = f"the plugin {record.refused_by}" if record.refused_by else "the gateway"
     ends = {
         Outcome.REFUSED: "",
         Outcome.COMPLETED: f"completed {events} and {record.duration_ms} ms"
@@ -117,7 +118,7 @@ def _end(record: Record) -> list[str]:
         Outcome.UPSTREAM_ERROR_IN_STREAM: f"ended by an error of the upstream {events}",
         Outcome.STOPPED: f"stopped by the gateway {events} and {record.duration_ms} ms: {_words(record.error_code)}",
         Outcome.GATEWAY_CRASHED: "never ended: the gateway's process died, and the hold ended with its lease",
-        Outcome.INTERNAL_ERROR: f"failed because of an internal error of the gateway ({record.status})",
+        Outcome.INTERNAL_ERROR: f"failed because of an internal error of {at_fault} ({record.status})",
     }
     return [ends[record.outcome]] if record.outcome else []
 

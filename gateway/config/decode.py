@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 
 from gateway.config.document import Document, KeyPath
+from gateway.config.section import WrongSetting
 
 Section = TypeVar("Section")
 
@@ -39,6 +40,8 @@ def convert(document: Document, key_path: KeyPath, value: object, kind: type[Sec
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         text, inner_path = _split(str(error))
+        if isinstance(error.__cause__, WrongSetting):
+            inner_path += error.__cause__.key_path
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", text, re.DOTALL):
         known = ", ".join(sorted(_fields(_type_at(kind, inner_path)))) or "nothing"
         raise document.wrong((*key_path, *inner_path, unknown[1]), f"unknown setting; known here: {known}")

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,6 +51,7 @@ class Document:
         """The bytes of the file."""
         self.lines: dict[KeyPath, int] = {}
         self._variables: dict[str, str] = {}
+        self._places: list[tuple[KeyPath, str]] = []
 
     def wrong(self, key_path: KeyPath, text: str) -> Misconfigured:
         """Return the error for a key path, on one line: `file:line: key: what is wrong`."""
@@ -74,6 +75,11 @@ class Document:
             text = text.replace(value, f"${{{self._variables[value]}}}")
         return text
 
+    def variables_at(self, key_path: KeyPath, names: Collection[str]) -> list[str]:
+        """Return the values of the variables in the settings of these names below a key path."""
+        depth = len(key_path)
+        return [text for at, text in self._places if at[:depth] == key_path and at[depth : depth + 1][0] in names]
+
     def resolve(self, key_path: KeyPath, text: str, environment: Mapping[str, str]) -> str:
         """Replace the variables in `text`. Raises `Misconfigured` for one that is not set, and for a file without a secret."""
 
@@ -92,6 +98,7 @@ class Document:
                 value = environment[name]
             if len(value) >= MIN_SECRET_LENGTH:
                 self._variables[value] = name
+                self._places.append((key_path, value))
             return value
 
         return VARIABLE.sub(value_of, text)

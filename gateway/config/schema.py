@@ -18,12 +18,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.addresses import network
 from gateway.chat.fields import REMEDIES
 from gateway.config import document
 from gateway.config.alerts import AlertSettings
 from gateway.config.allowance import GroupBudgets, GroupLimits
-from gateway.config.channel import Channel
+from gateway.config.channel import WITH_SECRETS, Channel
 from gateway.config.decode import convert
 from gateway.config.document import Document, KeyPath
 from gateway.config.model import Model
@@ -31,6 +30,7 @@ from gateway.config.origins import check_origins
 from gateway.config.places import folder_of, make_absolute
 from gateway.config.section import Bytes, Count, Seconds, SecondsOrNone, Section, is_amount
 from gateway.config.time_zone import time_zone
+from gateway.config.trusted_proxies import check_proxies
 
 CLICKHOUSE_URL: Final = re.compile(
     r"https?://([^\s/@:]+(:[^\s/@]*)?@)?([\w.-]+|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?(/\w*)?"
@@ -100,8 +100,7 @@ class Port(Section, frozen=True):
     open_streams: Literal["end", "finish"] = "end"
 
     def __post_init__(self) -> None:
-        for index, proxy in enumerate(self.trusted_proxies):
-            _check_proxy(f"trusted_proxies[{index}]", proxy)
+        check_proxies(self.trusted_proxies)
         if not REMEDIES.keys() >= set(self.allow_fields):
             raise ValueError(f"allow_fields may name {', '.join(REMEDIES)}; any other field needs no permission")
         check_origins(self.cors_origins)
@@ -219,6 +218,8 @@ def load(
         if (wrong := next((name for name in entries if not NAME.fullmatch(name)), None)) is not None:
             raise parsed.wrong((section, wrong), NAME_RULE)
         data[section] = {name: convert(parsed, (section, name), value, kind) for name, value in entries.items()}
+    for name, channel in data.get("channels", {}).items():
+        channel.note_variables(parsed.variables_at(("channels", name), WITH_SECRETS))
     entries = data.get("plugins", [])
     if not isinstance(entries, list):
         raise parsed.wrong(("plugins",), "must be a list, each item beginning with `- use:`")
@@ -264,15 +265,6 @@ def _check_references(config: Config, parsed: Document) -> None:
             check(value)
         except ValueError as error:
             raise parsed.wrong(key_path, str(error)) from None
-
-
-def _check_proxy(name: str, proxy: str) -> None:
-    try:
-        trusted = network(proxy)
-    except ValueError:
-        raise ValueError(f"{name} must be an address or a network, as in 10.0.0.2 or 10.0.0.0/8") from None
-    if not trusted.prefixlen:
-        raise ValueError(f"{name} is every address: callers could choose theirs; name the proxies alone")
 
 
 def host_port(address: str) -> tuple[str, int]:

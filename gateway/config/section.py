@@ -14,6 +14,14 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=1000)]
 Rate = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 
 
+class WrongSetting(ValueError):
+    """What is wrong with a setting below the section that is checked: `key_path` leads to it from there."""
+
+    def __init__(self, key_path: tuple[str | int, ...], text: str) -> None:
+        super().__init__(text)
+        self.key_path = key_path
+
+
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A section of the file. Its `repr` shows `...` in place of the settings that `hidden` names."""
 

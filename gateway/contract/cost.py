@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Final
 
+from gateway.contract.blocking import cure_of
 from gateway.store.client.client import Client
 
 MAX_CALLS: Final = 50
 """Function calls that `on_chunk` may make for one chunk. Relaying the chunk takes fewer."""
-BLOCKING: Final = {("time", "sleep"), ("_io", "open"), ("posix", "open"), ("posix", "fsync"), ("posix", "write")}
+WRITES: Final = ("posix", "write")
 
 
 class Cost:
@@ -53,5 +54,5 @@ class Cost:
         elif event == "c_call":
             self._calls += 1
             name = (str(getattr(called, "__module__", "")), str(getattr(called, "__name__", "")))
-            if name in BLOCKING or getattr(called, "__qualname__", "").startswith("socket."):
+            if name == WRITES or cure_of(called) or getattr(called, "__qualname__", "").startswith("socket."):
                 self._problems.add(f"`on_chunk` blocks the event loop with `{name[1]}`")

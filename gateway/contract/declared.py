@@ -6,39 +6,20 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator
-from difflib import get_close_matches
-from typing import Final
 
 import msgspec
 
+from gateway.chain.hooks import defined_hooks, parents, wrong_facts, wrong_hooks
 from gateway.contract.finding import Finding
 from gateway.plugin import Plugin
-
-HOOKS: Final = (
-    "start",
-    "stop",
-    "on_request",
-    "request_step",
-    "explain",
-    "on_failover",
-    "on_response",
-    "on_chunk",
-    "on_end",
-    "end_step",
-)
 
 
 def declared(kind: type[Plugin]) -> Iterator[Finding]:
     """Yield the findings on docstring, settings, hooks and facts."""
     yield _docstring(kind)
     yield Finding.of("settings", _undocumented_settings(kind), f"{len(msgspec.structs.fields(kind))}, all documented")
-    yield Finding.of("hooks", _wrong_hooks(kind), ", ".join(defined_hooks(kind)) or "none")
-    yield Finding.of("facts", _wrong_facts(kind), _facts_in_words(kind))
-
-
-def defined_hooks(kind: type[Plugin]) -> list[str]:
-    """Return the names of the hooks that the plugin overrides."""
-    return [hook for hook in HOOKS if getattr(kind, hook) is not getattr(Plugin, hook)]
+    yield Finding.of("hooks", wrong_hooks(kind), ", ".join(defined_hooks(kind)) or "none")
+    yield Finding.of("facts", wrong_facts(kind), _facts_in_words(kind))
 
 
 def _docstring(kind: type[Plugin]) -> Finding:
@@ -50,7 +31,7 @@ def _docstring(kind: type[Plugin]) -> Finding:
 
 def _undocumented_settings(kind: type[Plugin]) -> list[str]:
     documented: set[str] = set()
-    for parent in _parents(kind):
+    for parent in parents(kind):
         try:
             documented |= _documented(textwrap.dedent(inspect.getsource(parent)))
         except (OSError, TypeError):
@@ -77,35 +58,6 @@ def _documented(source: str) -> set[str]:
     return names
 
 
-def _wrong_hooks(kind: type[Plugin]) -> Iterator[str]:
-    for hook in defined_hooks(kind):
-        method, expected = getattr(kind, hook), getattr(Plugin, hook)
-        is_async = inspect.iscoroutinefunction(expected)
-        if is_async != inspect.iscoroutinefunction(method):
-            yield f"`{hook}` must be `{'async def' if is_async else 'def'}`"
-        try:
-            inspect.signature(method).bind(*inspect.signature(expected).parameters)
-        except TypeError:
-            yield f"`{hook}` must take {inspect.signature(expected)}"
-    for waiting, planning in (("on_request", "request_step"), ("on_end", "end_step")):
-        if {waiting, planning} <= set(defined_hooks(kind)):
-            yield f"`{waiting}` and `{planning}` are both defined: keep one of them"
-    for parent in _parents(kind):
-        for name, value in vars(parent).items():
-            if (name.startswith("on_") or name.endswith("_step")) and inspect.isroutine(value) and name not in HOOKS:
-                meant = get_close_matches(name, HOOKS, n=1)
-                yield f"`{name}` is not a hook and is never called" + (f": did you mean `{meant[0]}`?" if meant else "")
-
-
-def _wrong_facts(kind: type[Plugin]) -> Iterator[str]:
-    for name in ("requires", "provides"):
-        facts = getattr(kind, name)
-        if not isinstance(facts, tuple) or not all(isinstance(fact, type) for fact in facts):
-            yield f"`{name}` must be a tuple of types, such as `(Caller,)`"
-    if kind.provides and not {"on_request", "request_step"} & set(defined_hooks(kind)):
-        yield "`provides` names facts, but there is no `on_request` or `request_step` to set them"
-
-
 def _facts_in_words(kind: type[Plugin]) -> str:
     named = [
         f"{name} {', '.join(getattr(fact, '__name__', str(fact)) for fact in facts)}"
@@ -113,8 +65,3 @@ def _facts_in_words(kind: type[Plugin]) -> str:
         if facts
     ]
     return "; ".join(named) or "none"
-
-
-def _parents(kind: type[Plugin]) -> list[type[Plugin]]:
-    """Return the class and its base classes up to `Plugin`."""
-    return [parent for parent in kind.__mro__ if issubclass(parent, Plugin) and parent is not Plugin]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Final
 
 import msgspec
@@ -19,10 +19,12 @@ from gateway.chain.entry import Entry
 from gateway.chain.failures import PLUGIN_ERRORS
 from gateway.chain.request_hooks import RequestHooks
 from gateway.chat.usage import Usage
+from gateway.contract.blocking import Blocking
 from gateway.contract.cost import Cost
 from gateway.contract.endings import CHUNKS, COMPLETED, Ending
 from gateway.contract.lost_replies import LostReplies
 from gateway.contract.snapshot import Snapshot, memory_snapshot, store_snapshot
+from gateway.contract.words import an, in_vain, raised
 from gateway.errors import GatewayError, Refused, StoreError, as_refused
 from gateway.exchange import Attempt, Exchange, Operation, Outcome, Reply
 from gateway.plugin import Plugin
@@ -84,9 +86,15 @@ class ScenarioRunner:
         self._with_store = store
         self.cost = Cost()
         """The cost of `on_chunk` in all scenarios so far."""
+        self.blocking = Blocking(type(plugin))
+        """What blocks in the scenarios where the whole answer arrives."""
 
     async def run(self, ending: Ending) -> ScenarioResult:
         """Run one scenario. Errors that the plugin raises are in the result."""
+        with self.blocking if ending.outcome is Outcome.COMPLETED else nullcontext():
+            return await self._run(ending)
+
+    async def _run(self, ending: Ending) -> ScenarioResult:
         exchange = await self.arrived(ending)
         result = ScenarioResult(ending, await self._snapshot(exchange))
         reply = await self._request(exchange, result)
@@ -97,10 +105,10 @@ class ScenarioRunner:
         exchange.ended = time.monotonic()
         try:
             async with asyncio.timeout(HOOK_TIMEOUT_S):
-                await self.end(self.plugin, exchange)
+                result.problems += await self.end(self.plugin, exchange)
         except PLUGIN_ERRORS as error:
             hook = "end_step" if self.entry.plans_end else "on_end"
-            result.problems.append(_in_words(hook, error, ending))
+            result.problems.append(raised(hook, error, ending, HOOK_TIMEOUT_S))
         result.after = await self._snapshot(exchange)
         await self.left(exchange)
         return result
@@ -126,18 +134,19 @@ class ScenarioRunner:
         """Run the request hook of a plugin, and its step."""
         return await RequestHooks(exchange, [Entry("check", plugin)], [], self.client).run()
 
-    async def end(self, plugin: Plugin, exchange: Exchange) -> None:
-        """Run the end hook of a plugin, and its step. Raises what they raise."""
-        await plugin.on_end(exchange)
+    async def end(self, plugin: Plugin, exchange: Exchange) -> list[str]:
+        """Run the end hook of a plugin, and its step. Raises what they raise. Return what it returned in vain, in words."""
+        problems = in_vain("on_end", await plugin.on_end(exchange))  # type: ignore[func-returns-value]
         step = await plugin.end_step(exchange)
         if step is None:
-            return
+            return problems
         ((status, value),) = await run_steps(self.client, [step])
         error = error_in(status, value)
         if error is not None and step.failed is not None:
             await step.failed(error)
         elif error is None and step.read is not None:
             await step.read(value)
+        return problems
 
     async def explain_problems(self) -> list[str]:
         """Return what is wrong with how the plugin explains a request that its `on_request` accepts."""
@@ -148,6 +157,8 @@ class ScenarioRunner:
                 text = await self.plugin.explain(exchange)
         except PLUGIN_ERRORS as error:
             return [f"`explain` raised {type(error).__name__}: {error}, where `on_request` passes"]
+        if not isinstance(text, str | None):
+            return [f"`explain` returns {an(text)}: return a sentence, or None"]
         after = await self._snapshot(exchange)
         await self.left(exchange)
         changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
@@ -168,7 +179,7 @@ class ScenarioRunner:
             result.failure = error if isinstance(error, StoreError) else None
             exchange.status, exchange.outcome = exchange.error.status, Outcome.REFUSED
         except PLUGIN_ERRORS as error:
-            result.problems.append(_in_words(self.request_hook, error, result.ending))
+            result.problems.append(raised(self.request_hook, error, result.ending, HOOK_TIMEOUT_S))
             exchange.outcome = Outcome.INTERNAL_ERROR
         else:
             accepted = exchange.request.operation is Operation.CHAT and reply is None
@@ -186,10 +197,10 @@ class ScenarioRunner:
         exchange.attempts.append(Attempt("broken", "words", error="upstream_error", usage=Usage(10, 0, "estimated")))
         try:
             async with asyncio.timeout(HOOK_TIMEOUT_S):
-                await self.plugin.on_failover(exchange)
+                (*problem,) = in_vain("on_failover", await self.plugin.on_failover(exchange))  # type: ignore[func-returns-value]
         except PLUGIN_ERRORS as error:
-            return "" if isinstance(error, Refused) else _in_words("on_failover", error, ending)
-        return ""
+            return "" if isinstance(error, Refused) else raised("on_failover", error, ending, HOOK_TIMEOUT_S)
+        return "".join(problem)
 
     def respond(self, exchange: Exchange, ending: Ending) -> str:
         """Do what the upstream and the caller do in this ending. Return what a hook raised, in words, or nothing."""
@@ -205,15 +216,17 @@ class ScenarioRunner:
         exchange.first_byte = time.monotonic()
         hook = "on_response"
         try:
-            self.plugin.on_response(exchange)
+            problems = in_vain(hook, self.plugin.on_response(exchange))  # type: ignore[func-returns-value]
             hook = "on_chunk"
             for chunk in CHUNKS[: ending.chunks]:
                 exchange.bytes += len(chunk)
                 exchange.events += chunk.count(b"data:")
                 with self.cost:
-                    self.plugin.on_chunk(exchange, chunk)
+                    returned = self.plugin.on_chunk(exchange, chunk)  # type: ignore[func-returns-value]
+                problems = problems or in_vain(hook, returned)
+            problem = "; ".join(problems)
         except PLUGIN_ERRORS as error:
-            problem = _in_words(hook, error, ending)
+            problem = raised(hook, error, ending, HOOK_TIMEOUT_S)
             exchange.outcome = Outcome.INTERNAL_ERROR
         exchange.attempts[-1].usage = Usage(10, 10, "upstream")
         return problem
@@ -225,13 +238,3 @@ class ScenarioRunner:
     async def _snapshot(self, exchange: Exchange) -> Snapshot:
         memory = memory_snapshot(self.plugin)
         return memory | await store_snapshot(self.client, exchange.id) if self._with_store else memory
-
-
-def _in_words(hook: str, error: BaseException, ending: Ending) -> str:
-    if isinstance(error.__cause__, SystemExit):
-        error = error.__cause__
-    lost = ending.lost_from
-    when = f"({ending.name})" if lost is None else f"where replies were lost (from wait {lost + 1} on)"
-    if isinstance(error, TimeoutError):
-        return f"`{hook}` did not end within {HOOK_TIMEOUT_S} s {when}"
-    return f"`{hook}` raised {type(error).__name__}: {error} {when}"

@@ -11,10 +11,10 @@ from typing import Any, Final
 import msgspec
 
 from gateway.chain.failures import PLUGIN_ERRORS, describe_error
+from gateway.chain.hooks import defined_hooks
 from gateway.config.decode import convert
 from gateway.config.document import Document
 from gateway.contract.cost import MAX_CALLS
-from gateway.contract.declared import defined_hooks
 from gateway.contract.endings import COMPLETED, INCOMPLETE, MISDIRECTED, MODELS
 from gateway.contract.finding import Finding
 from gateway.contract.leaks import CapturedLog, leaked
@@ -31,6 +31,9 @@ MAX_LOST_REPLIES: Final = 12
 GROWTH_EXCHANGES: Final = 24
 """A container that grows by one for each of these exchanges is taken to grow for ever."""
 
+EXECUTOR: Final = "asyncio_"
+"""What the names of asyncio's own threads begin with: `asyncio.to_thread` starts them, and they end with the process."""
+
 
 class Trial:
     """The trial of one plugin. `given` is what it is started with, `headers` are those of every request."""
@@ -44,6 +47,7 @@ class Trial:
         self.headers = headers
         self.log = CapturedLog()
         given.log = self.log.logger
+        self._services: dict[int, Services] = {}
 
     async def run(self) -> list[Finding]:
         """Run all checks. Stop at the first of `start` and `request` that does not pass."""
@@ -54,19 +58,21 @@ class Trial:
             for each in (*providers, plugin):
                 await self._start(each)
         except (ValueError, GatewayError) as error:
+            await self._close_all()
             return [Finding("start", False, f"does not start: {error}")]
         except PLUGIN_ERRORS as error:
+            await self._close_all()
             return [Finding("start", False, f"does not start: {describe_error(error)}")]
         runner = ScenarioRunner(plugin, providers, self.given.redis, self.headers)
         completed = await runner.run(COMPLETED)
         findings = [Finding("start", True, "starts with these settings"), self._request(runner, completed)]
         if not findings[1].passed:
-            await plugin.stop()
+            await self._stop(plugin)
         else:
             findings += await self._endings(runner, completed)
             findings.append(await self._reload(runner))
         for provider in providers:
-            await provider.stop()
+            await self._stop(provider)
         findings.append(await _stopped(tasks, threads))
         leaks = leaked(plugin, self.log.lines, self.headers)
         return [*findings, Finding.of("secrets", leaks, "none in `repr` or log")]
@@ -80,6 +86,7 @@ class Trial:
                 if completed.failure is None
                 else f"the step of `{runner.request_hook}` fails: {completed.failure}"
             )
+        problems += runner.blocking.problems()
         problems += [f"`{runner.request_hook}` did not set {fact}, which it provides" for fact in completed.missing]
         return Finding.of("request", problems, "accepts a request, and sets what it provides")
 
@@ -136,10 +143,10 @@ class Trial:
         problems: list[str] = []
         try:
             await self._start(new)
-            await runner.plugin.stop()
+            await self._stop(runner.plugin)
             reloaded = ScenarioRunner(new, runner.providers, self.given.redis, self.headers)
             problems += (await reloaded.run(COMPLETED)).problems
-            await new.stop()
+            await self._stop(new)
         except PLUGIN_ERRORS as error:
             problems.append(f"a second instance beside the first one: {type(error).__name__}: {error}")
         return Finding.of("reload", problems, "a second instance started beside the first one, which stopped")
@@ -148,7 +155,19 @@ class Trial:
         return convert(Document(Path("--with")), (), dict(self.settings), self.kind)
 
     async def _start(self, plugin: Plugin) -> None:
-        await plugin.start(self.given.named("check"))
+        services = self._services[id(plugin)] = self.given.named("check")
+        await plugin.start(services)
+
+    async def _close_all(self) -> None:
+        for services in self._services.values():
+            await services.close()
+
+    async def _stop(self, plugin: Plugin) -> None:
+        """Stop a plugin as a chain does."""
+        services = self._services.pop(id(plugin))
+        await services.end_tasks()
+        await plugin.stop()
+        await services.close()
 
 
 async def _stopped(tasks: set[asyncio.Task[Any]], threads: set[threading.Thread]) -> Finding:
@@ -158,7 +177,8 @@ async def _stopped(tasks: set[asyncio.Task[Any]], threads: set[threading.Thread]
     problems = [
         f"{task.get_name()} still runs `{task.get_coro()}`: cancel it in `stop`, and wait for it" for task in left
     ]
-    problems += [f"thread {thread.name} still runs" for thread in set(threading.enumerate()) - threads]
+    started = set(threading.enumerate()) - threads
+    problems += [f"thread {thread.name} still runs" for thread in started if not thread.name.startswith(EXECUTOR)]
     for task in left:
         task.cancel()
     return Finding.of("stop", problems, "no task and no thread is left")

@@ -16,7 +16,9 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from gateway.metrics.registry import FAMILIES, PREFIX, Family
+from gateway.metrics.family import Family
+from gateway.metrics.own import Described, described
+from gateway.metrics.registry import FAMILIES, PREFIX
 from gateway.metrics.shared import Key, SharedNumbers
 
 
@@ -35,12 +37,21 @@ class Exporter(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield one family after the other, with what all processes counted."""
         series: dict[str, dict[Key, list[list[float]]]] = {name: defaultdict(list) for name in FAMILIES}
+        own: dict[Described, dict[Key, list[list[float]]]] = defaultdict(lambda: defaultdict(list))
         for process, shared in self._shared.items():
             for (name, *labels), numbers in shared:
+                if name not in FAMILIES:
+                    if (metric := described((name, *labels))) is not None:
+                        own[metric][tuple(labels[1:])].append(numbers)
+                    continue
                 key = tuple(labels) if FAMILIES[name].merge else (process,)
                 series[name][key].append(numbers)
         for name, family in FAMILIES.items():
             yield _metric(PREFIX + name, family, series[name])
+        # A plugin that was reloaded may describe a metric otherwise: the last one is exported.
+        for metric in {metric.name: metric for metric in own}.values():
+            family = Family("histogram" if metric.bounds else "counter", metric.help, metric.labels, metric.bounds)
+            yield _metric(PREFIX + metric.name, family, own[metric])
 
 
 def _metric(name: str, family: Family, series: Mapping[Key, Sequence[Sequence[float]]]) -> Metric:

@@ -8,27 +8,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Final, Literal
-
-import msgspec
+from collections.abc import Callable
+from typing import Final
 
 from gateway.catalogue import Catalogue
 from gateway.errors import StoreAway
 from gateway.exchange import Exchange, Outcome
 from gateway.metrics.channels import CONDITIONS, ChannelMetrics
+from gateway.metrics.family import OTHER, WAIT_BOUNDS, Family
+from gateway.metrics.own import OwnMetrics
 from gateway.metrics.shared import Histogram, Key, Numbers, SharedNumbers
 from gateway.store.client.connection import CALLS
 
 PREFIX: Final = "sluicegate_"
-OTHER: Final = "other"
 NONE: Final = "none"
 MAX_CODES: Final = 64
 """Error codes that are labels, at most: plugins may bring any number of their own."""
 MAX_CODE: Final = 128
 """Characters of an error code that are kept."""
 
-WAIT_BOUNDS: Final = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 DURATION_BOUNDS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 STORE_CALL_BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 
@@ -42,25 +40,6 @@ Series = tuple[
     tuple[Observe, Observe, Observe],
 ]
 """Ten numbers, each a view of one, and three histograms."""
-
-
-class Family(msgspec.Struct, frozen=True):
-    """One metric. `merge` makes one number of those of several processes; without it each has the label `process`.
-
-    Of one with `states`, the last label is the state: each has a series, 1 for the present one. None has while the number is 0.
-    """
-
-    kind: Literal["counter", "gauge", "histogram"]
-    help: str
-    labels: tuple[str, ...] = ()
-    bounds: tuple[float, ...] = ()
-    merge: Callable[[Iterable[float]], float] | None = sum
-    states: tuple[str, ...] = ()
-
-    @property
-    def width(self) -> int:
-        """How many numbers one series has."""
-        return Histogram.width(self.bounds) if self.kind == "histogram" else 1
 
 
 FAMILIES: Final[dict[str, Family]] = {
@@ -101,6 +80,8 @@ class Metrics:
     def __init__(self, shared: SharedNumbers, catalogue: Catalogue | None = None) -> None:
         self.catalogue = catalogue
         self.shared = shared
+        self.own = OwnMetrics(shared)
+        """What plugins count of their own."""
         self._codes: set[str] = set()
         self._series: dict[SeriesKey, Series] = {}
         self.channels = ChannelMetrics(shared)

@@ -13,19 +13,22 @@ from typing import Final
 from aiohttp import ClientError
 
 from gateway import crash_points
+from gateway.errors import Refused
 from gateway.facts import Caller
 from gateway.log import Logger
 from gateway.proxy import failure
 from gateway.proxy.body import read_body
 from gateway.proxy.call import Call
 from gateway.proxy.end_reason import EndReason
-from gateway.proxy.ending import conclude, meter
+from gateway.proxy.ending import conclude, meter_stream
 from gateway.proxy.failure import CallerGone, UpstreamFailure
+from gateway.proxy.foreign_request import foreign_parts
 from gateway.proxy.gathered_answer import finish_gathering
 from gateway.proxy.json_answer import pass_on
 from gateway.proxy.pool import Target, UpstreamPool
 from gateway.proxy.relay import Relay
 from gateway.proxy.relay_state import RelayState
+from gateway.proxy.translated_relay import TranslatedRelay
 from gateway.proxy.upstream import UpstreamConnection
 from gateway.proxy.upstream_headers import keep_only_id, kept_id, trace_lines
 from gateway.proxy.upstream_state import InvalidResponse
@@ -51,10 +54,21 @@ class UpstreamCall(Call):
         crash_points.point("upstream.before")
         name = self.exchange.channel = self.candidate.name
         channel, ceiling = self.candidate.channel, self.candidate.max_output_tokens
-        target = pool.target(channel, self.chain.generation)
-        self.parts = self.body.upstream(
-            self.candidate.model, channel.ceiling_name, ceiling, ask_usage=channel.ask_usage, stream=self.streamed
-        )
+        target = pool.target(channel, self.chain.generation, self.dialect)
+        if self.dialect is None:
+            self.parts = self.body.upstream(
+                self.candidate.model,
+                channel.ceiling_name,
+                ceiling,
+                ask_usage=channel.ask_usage,
+                stream=self.streamed,
+                fields=channel.fields,
+            )
+        else:
+            try:
+                self.parts = foreign_parts(self.dialect, self.body, self.candidate)
+            except Refused as refused:
+                return UpstreamFailure(refused, unfit=True)
         accept = "text/event-stream" if self.streamed else "application/json"
         account = caller.account if (caller := self.exchange.get(Caller)) else ""
         while True:
@@ -95,10 +109,11 @@ class UpstreamCall(Call):
 
     def _relay(self, upstream: UpstreamConnection) -> Relay:
         exchange, body, channel = self.exchange, self.body, self.candidate.channel
+        make = Relay if self.dialect is None else partial(TranslatedRelay, self.dialect)
         if self.gathering is None:
             hooks = self.chain.on_chunk + crash_points.on_event
-            return Relay(exchange, body, channel, self.caller, upstream, self._begin, hooks)
-        relay = Relay(exchange, body, channel, self.gathering, upstream, self.begin_gathering, ())
+            return make(exchange, body, channel, self.caller, upstream, self._begin, hooks)
+        relay = make(exchange, body, channel, self.gathering, upstream, self.begin_gathering, ())
         self.gathering.on_invalid = partial(relay.end, EndReason.OTHER)
         return relay
 
@@ -145,7 +160,8 @@ class UpstreamCall(Call):
         if relay.failure is not None:
             raise relay.failure
         if relay.events.error is not None and relay.events.first_error:
-            return failure.of_event(relay.events.error, credentials)
+            status = relay.translation.status if relay.translation else 0
+            return failure.of_event(relay.events.error, credentials, status, upstream.headers)
         match reason:
             case EndReason.OTHER:
                 return await self._not_a_stream(upstream, relay)
@@ -168,8 +184,10 @@ class UpstreamCall(Call):
         read = await read_body(upstream, failure.MAX_ERROR_BODY, self.remaining_s(), ended)
         if ended.done():
             return self.interrupted()
-        text = b"" if upstream.encoded else read.data
-        failed = failure.of_answer(upstream.status, upstream.headers, text, self.candidate.channel.scrubbed)
+        status, text = upstream.status, b"" if upstream.encoded else read.data
+        if self.dialect is not None:
+            status, text = self.dialect.error(status, text)
+        failed = failure.of_answer(status, upstream.headers, text, self.candidate.channel.scrubbed)
         if failed.final:
             self.answered()
         return failed
@@ -190,8 +208,7 @@ class UpstreamCall(Call):
         """Charge a stream that has ended, set its outcome, and write what the caller gets of it."""
         if reason is EndReason.UPSTREAM and (rest := relay.rest()):
             self.caller.write(rest)
-        events = relay.events
-        meter(self.attempt, events.usage, events.output.tokens, self.body, self.candidate)
+        meter_stream(self.attempt, relay, self.body, self.candidate)
 
         def on_failed(code: str) -> None:
             self.breaker.failed(self.candidate, self.exchange.id, code, None)

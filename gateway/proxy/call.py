@@ -35,13 +35,17 @@ class Call:
         self.body = body
         self.candidate = candidate
         self.breaker = breaker
-        self.attempt = Attempt(candidate.name, candidate.model, cost=candidate.cost)
         self.upstream: UpstreamConnection | None = None
         self.parts: list[BodyPart] = []
         self.message: list[BodyPart] = []
         self.began = time.monotonic()
+        self.attempt = Attempt(candidate.name, candidate.model, cost=candidate.cost, began=self.began)
+        self.attempt.dialect = candidate.channel.dialect or ""
         timers = candidate.channel.timers
-        self.gathering = Gathering(caller) if candidate.channel.upstream_stream and not body.stream else None
+        name = candidate.channel.dialect
+        self.dialect = None if name is None else chain.dialects[name]
+        gathered = not body.stream and (candidate.channel.upstream_stream or name is not None)
+        self.gathering = Gathering(caller) if gathered else None
         self.streamed = body.stream or self.gathering is not None
         first_s = timers.first_byte if self.streamed else timers.total
         self.deadline = min(self.began + first_s, exchange.started + timers.total)

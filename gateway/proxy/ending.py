@@ -35,6 +35,14 @@ def meter(
     attempt.stated_micros = reported.last.cost_micros
 
 
+def meter_stream(attempt: Attempt, relay: Relay, body: Body, candidate: Candidate) -> None:
+    """Set the usage of a stream that has ended. What is kept of it is the upstream's own, also of another dialect."""
+    meter(attempt, relay.events.usage, relay.events.output.tokens, body, candidate)
+    if relay.translation is not None:
+        text = relay.translation.reported.decode(errors="replace")
+        attempt.reported = failure.scrubbed(text, candidate.channel.scrubbed)
+
+
 async def conclude(
     exchange: Exchange, caller: CallerConnection, relay: Relay, reason: EndReason, on_failed: Callable[[str], None]
 ) -> None:

@@ -11,11 +11,12 @@ from collections.abc import Iterable
 
 from gateway.catalogue import MAX_ATTEMPTS
 from gateway.chain.chain import Chain
+from gateway.chat.request import Body
 from gateway.chat.usage import Usage
 from gateway.config.channel import Channel
 from gateway.errors import Refused
 from gateway.exchange import Exchange
-from gateway.facts import Route
+from gateway.facts import Candidate, Route
 from gateway.proxy.attempt import UpstreamCall
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.end_reason import EndReason
@@ -28,6 +29,17 @@ from gateway.store.credential_states import CredentialStates
 def _has_time(exchange: Exchange, channel: Channel) -> bool:
     """Return whether a call of a channel could still be answered within its `total`."""
     return time.monotonic() < exchange.started + channel.timers.total
+
+
+def _note(failed: UpstreamFailure, exchange: Exchange, body: Body, candidate: Candidate, route: Route) -> None:
+    """Note a failed attempt in the exchange and, where that may be the channel's fault, with the circuit breaker."""
+    attempt = exchange.attempts[-1]
+    attempt.error, attempt.failed = failed.error.code, time.monotonic()
+    if failed.maybe_billed and attempt.usage.source == "none":
+        attempt.usage = Usage(body.prompt_tokens_estimate, 0, "estimated")
+    if not (failed.final or failed.unfit):
+        note = route.breaker.unusable if failed.not_the_request else route.breaker.failed
+        note(candidate, exchange.id, failed.error.code, failed.cool_s)
 
 
 class Failover:
@@ -63,17 +75,14 @@ class Failover:
             untried = [other for other in rest if other.name != candidate.name]
             call = UpstreamCall(exchange, chain, caller, body, candidate, route.breaker)
             try:
-                last = await call.run(self._pool, self.relays)
-                if last is None:
+                failed = await call.run(self._pool, self.relays)
+                if failed is None:
                     return
-                attempt = exchange.attempts[-1]
-                attempt.error = last.error.code
-                if last.maybe_billed and attempt.usage.source == "none":
-                    attempt.usage = Usage(body.prompt_tokens_estimate, 0, "estimated")
-                if last.final:
+                _note(failed, exchange, body, candidate, route)
+                if last is None or not failed.unfit:
+                    last = failed
+                if failed.final:
                     break
-                failed = route.breaker.unusable if last.not_the_request else route.breaker.failed
-                failed(candidate, exchange.id, last.error.code, last.cool_s)
                 untried = [other for other in untried if _has_time(exchange, other.channel)]
             finally:
                 call.parts.clear()  # errors of libraries refer to themselves, and so keep the call for some time
@@ -81,7 +90,7 @@ class Failover:
                 route.breaker.left(candidate, exchange.id)
         if last is None:
             raise Refused(404, "model_not_found", "Nothing serves this model.")
-        if not last.final and last.error.should_retry is not False:
+        if not (last.final or last.unfit) and last.error.should_retry is not False:
             # A caller that retries earlier would be refused by the circuit breaker.
             asked_s = last.error.retry_after_s or 0.0
             last.error.retry_after_s = await route.breaker.wait_s(route.candidates, asked_s) or None

@@ -51,7 +51,8 @@ class UpstreamFailure(msgspec.Struct, frozen=True):
     `error`: what the caller is told if no other candidate answers. `final`: no other candidate is called. `maybe_billed`: the
     upstream may have worked on the request. `cool_s`: for how long the upstream is not to be called, None where it did not say
     so. `credential_refused`: the upstream refused the gateway's credential. `forbidden`: it refused the credential or what the
-    request contains. `not_the_request`: no request can cause this. `why`: the status with which a credential was refused.
+    request contains. `not_the_request`: no request can cause this. `unfit`: the request cannot be said in the upstream's dialect,
+    and was not sent. `why`: the status with which a credential was refused.
     """
 
     error: Refused
@@ -61,6 +62,7 @@ class UpstreamFailure(msgspec.Struct, frozen=True):
     credential_refused: bool = False
     forbidden: bool = False
     not_the_request: bool = False
+    unfit: bool = False
     why: str = ""
 
 
@@ -94,8 +96,12 @@ def of_answer(status: int, headers: Mapping[str, str], body: bytes, credentials:
     return UpstreamFailure(error, cool_s=(wait_s or 0) if status == OVERLOADED else wait_s)
 
 
-def of_event(error: bytes, credentials: Sequence[str]) -> UpstreamFailure:
-    """Return the failure that an error as the first event of a stream stands for."""
+def of_event(
+    error: bytes, credentials: Sequence[str], status: int = 0, headers: Mapping[str, str] | None = None
+) -> UpstreamFailure:
+    """Return the failure that an error as the first event of a stream stands for. `status`: what it says, if that is known."""
+    if status >= 400:
+        return of_answer(status, headers or {}, error, credentials)
     detail = _detail(error, credentials)
     message = detail.get("message") or "no reason given"
     return UpstreamFailure(failed(f"The upstream answered with an error: {message}"))

@@ -17,7 +17,7 @@ from gateway.errors import Refused, unavailable
 from gateway.proxy import failure
 from gateway.proxy.call import Call
 from gateway.proxy.end_reason import INCOMPLETE, EndReason
-from gateway.proxy.ending import is_complete, meter
+from gateway.proxy.ending import is_complete, meter_stream
 from gateway.proxy.failure import CallerGone, UpstreamFailure
 from gateway.proxy.gathering import Gathering
 from gateway.proxy.relay import Relay
@@ -31,7 +31,7 @@ def finish_gathering(call: Call, gathering: Gathering, relay: Relay, reason: End
     exchange.first_byte, exchange.bytes, exchange.events = None, 0, 0
     if reason is EndReason.UPSTREAM:
         gathering.write(relay.rest())
-    meter(attempt, events.usage, events.output.tokens, call.body, call.candidate)
+    meter_stream(attempt, relay, call.body, call.candidate)
     if call.caller.gone:
         raise CallerGone
     credentials, usage = call.candidate.channel.scrubbed, attempt.usage

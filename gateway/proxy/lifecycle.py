@@ -17,7 +17,7 @@ from typing import Final
 from gateway import crash_points
 from gateway.chain.chain import Chain
 from gateway.chain.entry import Entry
-from gateway.chain.failures import is_cancellation
+from gateway.chain.failures import is_cancellation, note_failure
 from gateway.errors import GatewayError, Refused, StoreAway, StoreError, as_refused
 from gateway.exchange import Exchange, Operation, Outcome, Reply
 from gateway.log import Logger
@@ -171,7 +171,7 @@ def _log(exchange: Exchange, error: BaseException) -> None:
         event = "store_error" if isinstance(error, StoreError) else "internal_error"
         log.error(event, request_id=exchange.id, by=exchange.refused_by, reason=str(error))
     else:
-        log.error("internal_error", request_id=exchange.id, exc_info=error)
+        note_failure(log, "internal_error", exchange, error)
 
 
 def _refuse(exchange: Exchange, caller: CallerConnection, error: BaseException) -> None:

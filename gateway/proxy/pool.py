@@ -11,9 +11,11 @@ from weakref import WeakSet
 from aiohttp import ClientRequest, ClientTimeout, TCPConnector, encode_basic_auth
 from yarl import URL
 
+from gateway.chat.dialect import Dialect
 from gateway.chat.request import BodyPart
 from gateway.config.channel import Channel
 from gateway.proxy.credentials import Credentials
+from gateway.proxy.request_head import address_of, heads
 from gateway.proxy.turns import Turns
 from gateway.proxy.upstream import UpstreamConnection
 from gateway.store.credential_states import CredentialStates
@@ -38,11 +40,15 @@ class UpstreamPool:
         self._targets: dict[object, Target] = {}
         self._turns = Turns()
 
-    def target(self, channel: Channel, generation: int = 1) -> Target:
-        """Return where a channel's requests go, for an exchange of this generation. It is built once for each channel."""
-        target = self._targets.get(channel.identity)
+    def target(self, channel: Channel, generation: int = 1, dialect: Dialect | None = None) -> Target:
+        """Return where a channel's requests go, for an exchange of this generation. It is built once for each channel.
+
+        A dialect is of one generation, and so is the target of a channel that has one.
+        """
+        key: object = channel.identity if dialect is None else (channel.identity, dialect)
+        target = self._targets.get(key)
         if target is None:
-            target = self._targets[channel.identity] = Target(channel, self._turns, self._credentials)
+            target = self._targets[key] = Target(channel, self._turns, self._credentials, dialect)
         target.generations.add(generation)
         return target
 
@@ -68,8 +74,10 @@ class Target:
     authorities in that file and no others.
     """
 
-    def __init__(self, channel: Channel, turns: Turns, credentials: CredentialStates) -> None:
-        url = URL(channel.base_url.rstrip("/") + "/chat/completions")
+    def __init__(
+        self, channel: Channel, turns: Turns, credentials: CredentialStates, dialect: Dialect | None = None
+    ) -> None:
+        url = address_of(channel, dialect)
         proxy = URL(channel.proxy) if channel.proxy else None
         login = encode_basic_auth(proxy.user, proxy.password or "") if proxy is not None and proxy.user else ""
         self.credentials = Credentials(channel.credentials, credentials)
@@ -92,11 +100,8 @@ class Target:
         self.timeout = ClientTimeout(total=None, connect=channel.timers.connect)
         # Only a tunnel, which is for https, hides the request from the proxy.
         forwarded = proxy is not None and url.scheme == "http"
-        proxy_login = f"Proxy-Authorization: {login}\r\n" if forwarded and login else ""
-        self._head = (
-            f"POST {url if forwarded else url.raw_path_qs} HTTP/1.1\r\nHost: {host}{port}\r\n{proxy_login}"
-            "Content-Type: application/json\r\nAccept-Encoding: identity\r\nUser-Agent: sluicegate\r\n"
-        ).encode("latin-1")
+        target = str(url) if forwarded else url.raw_path
+        self._heads = heads(channel, dialect, target, f"{host}{port}", login if forwarded else "")
 
     async def idle(self) -> UpstreamConnection | None:
         """Return a connection that was used before, if there is one now."""
@@ -132,6 +137,5 @@ class Target:
 
     def message(self, body: Sequence[BodyPart], *, credential: str, accept: str, trace: str) -> list[BodyPart]:
         """Return the whole request. `trace` is header lines, already checked, each with its line end."""
-        authorization = f"Authorization: Bearer {credential}\r\n" if credential else ""
-        lines = f"{authorization}Accept: {accept}\r\n{trace}Content-Length: {sum(map(len, body))}\r\n\r\n"
-        return [b"".join((self._head, lines.encode("latin-1"), body[0])), *body[1:]]
+        lines = f"Accept: {accept}\r\n{trace}Content-Length: {sum(map(len, body))}\r\n\r\n"
+        return [b"".join((self._heads[credential], lines.encode("latin-1"), body[0])), *body[1:]]

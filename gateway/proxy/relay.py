@@ -13,18 +13,20 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway import crash_points
+from gateway.chain.failures import note_failure
 from gateway.chat import chunks
-from gateway.chat.events import EventStream
 from gateway.chat.request import Body
 from gateway.config.channel import Channel
 from gateway.exchange import Exchange
 from gateway.log import Logger
+from gateway.proxy.answer_events import events_of
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.end_reason import EndReason
 from gateway.proxy.gathering import Gathering
 from gateway.proxy.linger import release_at_end
 from gateway.proxy.redaction import Redaction
 from gateway.proxy.relay_state import RelayState
+from gateway.proxy.translation import Translation
 from gateway.proxy.upstream import UpstreamConnection
 
 MAX_PRELUDE: Final = 2 * 1024 * 1024
@@ -76,7 +78,8 @@ class Relay:
         self.failure: Exception | None = None
         """What `begin` raised, or why its headers cannot be sent."""
         gathered = isinstance(caller, Gathering)
-        self.events = _events(body, channel, gathered)
+        self.events = events_of(body, channel, gathered=gathered)
+        self.translation: Translation | None = None
         self._max_prelude = channel.max_response_bytes if gathered else MAX_PRELUDE
         self._streamed = body.stream or gathered
         self._secrets = Redaction(channel.scrubbed, self.events)
@@ -120,12 +123,18 @@ class Relay:
             crash_points.point("upstream.answered")
             if self._streamed and upstream.status == 200 and upstream.media_type == "text/event-stream":
                 self._last_read_at = self._loop.time()
-                upstream.flow_to(self._on_data, self._on_end)
+                self._flow()
                 return
         upstream.pause()
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
         self.end(EndReason.OTHER)
+
+    def _flow(self) -> None:
+        self._upstream.flow_to(self._on_data, self._on_end)
+
+    def _begin_pass(self) -> None:
+        self._upstream.begin_pass(self)
 
     def _on_data(self, data: bytes) -> bool:
         """Pass on what is complete. Return whether the parser kept data for later."""
@@ -187,7 +196,7 @@ class Relay:
         exchange.events = events.events
         self._call_hooks(first)
         crash_points.point("stream.begun")
-        self._upstream.begin_pass(self)
+        self._begin_pass()
         if events.concluded:
             self._conclude()
 
@@ -202,8 +211,8 @@ class Relay:
         try:
             for hook in self._hooks:
                 hook(self._exchange, whole)
-        except BaseException:
-            log.exception("plugin_failed", hook="on_chunk", request_id=self._exchange.id)
+        except BaseException as error:
+            note_failure(log, "plugin_failed", self._exchange, error)
             self.end(EndReason.PLUGIN)
 
     def rest(self) -> bytes:
@@ -275,12 +284,3 @@ class Relay:
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
-
-
-def _events(body: Body, channel: Channel, gathered: bool) -> EventStream:
-    """Return the parser of an answer's events. Of one that is gathered nothing is dropped, and no event is too long to wait for."""
-    if gathered:
-        return EventStream(drop_usage=False, choices=body.n, max_event_bytes=channel.max_response_bytes)
-    drop_empty = channel.empty_choices == "drop"
-    drop_usage = not body.asked_usage and (channel.ask_usage or drop_empty)
-    return EventStream(drop_usage=drop_usage, drop_empty=drop_empty, choices=body.n)

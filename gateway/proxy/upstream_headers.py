@@ -7,9 +7,12 @@ from collections.abc import Mapping, MutableMapping
 from typing import Final
 
 UPSTREAM_ID: Final = "x-request-id"
+OTHER_ID: Final = "request-id"
+"""Anthropic's name of the same."""
 READ: Final = frozenset(
     (
-        *(b"content-type", b"content-encoding", b"content-length", b"transfer-encoding", UPSTREAM_ID.encode()),
+        *(b"content-type", b"content-encoding", b"content-length", b"transfer-encoding"),
+        *(UPSTREAM_ID.encode(), OTHER_ID.encode()),
         *(b"retry-after", b"retry-after-ms", b"x-should-retry", b"date"),
     )
 )
@@ -31,13 +34,13 @@ def trace_lines(headers: Mapping[str, str]) -> str:
 
 def kept_id(headers: Mapping[str, str]) -> str:
     """Return the id that an upstream gave its answer, up to 128 characters; empty where it is not visible ASCII."""
-    value = headers.get(UPSTREAM_ID, "")
+    value = headers.get(UPSTREAM_ID) or headers.get(OTHER_ID, "")
     return value[:MAX_ID] if value and ID.fullmatch(value) else ""
 
 
 def keep_only_id(headers: MutableMapping[str, str]) -> None:
     """Free the headers of an answer that is passed on. Providers send some kilobytes of them."""
-    upstream_id = headers.get(UPSTREAM_ID)
+    upstream_id = headers.get(UPSTREAM_ID) or headers.get(OTHER_ID)
     headers.clear()
     if upstream_id is not None:
         headers[UPSTREAM_ID] = upstream_id

@@ -102,7 +102,7 @@ class Reloader(BackgroundTask):
         try:
             loaded = load(self._path, raw=raw, secrets=secrets)
             chain = loading.build(loaded, generation=generation)
-            services = services_of(loaded.config, self._gateway.services.store)
+            services = services_of(loaded.config, self._gateway.services.store, self._gateway.runner.metrics.own)
             await chain.start(services)
         except Exception as error:
             reason = str(error) if isinstance(error, GatewayError) else error_text(error)

@@ -49,10 +49,11 @@ async def opened(
     """
     async with Store.open(loaded.config, url) as store:
         chain = loading.build(loaded, generation=generation)
-        services = services_of(loaded.config, store)
+        metrics = Metrics(shared or SharedNumbers())
+        services = services_of(loaded.config, store, metrics.own)
         await chain.start(services)
         failover = Failover(store.channels.credentials)
-        metrics = Metrics(shared or SharedNumbers(), services.catalogue)
+        metrics.use(services.catalogue)
         store.channels.credentials.on_refused = partial(_credential_refused, metrics, store.alerts)
         store.channels.on_status = partial(_status_known, metrics, store.alerts)
         store.alerts.dropped = partial(metrics.count, "alerts", "dropped")

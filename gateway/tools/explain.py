@@ -39,7 +39,8 @@ class Decision(msgspec.Struct, frozen=True):
 class ChannelChoice(msgspec.Struct, frozen=True):
     """One channel. The order is drawn anew for each request. `spare`: called if the channels before it fail.
 
-    `cost`: what it bills, as far as that is known, for a prompt of the estimated length.
+    `cost`: what it bills, as far as that is known, for a prompt of the estimated length. `request`: what is special about its
+    requests, without secrets.
     """
 
     channel: str
@@ -47,6 +48,7 @@ class ChannelChoice(msgspec.Struct, frozen=True):
     verdict: Literal["first", "spare", "left out"]
     text: str = ""
     cost: dict[str, Any] = {}
+    request: str = ""
 
 
 class Explanation(msgspec.Struct):
@@ -128,7 +130,8 @@ async def _choices(route: Route, asked: Usage) -> list[ChannelChoice]:
             )
         verdict: Literal["first", "spare", "left out"] = "left out" if why_not else "spare" if available else "first"
         cost = {} if candidate.cost is None else candidate.cost.record(asked)
-        choices.append(ChannelChoice(candidate.name, candidate.model, verdict, why_not, cost))
+        request = candidate.channel.request_in_words
+        choices.append(ChannelChoice(candidate.name, candidate.model, verdict, why_not, cost, request))
         if not why_not:
             available.add(candidate.name)
     return choices if available else await _last_resorts(route, choices)

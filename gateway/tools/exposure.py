@@ -93,7 +93,7 @@ def exposure_of(config: Config, chain: Chain) -> Exposure | None:
 def max_prompt_tokens(size: int, parts: PartTokens) -> int:
     """Return for how many input tokens a body of `size` bytes is held at most."""
     text = REWRITTEN_TIMES * size + size // MIN_MESSAGE * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE + TOOLS_ALLOWANCE
-    return text + min(size // MIN_PART, MAX_PARTS) * max(parts.image, parts.audio, parts.file)
+    return text + min(size // MIN_PART, MAX_PARTS) * max(parts.image, parts.audio, parts.file) + parts.added
 
 
 def _largest_cost(catalogue: Catalogue, config: Config, model: str, price: Price) -> int:

@@ -26,7 +26,8 @@ class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
     """One call of an upstream. `error` is the error code that it would have led to, or empty where it succeeded.
 
     `cost_micros`: what the channel bills for it, None where that is not known. `upstream_request_id` and `completion_id` are the
-    names that the upstream gave the call, in the head of its answer and in the completion: bills have one of them.
+    names that the upstream gave the call, in the head of its answer and in the completion: bills have one of them. `dialect`: of an
+    upstream with another API, whose answer was written anew; empty where it passed byte for byte.
     """
 
     channel: str
@@ -35,6 +36,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
     cost_micros: int | None = None
     upstream_request_id: str = ""
     completion_id: str = ""
+    dialect: str = ""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):

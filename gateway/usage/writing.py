@@ -34,7 +34,7 @@ from gateway.usage.tables import (
 _DAY: Final = slice(len("2026-11-21"))
 _OUTCOME: Final = COLUMNS.index("outcome")
 _COST: Final = SUM_COLUMNS.index("cost_micros")
-_EMPTY: Final[dict[type, str]] = {list: "[]", dict: "{}"}
+_EMPTY: Final[dict[type[Any], str]] = {list: "[]", dict: "{}"}
 _encode: Final = msgspec.json.Encoder().encode
 _LARGEST: Final = 2**63 - 1
 _place_of = attrgetter("account", "id")

@@ -14,6 +14,7 @@ class AddressAllowList(Plugin):
     addresses there.
     """
 
+    API = 1
     networks: list[str]
     """Addresses and networks that are accepted, such as `192.0.2.7` or `2001:db8::/32`."""
 

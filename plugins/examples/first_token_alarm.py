@@ -21,6 +21,7 @@ class FirstText(msgspec.Struct):
 class FirstTokenAlarm(Plugin):
     """Logs a warning for each request whose first text came too late, with the channel that was slow."""
 
+    API = 1
     slow_ms: float = 5000
     """The time from which on a warning is logged, in milliseconds from the request's arrival."""
 

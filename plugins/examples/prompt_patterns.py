@@ -23,6 +23,7 @@ class PromptPatterns(Plugin):
     megabyte: avoid nested repeats, and put `PromptSize` above this plugin if prompts may be large.
     """
 
+    API = 1
     patterns: dict[str, str] = msgspec.field(default_factory=COMMON.copy)
     """Regular expressions by their names, which callers see in the error."""
 

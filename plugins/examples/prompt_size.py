@@ -10,6 +10,7 @@ from gateway import Caller, Exchange, Operation, Plugin, Refused
 class PromptSize(Plugin):
     """Refuses prompts that are too large for the caller's group. Put it below `auth`."""
 
+    API = 1
     requires = (Caller,)
 
     tokens: int

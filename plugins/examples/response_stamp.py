@@ -13,6 +13,7 @@ from gateway import Exchange, Plugin
 class ResponseStamp(Plugin):
     """Adds headers to every upstream response: which channel served it, as which model, after how many attempts."""
 
+    API = 1
     headers: dict[str, str] = msgspec.field(default_factory=lambda: {"x-served-by": "{channel}"})
     """Values by header names. `{channel}`, `{model}` and `{attempts}` are replaced; everything else is sent unchanged.
 

@@ -26,6 +26,7 @@ Does = Callable[[], object]
 class Recorder(Plugin, kw_only=False):
     """A plugin that appends each call to `calls`, and does `does` in the hook `at`."""
 
+    API = 1
     calls: list[str]
     name: str
     at: str = ""

@@ -235,7 +235,7 @@ def test_the_fields_of_the_parts_are_read_as_they_are_written() -> None:
     """Guards an assumption of the module: absent fields of what is decoded are the default itself."""
     raw = raw_of(messages=[{"role": "user"}, {"role": "assistant", "content": None}])
     assert bound(raw) == PromptBound(len(raw) + 2 * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE)
-    assert msgspec.structs.asdict(PartTokens()) == {"image": 4800, "audio": 20_000, "file": 128_000}
+    assert msgspec.structs.asdict(PartTokens()) == {"image": 4800, "audio": 20_000, "file": 128_000, "added": 0}
 
 
 @pytest.mark.parametrize(

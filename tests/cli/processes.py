@@ -7,13 +7,13 @@ import os
 import random
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from gateway.config.schema import Port
+from tests.forked import FORKED
 from tests.patience import PATIENCE_S
 
 _claims: Final[list[socket.socket]] = []
@@ -79,7 +79,7 @@ class Served:
 async def gateway(*arguments: str, cwd: Path) -> tuple[int, str, str]:
     """Run a command and return its exit code, standard output and standard error."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", *arguments),
+        *(FORKED, "-m", "gateway", *arguments),
         cwd=cwd,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -94,7 +94,7 @@ async def serving(file: Path) -> AsyncIterator[Served]:
     """Run `gateway serve` until it is ready, and kill it at the end if it still runs."""
     with (file.parent / "serve.log").open("ab") as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gateway", "serve", "--config", str(file)),
+            *(FORKED, "-m", "gateway", "serve", "--config", str(file)),
             cwd=file.parent,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
@@ -156,7 +156,7 @@ def kept_waiting_s(pid: int) -> float:
 
 def worker_of(pid: int) -> int:
     """Return the worker of a gateway that has one: the child that was started last."""
-    return max(child for child, line in children(pid).items() if "gateway serve" in line)
+    return max(child for child, line in children(pid).items() if "store.sock" not in line)
 
 
 def kill(pid: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from gateway.cli.commands import program
 from gateway.crash_points import EXIT_CODE
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
+from tests.forked import FORKED
 from tests.patience import PATIENCE_S
 from tests.store.conftest import new_request_id, wallet_of_then
 
@@ -123,7 +123,7 @@ async def test_killed_before_it_trims_it_continues_from_there(command: Command, 
     await asyncio.gather(*(past.settle("alice", new_request_id(OLD_S), 1) for _ in range(2000)))
     arguments = ("account", "archive", "alice", "--before", "90d", "--to", str(command.folder))
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", *arguments, "--config", str(command.file)),
+        *(FORKED, "-m", "gateway", *arguments, "--config", str(command.file)),
         env=os.environ | {"GATEWAY_CRASH_AT": f"archive.written:{page}"},
     )
     assert await asyncio.wait_for(process.wait(), PATIENCE_S) == EXIT_CODE

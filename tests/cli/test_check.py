@@ -39,6 +39,7 @@ def test_a_good_file_is_good(tmp_path: Path) -> None:
         "chain": ["usage-logger", "auth", "rate-limit", "quota", "model-routing"],
         "models": ["m"],
         "channels": ["up"],
+        "requests": {},
         "bound": None,
         "warnings": [],
     }

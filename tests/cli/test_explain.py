@@ -129,6 +129,7 @@ async def test_scripts_get_one_object(command: Command) -> None:
     assert explanation["channels"][1] == {
         **{"channel": "two", "model": "m2", "verdict": "spare", "text": ""},
         **{"cost": {"input": 500_000, "output": 1_000_000, "ratio": "1", "request": 10_000}},
+        "request": "",
     }
     assert explanation["price"] == {
         **{"input": 1_000_000, "output": 2_000_000, "ratio": "1"},

@@ -50,7 +50,7 @@ async def test_a_plugin_in_the_working_directory_is_found(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "code", "error"),
     [
-        (["nobody"], 1, "gateway: there is no plugin `nobody`; installed: auth,"),
+        (["nobody"], 1, "gateway: there is no plugin `nobody`; installed: anthropic,"),
         (["tests.faulty:Nobody"], 1, "gateway: `tests.faulty` has no `Nobody`"),
         (["quota", "--with", "{max_holds: many}"], 2, "gateway: --with:1: max_holds: must be a whole number"),
         (["quota", "--with", "{holds: 3}"], 2, "gateway: --with:1: holds: unknown setting; known here: lease_margin"),

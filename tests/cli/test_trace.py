@@ -120,6 +120,10 @@ STORIES: list[tuple[dict[str, Any], str]] = [
         {"outcome": Outcome.INTERNAL_ERROR, **NOTHING_SENT, "status": 500},
         "arrived, failed because of an internal error of the gateway (500), charged nothing",
     ),
+    (
+        {"outcome": Outcome.INTERNAL_ERROR, **NOTHING_SENT, "status": 500, "refused_by": "office-hours"},
+        "arrived, failed because of an internal error of the plugin office-hours (500), charged nothing",
+    ),
     ({**NOTHING_SENT, "model": ""}, "arrived, answered 200, charged nothing"),
     (
         {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from decimal import Decimal
+from importlib.metadata import entry_points
 from importlib.resources import files
 from io import StringIO
 from pathlib import Path
@@ -51,7 +52,7 @@ ZONE = (
 BASE_URL = "base_url must be like https://host/v1, without credentials, a query or an operation"
 API_KEYS = "give `api_key`, or several as `api_keys`, none of them empty"
 API_KEY = "api_key must be visible ASCII: look for a space or a line end at its end"
-INSTALLED = "auth, model-routing, quota, rate-limit, usage-logger"
+INSTALLED = ", ".join(sorted(each.name for each in entry_points(group=loading.ENTRY_POINTS)))
 NO_MAPPING = "must be a mapping, not null; give it one, or remove the key"
 NO_NETWORK = "must be an address or a network, as in 10.0.0.2 or 10.0.0.0/8"
 EVERY_ADDRESS = "is every address: callers could choose theirs; name the proxies alone"
@@ -67,9 +68,9 @@ WRONG = {
     "usage: {months: 1}": "1: usage.months: unknown setting; known here: clickhouse, retention_months",
     "demo: {up: x}": "1: demo.up: unknown setting; known here: account, credit, upstream",
     "channels:\n  a:\n    base_url: http://h\n    key: x": "4: channels.a.key: unknown setting; known here: "
-    "api_key, api_keys, ask_usage, base_url, ca_file, ceiling_field, concurrent, drain_limit, empty_choices, max_response_bytes, "
-    "on_caller_gone, "
-    "proxy, requests_per_minute, timers, upstream_stream",
+    "api_key, api_keys, ask_usage, auth, base_url, ca_file, ceiling_field, concurrent, dialect, drain_limit, drop, empty_choices, "
+    "headers, max_response_bytes, on_caller_gone, "
+    "proxy, query, requests_per_minute, set, timers, upstream_stream",
     "channels:\n  a:\n    base_url: http://h\n    timers: {idel: 4}": "4: channels.a.timers.idel: unknown setting; "
     "known here: connect, first_byte, idle, total, write_stall",
     "models:\n  gpt-4.1: {price: 1}": "2: models.gpt-4.1.price: unknown setting; "
@@ -385,7 +386,7 @@ def test_the_reference_names_every_setting() -> None:
         section: Any = document
         for step in place:
             section = section[step]
-        assert set(section) == set(kind.__struct_fields__) - ({"free"} if kind is Model else set()), place
+        assert set(section) == set(kind.__struct_encode_fields__) - ({"free"} if kind is Model else set()), place
     free = document["models"]["llama-3"]
     assert free["free"] is True
     assert set(free["channels"][1]) == set(Serving.__struct_fields__)

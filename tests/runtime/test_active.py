@@ -97,7 +97,7 @@ def with_plugin(text: str, use: str) -> str:
 
 
 def workers(served: Served) -> set[int]:
-    return {pid for pid, line in children(served.pid).items() if "gateway serve" in line}
+    return {pid for pid, line in children(served.pid).items() if "store.sock" not in line}
 
 
 async def test_no_edit_and_no_plugin_of_a_reload_hurts_what_runs(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from gateway.runtime import alert_sender
 from gateway.runtime.handover import Handover, Offer
 from gateway.store.client.client import Client
 from tests.alerts.receiver import NEVER, OK, SECRET, receiving
+from tests.forked import FORKED
 from tests.patience import PATIENCE_S, wait_until
 
 
@@ -43,7 +43,7 @@ def credential(number: int) -> Claim:
 
 @asynccontextmanager
 async def sender(file: Path, url: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.alert_sender_process", str(file), url)
+    process = await asyncio.create_subprocess_exec(FORKED, "-m", "tests.alert_sender_process", str(file), url)
     try:
         yield process
     finally:

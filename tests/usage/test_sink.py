@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import sqlite3
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -32,6 +31,7 @@ from gateway.usage.log import FIELD, UsageLog
 from gateway.usage.record import Record, encode
 from gateway.usage.sink import Sink
 from gateway.usage.spool import write_lines
+from tests.forked import FORKED
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end, id_at
 from tests.usage.test_database import rolled_up, summed
@@ -250,7 +250,7 @@ def test_a_request_may_take_as_long_as_the_slowest_channel_and_a_margin() -> Non
 
 
 async def start(data: Path, url: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.sink_process", str(data), url)
+    return await asyncio.create_subprocess_exec(FORKED, "-m", "tests.sink_process", str(data), url)
 
 
 async def test_a_terminated_sink_drains_the_stream_and_exits_with_0(

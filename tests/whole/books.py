@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -27,6 +26,7 @@ from gateway.usage import queries
 from gateway.usage.record import Record
 from gateway.usage.sink import Sink
 from tests.cli.processes import free_port
+from tests.forked import FORKED
 from tests.patience import PATIENCE_S
 from tests.records import close_open
 
@@ -123,7 +123,7 @@ class Books:
         """Start one worker and yield it when it is ready. It is terminated at the end if it still runs."""
         with self.log_file.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tests.worker_process", str(self.file), str(self.port)),
+                *(FORKED, "-m", "tests.worker_process", str(self.file), str(self.port)),
                 env=os.environ | {"GATEWAY_CRASH_AT": crash_at},
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from gateway.exchange import Outcome
 from tests.cli.processes import all_ready
+from tests.forked import FORKED
 from tests.patience import PATIENCE_S
 from tests.whole.books import LEASE_S, OPENING, Books
 from tests.whole.raw import ask, chat
@@ -60,9 +60,7 @@ async def serving(file: Path, workers: int, log: Path) -> AsyncIterator[int]:
     """Run `gateway serve` with a configuration file and yield its pid. Assert that it ends with exit code 0."""
     command = ("-m", "gateway", "serve", "--config", str(file), "--workers", str(workers))
     with log.open("ab") as output:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, stdout=asyncio.subprocess.PIPE, stderr=output
-        )
+        process = await asyncio.create_subprocess_exec(FORKED, *command, stdout=asyncio.subprocess.PIPE, stderr=output)
     try:
         await all_ready(process)
         yield process.pid

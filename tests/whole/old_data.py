@@ -18,6 +18,7 @@ import pytest
 from redis import Redis
 
 from tests.cli.processes import all_ready, free_port
+from tests.forked import FORKED
 from tests.patience import PATIENCE_S
 
 FIXTURE: Final = Path(__file__).parent.parent / "fixtures" / "data-95e8e78"
@@ -50,7 +51,7 @@ class OldData:
     `python` runs another version of the gateway than this one.
     """
 
-    def __init__(self, folder: Path, fixture: Path = FIXTURE, python: str = sys.executable) -> None:
+    def __init__(self, folder: Path, fixture: Path = FIXTURE, python: str = FORKED) -> None:
         self.folder, self.data, self.archive = folder, folder / "data", folder / "archive"
         self._fixture, self._python = fixture, python
         self.ports = {name: free_port() for name in PORTS}

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,6 +30,7 @@ from gateway.usage.record import encode
 from gateway.usage.sink import Sink
 from gateway.usage.spool import write_lines
 from tests.cli.processes import demo_in
+from tests.forked import FORKED
 from tests.patience import PATIENCE_S
 from tests.records import arrival, end, id_at
 from tests.store.conftest import wallet_of_then
@@ -237,7 +237,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("served")
     demo = demo_in(folder)
     with subprocess.Popen(
-        [sys.executable, "-m", "gateway", "serve", "--config", str(demo)], cwd=folder, stdout=subprocess.PIPE
+        [FORKED, "-m", "gateway", "serve", "--config", str(demo)], cwd=folder, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         while b"balances are kept" not in process.stdout.readline():
@@ -248,7 +248,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def serve(folder: Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gateway", "serve", "--config", str(demo_in(folder))]
+    command = [FORKED, "-m", "gateway", "serve", "--config", str(demo_in(folder))]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout_s, check=False)
 
 

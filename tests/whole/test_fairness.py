@@ -8,7 +8,6 @@ second caller is served in these.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +19,7 @@ from tests.bench.fairness.measure import measure
 from tests.bench.fairness.rows import ROWS, Row
 from tests.bench.fairness.stage import prepare, staged
 from tests.bench.process import ROOT
+from tests.forked import FORKED
 from tests.patience import PATIENCE_S
 
 PHASE_S = 1.0
@@ -44,7 +44,7 @@ def accounts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 @pytest.fixture(scope="module")
 def ports() -> Iterator[tuple[int, int]]:
     """Run the upstreams of the second and of the first caller."""
-    command = (sys.executable, "-m", "tests.bench.fairness.upstream")
+    command = (FORKED, "-m", "tests.bench.fairness.upstream")
     with ExitStack() as stack:
         started = [stack.enter_context(Popen(command, stdin=PIPE, stdout=PIPE, cwd=ROOT)) for _ in range(2)]
         one, other = (int(each.stdout.readline()) for each in started if each.stdout is not None)

@@ -26,6 +26,7 @@ from gateway.services import Store
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.usage import queries
 from tests.cli.processes import all_ready, children, free_port
+from tests.forked import FORKED
 from tests.patience import PATIENCE_S
 from tests.records import id_at
 from tests.whole.raw import ask, chat, get
@@ -89,7 +90,7 @@ class Pod:
 
     async def _started(self, *command: str, stderr: int) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gateway", *command, "--config", str(self.file)),
+            *(FORKED, "-m", "gateway", *command, "--config", str(self.file)),
             cwd=self.folder,
             env=os.environ | self._environment,
             stdout=asyncio.subprocess.PIPE,

@@ -19,6 +19,7 @@ from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.pepper import make_pepper
 from tests.cli.processes import free_port, gateway
+from tests.forked import FORKED
 from tests.patience import PATIENCE_S
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import ask, chat
@@ -62,7 +63,7 @@ async def serving(file: Path, log: Path) -> AsyncIterator[None]:
     """Run `gateway serve` with all its output in `log`."""
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gateway", "serve", "--config", str(file)),
+            *(FORKED, "-m", "gateway", "serve", "--config", str(file)),
             stdout=output,
             stderr=output,
         )

@@ -6,7 +6,6 @@ import asyncio
 import os
 import resource
 import shutil
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from gateway.store.pepper import make_pepper
 from tests.bench.fairness.honest import HonestSettings
 from tests.bench.fairness.rows import Row
 from tests.bench.process import ROOT, family, free_port
+from tests.forked import FORKED
 from tests.patience import PATIENCE_S
 from tests.whole.raw import chat, get
 
@@ -173,11 +173,11 @@ async def staged(
 
     with (folder / "log").open("wb") as log:
         gateway = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gateway", "serve", "-c", str(folder / "gateway.yaml")),
+            *(FORKED, "-m", "gateway", "serve", "-c", str(folder / "gateway.yaml")),
             stdout=log,
             stderr=log,
             cwd=ROOT,
-            preexec_fn=limit_descriptors,
+            preexec_fn=None if row.descriptors is None else limit_descriptors,
         )
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -211,7 +211,7 @@ def process(module: str, *arguments: str) -> AbstractAsyncContextManager[asyncio
     @asynccontextmanager
     async def running() -> AsyncIterator[asyncio.subprocess.Process]:
         child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", f"tests.bench.fairness.{module}", *arguments),
+            *(FORKED, "-m", f"tests.bench.fairness.{module}", *arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             cwd=ROOT,

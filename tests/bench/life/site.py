@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -23,6 +22,7 @@ from tests.bench.life.settings import Settings
 from tests.bench.life.world import World
 from tests.bench.process import ROOT, family
 from tests.cli.processes import all_ready, children
+from tests.forked import FORKED
 
 START_S = 60.0
 RICH = 1_000_000_000_000
@@ -54,7 +54,7 @@ class Site:
         """Start the gateway and wait until it serves."""
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gateway", "serve", "--config", str(self.file)),
+                *(FORKED, "-m", "gateway", "serve", "--config", str(self.file)),
                 cwd=ROOT,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
@@ -81,7 +81,7 @@ class Site:
     async def run(self, *words: str) -> tuple[int, str]:
         """Run one of the gateway's commands, and return its exit code and what it printed."""
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gateway", *words, "--config", str(self.file)),
+            *(FORKED, "-m", "gateway", *words, "--config", str(self.file)),
             cwd=ROOT,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

@@ -1,0 +1,99 @@
+"""Dialects: how an upstream is asked and understood whose API is not that of OpenAI's chat completions. Sans-I/O.
+
+A dialect has three parts. It writes the request in the upstream's terms; it reads the events of the answer, each as a `Delta` in
+the terms of chat completions; and it reads errors. The gateway does all else as for any upstream: connections, timeouts, failover,
+the framing of both streams, usage, the charge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+
+from gateway.errors import Refused
+
+Value = TypeVar("Value")
+
+
+class ChatRequest(msgspec.Struct, frozen=True):
+    """A checked chat completion. `fields`: the top-level fields, each as the caller wrote it, in JSON.
+
+    `model`: the upstream's name of the model. `max_tokens`: the most that the answer may have, which must be sent: the request is
+    priced by it. The answer is always streamed, and has one choice.
+    """
+
+    model: str
+    max_tokens: int
+    fields: Mapping[str, msgspec.Raw]
+
+    def get(self, name: str, kind: type[Value] | Any = Any) -> Any:
+        """Return the value of a field as a `kind`; None where it is missing or null. Raises `Refused` (400) for another type."""
+        raw = self.fields.get(name)
+        if raw is None:
+            return None
+        try:
+            return msgspec.json.decode(raw, type=kind | None)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise unsupported(name, f"'{name}' cannot be sent to the upstream of this model: {error}.") from None
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """What one event of an upstream adds to the answer. Everything may be left out.
+
+    `message`: what is added to the message, as in `choices[0].delta`. `finish_reason`: why the answer ends, in OpenAI's words.
+    `usage`: all of the usage that is known by now, in OpenAI's shape; `reported`: the same as the upstream wrote it. `error`: its
+    `message`, `type` and `code`; `status`: the status that a response with this error would have. `done`: nothing follows.
+    """
+
+    id: str = ""
+    model: str = ""
+    message: Mapping[str, Any] = {}
+    finish_reason: str = ""
+    usage: Mapping[str, Any] = {}
+    reported: bytes = b""
+    error: Mapping[str, str] = {}
+    status: int = 0
+    done: bool = False
+
+
+class AnswerReader:
+    """Reads the events of one answer."""
+
+    def read(self, name: str, data: bytes) -> Iterable[Delta]:
+        """Return what an event says, by its name and its data; nothing for one that means nothing here.
+
+        An exception, such as that of a decoder, ends the answer with an error.
+        """
+        raise NotImplementedError
+
+
+class Dialect:
+    """How one kind of upstream is asked and understood. It is made without arguments, and shared by all requests.
+
+    `name` is what a channel has under `dialect:`. `path` is appended to the channel's `base_url`. `auth`: where the credential
+    goes, as in a channel. `headers`: sent with each request, unless the channel has its own of the same name.
+    """
+
+    name: ClassVar[str]
+    path: ClassVar[str]
+    auth: ClassVar[str] = "bearer"
+    headers: ClassVar[Mapping[str, str]] = {}
+
+    def request(self, chat: ChatRequest) -> bytes:
+        """Return the body to send, in JSON. Raise `Refused` (400) for what the upstream cannot do: another channel is tried."""
+        raise NotImplementedError
+
+    def reader(self) -> AnswerReader:
+        """Return a reader for one answer."""
+        raise NotImplementedError
+
+    def error(self, status: int, body: bytes) -> tuple[int, bytes]:
+        """Return the status and the body that an upstream with OpenAI's API would have answered with."""
+        return status, body
+
+
+def unsupported(param: str, message: str) -> Refused:
+    """Return the error about a field that an upstream of another dialect cannot be sent."""
+    return Refused(400, "invalid_request", message, param=param)

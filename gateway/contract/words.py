@@ -1,0 +1,29 @@
+"""What a scenario found, in words."""
+
+from __future__ import annotations
+
+from gateway.chain.failures import origin_of
+from gateway.contract.endings import Ending
+
+
+def raised(hook: str, error: BaseException, ending: Ending, limit_s: float) -> str:
+    """Return what a hook raised, with its place, and in which ending."""
+    at = origin_of(error).get("at", "")
+    if isinstance(error.__cause__, SystemExit):
+        error = error.__cause__
+    lost = ending.lost_from
+    when = f"({ending.name})" if lost is None else f"where replies were lost (from wait {lost + 1} on)"
+    if isinstance(error, TimeoutError):
+        return f"`{hook}` did not end within {limit_s:g} s {when}"
+    return f"`{hook}` raised {type(error).__name__}: {error} {when}" + (f" at {at}" if at else "")
+
+
+def in_vain(hook: str, returned: object) -> list[str]:
+    """Return what is wrong with a hook that returns something, in words."""
+    return [] if returned is None else [f"`{hook}` returns {an(returned)}, which is ignored: return nothing"]
+
+
+def an(value: object) -> str:
+    """Return the name of a value's type with its article."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

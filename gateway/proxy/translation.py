@@ -1,0 +1,135 @@
+"""One answer of an upstream of another dialect, as the chat completion chunks that a caller gets. Sans-I/O.
+
+What the dialect reads in an event becomes chunks; the framing, the order and the end of the stream are made here. The first chunk
+waits for something that a caller can see, so that an upstream that begins with an error has not begun.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import msgspec
+
+from gateway.chat.counts import MAX_KEPT, read_counts
+from gateway.chat.dialect import Delta, Dialect
+from gateway.chat.sse import EVENT_BOUNDARY, boundary_pattern, parse_event, whole_events
+from gateway.chat.usage import ReportedUsage
+from gateway.log import Logger
+
+MAX_EVENT: Final = 1 << 20
+"""Bytes of an event that is waited for."""
+DONE: Final = b"data: [DONE]\n\n"
+
+log = Logger("gateway.proxy.translation")
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Translation:
+    """The events of one answer. `usage` gets what is known of it before the answer is finished."""
+
+    def __init__(self, dialect: Dialect, usage: ReportedUsage) -> None:
+        self.reported = b""
+        """The usage object as the upstream wrote it."""
+        self.status = 0
+        """The status that goes with an error in the stream; 0 for no error, or one without."""
+        self._dialect = dialect.name
+        self._reader = dialect.reader()
+        self._usage = usage
+        self._pending = bytearray()
+        self._id = self._model = ""
+        self._created = int(time.time())
+        self._begun = self._finished = self._ended = False
+        self._last_usage: bytes = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take data from the upstream, and return the chunks of the events that it completes."""
+        if self._ended:
+            return b""
+        searched = max(0, len(self._pending) - 3)
+        self._pending += data
+        if boundary_pattern(self._pending, searched).search(self._pending, searched) is None:
+            return self._fail("an event is too long") if len(self._pending) > MAX_EVENT else b""
+        return self._take(bytes(self._pending))
+
+    def close(self) -> tuple[bytes, bool]:
+        """Return what the clean end of the upstream's data completes, and whether that end cut no event."""
+        rest = bytes(self._pending)
+        if self._ended or not EVENT_BOUNDARY.search(rest + b"."):
+            return b"", self._ended or not rest.strip()
+        return self._take(rest + b"\n" if rest.endswith(b"\r") else rest), True
+
+    def _take(self, data: bytes) -> bytes:
+        chunks, end = [], 0
+        for event in whole_events(data):
+            end += len(event)
+            chunks.append(self._translate(event))
+            if self._ended:
+                break
+        self._pending[:] = data[end:]
+        return b"".join(chunks)
+
+    def _translate(self, event: bytes) -> bytes:
+        name, data = parse_event(event)
+        if not data:
+            return b""
+        chunks = b""
+        try:
+            for delta in self._reader.read(name.decode("ascii", "replace"), data):
+                chunks += self._chunks(delta)
+        except Exception as error:
+            log.warning("dialect_failed", dialect=self._dialect, error=type(error).__name__)
+            chunks += self._fail("an event cannot be read")
+        return chunks
+
+    def _chunks(self, delta: Delta) -> bytes:
+        if self._ended:
+            return b""
+        self._id, self._model = self._id or delta.id, self._model or delta.model
+        if delta.error:
+            self._ended, self.status = True, delta.status
+            return _error(delta.error)
+        chunks = b""
+        if delta.message or delta.finish_reason:
+            chunks += self._chunk(dict(delta.message), delta.finish_reason or None)
+        self._finished = self._finished or bool(delta.finish_reason)
+        if delta.usage:
+            chunks += self._report(delta)
+        if delta.done:
+            self._ended = True
+            chunks += self._last_usage + DONE
+        return chunks
+
+    def _chunk(self, message: dict[str, Any], finish_reason: str | None) -> bytes:
+        if not self._begun:
+            self._begun = True
+            message = {"role": "assistant", **(message or {"content": ""})}
+        return self._event(choices=[{"index": 0, "delta": message, "finish_reason": finish_reason}])
+
+    def _report(self, delta: Delta) -> bytes:
+        """Return the chunk with the usage, once the answer is finished. Before, only its numbers are noted."""
+        self.reported = delta.reported if len(delta.reported) <= MAX_KEPT else b""
+        chunk = self._event(choices=[], usage=delta.usage)
+        if self._finished:
+            self._last_usage = b""
+            return chunk
+        self._last_usage = chunk
+        if (counts := read_counts(_encode(delta.usage))) is not None:
+            self._usage.add(counts, final=False)
+        return b""
+
+    def _event(self, **members: object) -> bytes:
+        head = {"id": self._id, "object": "chat.completion.chunk", "created": self._created, "model": self._model}
+        return b"data: %b\n\n" % _encode(head | members)
+
+    def _fail(self, what: str) -> bytes:
+        self._ended = True
+        return _error({"message": f"The upstream's answer is not in its dialect: {what}.", "type": "upstream_error"})
+
+
+def _error(error: Any) -> bytes:
+    """Return an error event in the shape that client libraries raise on: every field is text."""
+    text = {name: str(error.get(name) or "") or None for name in ("type", "param", "code")}
+    message = str(error.get("message") or "no reason given")
+    return b"data: %b\n\n" % _encode({"error": {"message": message, **text}})

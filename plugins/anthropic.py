@@ -1,0 +1,58 @@
+"""Anthropic's Messages as an upstream: the dialect `anthropic`, for channels that say `dialect: anthropic`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Final
+
+import msgspec
+
+from gateway import AnswerReader, ChatRequest, Dialect, Plugin
+from plugins.anthropic_answer import MessageReader
+from plugins.anthropic_request import message_request
+
+SPENT: Final = ("your credit balance is too low", "you have reached your specified api usage limits")
+"""How a 400 begins that is about the gateway's account, not about the request."""
+
+
+class _Error(msgspec.Struct, frozen=True):
+    type: str = ""
+    message: str = ""
+
+
+class _Body(msgspec.Struct):
+    error: _Error = _Error()
+
+
+_body: Final = msgspec.json.Decoder(_Body)
+
+
+class Messages(Dialect):
+    """Anthropic's Messages API, version 2023-06-01."""
+
+    name: ClassVar[str] = "anthropic"
+    path: ClassVar[str] = "/messages"
+    auth: ClassVar[str] = "header x-api-key"
+    headers: ClassVar[Mapping[str, str]] = {"anthropic-version": "2023-06-01"}
+
+    def request(self, chat: ChatRequest) -> bytes:
+        """Return the body of `POST /v1/messages`."""
+        return message_request(chat)
+
+    def reader(self) -> AnswerReader:
+        """Return a reader for one message."""
+        return MessageReader()
+
+    def error(self, status: int, body: bytes) -> tuple[int, bytes]:
+        """Return 402 for an account of the gateway without credit, which Anthropic says with 400. Else the shape is OpenAI's."""
+        try:
+            message = _body.decode(body).error.message.lower()
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return status, body
+        return (402 if status == 400 and message.startswith(SPENT) else status), body
+
+
+class Anthropic(Plugin):
+    """Provides the dialect `anthropic`. It has no hooks, so that its place in the list does not matter."""
+
+    dialects: ClassVar[tuple[type[Dialect], ...]] = (Messages,)

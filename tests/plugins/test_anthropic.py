@@ -1,0 +1,267 @@
+"""Anthropic's Messages through a whole gateway, read by the official `openai` client as Anthropic's own client reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from openai.types.chat import ChatCompletion
+
+from gateway.chat.counts import read_counts
+from gateway.testing import Running, running
+from gateway.usage.record import Record
+from plugins.anthropic import Messages
+from plugins.anthropic_answer import FINISH_REASONS
+from tests.patience import PATIENCE_S
+from tests.plugins.anthropic_streams import CACHED, ERROR, MICROS, PRICE, STREAMS, TEXT, event, start, wire
+from tests.whole.aftermath import end_records, last_end_record
+from tests.whole.conftest import CHAIN
+from tests.whole.raw import ask, chat
+from tests.whole.scripted import CHUNKED, LAST, Fin, Scripted, Step, chunk
+from tests.whole.test_stream import STREAM
+
+KEY = "sk-ant-canary-4711"
+MESSAGES: Any = [{"role": "user", "content": "Hi"}]
+LONG: Any = [{"role": "user", "content": "word " * 5000}]
+"""As long as what the streams report: no charge is above what the request can cost."""
+PLAIN: list[Step] = [CHUNKED + chunk(STREAM) + LAST]
+
+
+def answered(data: bytes) -> list[Step]:
+    """Return a script that answers with a stream."""
+    head = CHUNKED.replace(b"\r\n\r\n", b"\r\nrequest-id: req_01\r\n\r\n")
+    return [head + chunk(data) + LAST]
+
+
+def refused(status: int, kind: str, message: str = "No.", more: str = "") -> list[Step]:
+    """Return a script that answers with an error."""
+    body = json.dumps({"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_01"}).encode()
+    head = f"HTTP/1.1 {status} Oops\r\nContent-Type: application/json\r\n{more}Content-Length: {len(body)}\r\n\r\n"
+    return [head.encode() + body]
+
+
+def configuration(claude: str, plain: str, spare: int) -> str:
+    """Return YAML with a model that is served by Anthropic first, one the other way round, and one by Anthropic alone.
+
+    `spare`: the number of further models of either kind, with channels of their own, each of which may fail once.
+    """
+    both = "{use: %s, priority: 0}, {use: %s, priority: 1}"
+    prices = json.dumps(PRICE).strip("{}").replace('"', "")
+    channel = f'{{base_url: "{claude}", api_key: {KEY}, dialect: anthropic}}'
+    pairs = [(f"alone-{number}", f"alone{number}") for number in range(spare)]
+    first = [(f"both-{number}", f"claude{number}") for number in range(spare)]
+    channels = "".join(f"  {name}: {channel}\n" for _, name in pairs + first)
+    models = "".join(f"  {model}: {{{prices}, channels: [{name}]}}\n" for model, name in pairs)
+    models += "".join(f"  {model}: {{{prices}, channels: [{both % (name, 'plain')}]}}\n" for model, name in first)
+    return f"""
+channels:
+{channels}
+  claude: {channel}
+  plain: {{base_url: "{plain}"}}
+models:
+{models}
+  words: {{{prices}, max_output_tokens: 100, channels: [{{use: claude, model: claude-sonnet-4-5}}]}}
+  claude-first: {{{prices}, max_output_tokens: 100, channels: [{both % ("claude", "plain")}]}}
+  plain-first: {{{prices}, max_output_tokens: 100, channels: [{both % ("plain", "claude")}]}}
+groups: {{default: {{}}}}
+port: {{allow_non_streaming: true}}
+store: {{timeout: {PATIENCE_S}}}
+{CHAIN}
+  - use: anthropic
+"""
+
+
+@asynccontextmanager
+async def whole(
+    folder: Path, url: str, *scripts: list[Step], plain: list[Step] = PLAIN, spare: int = 0
+) -> AsyncIterator[Any]:
+    """Yield a gateway in front of an upstream of either kind, and a token."""
+    async with (
+        Scripted(*scripts) as claude,
+        Scripted(plain) as other,
+        running(configuration(claude.base_url, other.base_url, spare), folder, url) as gateway,
+    ):
+        yield gateway, await gateway.token(credit=50_000_000), claude, other
+
+
+async def of_openai(client: openai.AsyncOpenAI, **fields: Any) -> ChatCompletion:
+    """Return the completion that the official client puts together from the stream."""
+    asked = {"model": "words", "messages": LONG, "stream_options": {"include_usage": True}, **fields}
+    async with client.chat.completions.stream(**asked) as stream:
+        async for _ in stream:
+            pass
+        return stream.current_completion_snapshot
+
+
+def client_of(gateway: Running, token: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=gateway.base_url, api_key=token, max_retries=0)
+
+
+def assert_same(ours: ChatCompletion, theirs: anthropic.types.Message) -> None:
+    """Assert that two clients read the same from one stream."""
+    (choice,) = ours.choices
+    message, usage = choice.message, ours.usage
+    blocks: list[Any] = list(theirs.content)
+    assert (ours.id, ours.model) == (theirs.id, theirs.model)
+    assert choice.finish_reason == FINISH_REASONS[str(theirs.stop_reason)]
+    assert (message.content or "") == "".join(block.text for block in blocks if block.type == "text")
+    calls: list[Any] = list(message.tool_calls or ())
+    assert [(call.id, call.function.name, json.loads(call.function.arguments)) for call in calls] == [
+        (block.id, block.name, block.input) for block in blocks if block.type == "tool_use"
+    ]
+    extra = message.model_extra or {}
+    thoughts = [block for block in blocks if "thinking" in block.type]
+    assert extra.get("reasoning_content", "") == "".join(getattr(block, "thinking", "") for block in thoughts)
+    given = [
+        {name: value for name, value in each.items() if name != "index"} for each in extra.get("thinking_blocks", [])
+    ]
+    assert given == [block.to_dict() for block in thoughts]
+    assert usage is not None
+    assert usage.prompt_tokens_details is not None
+    cached, written = theirs.usage.cache_read_input_tokens or 0, theirs.usage.cache_creation_input_tokens or 0
+    assert usage.prompt_tokens == theirs.usage.input_tokens + cached + written
+    assert usage.prompt_tokens_details.cached_tokens == cached
+    assert usage.completion_tokens == theirs.usage.output_tokens
+
+
+async def test_both_clients_read_the_same_and_the_charge_is_right(store_url: str, tmp_path: Path) -> None:
+    scripts = [answered(wire(events)) for events in STREAMS.values() for _ in range(2)]
+    async with whole(tmp_path, store_url, *scripts) as (gateway, token, claude, _), client_of(gateway, token) as client:
+        theirs = anthropic.AsyncAnthropic(base_url=claude.base_url.removesuffix("/v1"), api_key=KEY, max_retries=0)
+        for name in STREAMS:
+            ours = await of_openai(client)
+            async with theirs.messages.stream(model="m", max_tokens=9, messages=MESSAGES) as stream:
+                assert_same(ours, await stream.get_final_message())
+            record: Record = await last_end_record(gateway)
+            assert record.charge_micros == MICROS[name], name
+            assert (record.usage_source, record.outcome, record.upstream_request_id) == (
+                "upstream",
+                "completed",
+                "req_01",
+            )
+            assert [(each.dialect, each.completion_id) for each in record.attempts] == [("anthropic", "msg_01Abc")]
+            told = read_counts(record.upstream_usage.encode())  # in Anthropic's own words
+            assert told is not None
+            assert (told.prompt, told.completion, told.cached, told.written) == (
+                *(record.prompt_tokens, record.completion_tokens),
+                *(record.cached_tokens, record.cache_write_tokens),
+            )
+            if name == "refusal":
+                assert ours.choices[0].message.refusal == "I cannot help."
+        await theirs.close()
+        sent, body = claude.requests[0].split(b"\r\n\r\n", 1)
+        assert sent.startswith(b"POST /v1/messages HTTP/1.1\r\n")
+        lines = sent.decode().lower().split("\r\n")
+        assert f"x-api-key: {KEY}" in lines
+        assert "anthropic-version: 2023-06-01" in lines
+        assert not any(line.startswith("authorization") for line in lines)
+        assert json.loads(body) == {
+            **{"model": "claude-sonnet-4-5", "max_tokens": 100, "stream": True},
+            "messages": [{"role": "user", "content": [{"type": "text", "text": LONG[0]["content"]}]}],
+        }
+
+
+async def test_one_json_answer_is_gathered(store_url: str, tmp_path: Path) -> None:
+    async with whole(tmp_path, store_url, answered(wire(CACHED))) as (gateway, token, _, _):
+        answer = await ask(gateway.port, chat(token, {"stream": False, "messages": LONG}))
+        body = json.loads(answer.body)
+        assert body["choices"][0]["message"] == {"role": "assistant", "content": "From the cache."}
+        assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 20_000, "cache_write_tokens": 1000}
+        record = await last_end_record(gateway)
+        assert (record.charge_micros, record.attempts[0].dialect) == (MICROS["cached"], "anthropic")
+
+
+JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+ERRORS: dict[str, tuple[list[Step], int, str, str]] = {
+    "overloaded": (refused(529, "overloaded_error"), 502, "upstream_error", "plain"),
+    "overloaded at the start of a stream": (answered(wire([start(), ERROR])), 502, "upstream_error", "plain"),
+    "too many requests": (refused(429, "rate_limit_error", more="retry-after: 7\r\n"), 429, "upstream_rate_limited", "plain"),
+    "a bug": (refused(500, "api_error"), 502, "upstream_error", "plain"),
+    "a wrong key": (refused(401, "authentication_error"), 502, "upstream_auth_failed", "plain"),
+    "no credit": (
+        refused(400, "invalid_request_error", "Your credit balance is too low to access the Anthropic API."),
+        *(502, "upstream_auth_failed", "plain"),
+    ),
+    "no stream": ([JSON], 502, "upstream_error", "plain"),
+    "an unreadable stream": (answered(b"data: {]\n\n"), 502, "upstream_error", "plain"),
+    "a wrong request": (refused(400, "invalid_request_error", "messages: roles"), 400, "upstream_refused", "claude"),
+    "too large a request": (refused(413, "request_too_large"), 413, "upstream_refused", "claude"),
+}  # fmt: skip
+"""What Anthropic answers, the status and the code that a caller gets from it alone, and which of two channels answers last."""
+
+
+async def test_errors_before_the_first_byte_have_their_class_and_the_right_ones_fail_over(
+    store_url: str, tmp_path: Path
+) -> None:
+    scripts = [script for script, *_ in ERRORS.values() for _ in range(2)]
+    async with whole(tmp_path, store_url, *scripts, spare=len(ERRORS)) as (gateway, token, _, _):
+        for number, (name, (_, status, code, channel)) in enumerate(ERRORS.items()):
+            alone = await ask(gateway.port, chat(token, {"model": f"alone-{number}"}))
+            assert (alone.status, alone.error["code"]) == (status, code), name
+            assert "credit" not in alone.error["message"]
+            await ask(gateway.port, chat(token, {"model": f"both-{number}"}))
+            record = await last_end_record(gateway)
+            assert record.channel.rstrip("0123456789") == channel, name
+            assert [each.dialect for each in record.attempts] == ["anthropic", ""][: 1 + (channel == "plain")]
+            assert (record.charge_micros > 0) == (channel == "plain")
+
+
+async def test_a_plain_channel_that_fails_is_followed_by_anthropic(store_url: str, tmp_path: Path) -> None:
+    broken: list[Step] = [b"HTTP/1.1 503 Oops\r\nContent-Length: 0\r\n\r\n"]
+    async with whole(tmp_path, store_url, answered(wire(TEXT)), plain=broken) as (gateway, token, _, _):
+        async with client_of(gateway, token) as client:
+            ours = await of_openai(client, model="plain-first")
+        assert ours.choices[0].message.content == "Hello, \u201cworld\u201d \U0001f600!\n"
+        record = await last_end_record(gateway)
+        assert [(each.channel, each.dialect) for each in record.attempts] == [("plain", ""), ("claude", "anthropic")]
+        assert record.charge_micros == MICROS["text"]
+
+
+async def test_what_the_dialect_cannot_say_goes_to_another_channel_without_blame(
+    store_url: str, tmp_path: Path
+) -> None:
+    async with whole(tmp_path, store_url, answered(wire(TEXT))) as (gateway, token, claude, plain):
+        for fields in ({"n": 2}, {"response_format": {"type": "json_object"}}, {"logprobs": True}):
+            await ask(gateway.port, chat(token, {"model": "claude-first", **fields}))
+            alone = await ask(gateway.port, chat(token, fields))
+            assert (alone.status, alone.error["param"]) == (400, next(iter(fields)))
+            assert "retry-after" not in alone.headers
+        assert (len(claude.requests), len(plain.requests)) == (0, 3)
+        refused = [record for record in await end_records(gateway) if record.model == "words"]
+        assert {(record.status, record.charge_micros, record.error_code) for record in refused} == {
+            (400, 0, "invalid_request")
+        }
+        assert (await ask(gateway.port, chat(token))).status == 200
+
+
+async def test_a_stream_that_breaks_off_raises_in_the_client_and_is_charged(store_url: str, tmp_path: Path) -> None:
+    begun = wire(TEXT[:5])
+    scripts: dict[str, list[Step]] = {
+        "error": answered(begun + event(ERROR)),
+        "fin": [CHUNKED + chunk(begun), Fin],
+        "end": answered(begun + event(TEXT[-2])[:40]),
+    }
+    async with (
+        whole(tmp_path, store_url, *scripts.values(), spare=3) as (gateway, token, _, _),
+        client_of(gateway, token) as client,
+    ):
+        for number, cut in enumerate(scripts):
+            with pytest.raises(openai.APIError) as raised:
+                await of_openai(client, messages=MESSAGES, model=f"alone-{number}")
+            if cut == "error":
+                assert raised.value.message == "Overloaded"
+            record = await last_end_record(gateway)
+            outcome = "upstream_error_in_stream" if cut == "error" else "upstream_truncated"
+            assert (record.outcome, record.usage_source, record.prompt_tokens) == (outcome, "estimated", 25)
+            assert 0 < record.completion_tokens < 10
+            assert record.charge_micros == 3 * record.prompt_tokens + 15 * record.completion_tokens
+
+
+def test_an_error_that_is_no_json_stays_as_it_is() -> None:
+    assert Messages().error(400, b"<html>") == (400, b"<html>")
