@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gateway.cli.exits import failed
+from gateway.cli import exits
 
 
 class OutputClosed(BaseException):
@@ -58,7 +58,9 @@ def ending_by_sigpipe() -> Iterator[None]:
         finally:
             sys.stdout.flush()
     except OutputFailed as error:
-        raise SystemExit(failed(f"standard output: {error}; the output is not whole", "refused").exit_code) from None
+        raise SystemExit(
+            exits.failed(f"standard output: {error}; the output is not whole", "refused").exit_code
+        ) from None
     except OutputClosed:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGPIPE)
