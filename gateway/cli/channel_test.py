@@ -8,6 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from gateway import loading
 from gateway.cli.common import ConfigOption, JsonOption, found, print_json, refuse
 from gateway.config.schema import Config, load
 
@@ -30,7 +31,8 @@ def test(
     """
     from gateway.tools.channel_trial import Trial, try_channel  # it imports aiohttp, which takes a third of a second
 
-    settings = load(found(config)).config
+    loaded = load(found(config))
+    settings = loaded.config
     if name not in settings.channels:
         known = ", ".join(settings.channels) or "none yet"
         raise refuse(f"there is no channel {name}; the configuration has: {known}", "not_found")
@@ -39,7 +41,8 @@ def test(
         raise refuse(f"{name} has {len(channel.credentials)} credentials, counted from 0")
     own = (*channel.credentials, "")[credential]
     upstream_model = _upstream_model(settings, name, model)
-    verdict = asyncio.run(try_channel(Trial(channel, upstream_model, own)))
+    dialect = None if channel.dialect is None else loading.build(loaded).dialects[channel.dialect]
+    verdict = asyncio.run(try_channel(Trial(channel, upstream_model, own, dialect)))
     if as_json:
         print_json({"channel": name, "model": upstream_model, **msgspec.to_builtins(verdict)})
     else:

@@ -30,30 +30,34 @@ def auth_of_channel(channel: Channel, dialect: Dialect | None) -> Auth:
     return channel.auth_way(BEARER if dialect is None else auth_of(dialect.auth))
 
 
+def headers_and_query(
+    channel: Channel, dialect: Dialect | None, credential: str
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the headers of requests with a credential, without those that differ from request to request, and the query."""
+    auth, query = auth_of_channel(channel, dialect), dict(channel.query)
+    given = {**_COMMON, **({} if dialect is None else dialect.headers)}
+    own = {name.lower() for name in channel.headers}
+    headers = {name: value for name, value in given.items() if name.lower() not in own} | dict(channel.headers)
+    if credential and auth.way == "query":
+        query[auth.name] = credential
+    elif credential:
+        headers[auth.name] = f"{'Bearer ' if auth.way == 'bearer' else ''}{credential}"
+    return headers, query
+
+
 def heads(channel: Channel, dialect: Dialect | None, target: str, host: str, proxy_login: str) -> dict[str, bytes]:
     """Return the head by credential, without the headers that differ from request to request.
 
     `target`: the address as the request line has it, without a query. `proxy_login`: the value of `Proxy-Authorization`, if any.
     """
-    auth = auth_of_channel(channel, dialect)
-    given = {**_COMMON, **({} if dialect is None else dialect.headers)}
-    own = {name.lower() for name in channel.headers}
-    headers = {name: value for name, value in given.items() if name.lower() not in own} | dict(channel.headers)
-    if proxy_login:
-        headers["Proxy-Authorization"] = proxy_login
-    return {
-        credential: _head(target, host, headers, channel.query, auth, credential)
-        for credential in channel.credentials or ("",)
-    }
-
-
-def _head(
-    target: str, host: str, headers: Mapping[str, str], query: Mapping[str, str], auth: Auth, credential: str
-) -> bytes:
-    parameters, lines = dict(query), [f"{name}: {value}\r\n" for name, value in headers.items()]
-    if credential and auth.way == "query":
-        parameters[auth.name] = credential
-    elif credential:
-        lines.append(f"{auth.name}: {'Bearer ' if auth.way == 'bearer' else ''}{credential}\r\n")
-    pairs = "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in parameters.items())
-    return f"POST {target}{'?' if pairs else ''}{pairs} HTTP/1.1\r\nHost: {host}\r\n{''.join(lines)}".encode("latin-1")
+    found: dict[str, bytes] = {}
+    for credential in channel.credentials or ("",):
+        headers, query = headers_and_query(channel, dialect, credential)
+        if proxy_login:
+            headers["Proxy-Authorization"] = proxy_login
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        pairs = "&".join(f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in query.items())
+        found[credential] = f"POST {target}{'?' if pairs else ''}{pairs} HTTP/1.1\r\nHost: {host}\r\n{lines}".encode(
+            "latin-1"
+        )
+    return found

@@ -9,8 +9,10 @@ import msgspec
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout
 
 from gateway.chat import error_objects
+from gateway.chat.dialect import ChatRequest, Dialect
 from gateway.config.channel import Channel
 from gateway.proxy.failure import of_answer, scrubbed
+from gateway.proxy.request_head import address_of, headers_and_query
 from gateway.tools.diagnosis import shown
 
 MAX_BYTES: Final = 64 * 1024
@@ -28,25 +30,18 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Trial(NamedTuple):
-    """What is tried: a channel, the model's name there, and one of the channel's credentials, if it has any."""
+    """What is tried: a channel, the model's name there, one of the channel's credentials, if it has any, and its dialect."""
 
     channel: Channel
     model: str
     credential: str
+    dialect: Dialect | None = None
 
 
 async def try_channel(trial: Trial) -> Verdict:
     """Send one request with the channel's own address, proxy, authorities and time limits, and return how it was answered."""
-    channel, began = trial.channel, time.monotonic()
-    body = {
-        "model": trial.model,
-        "messages": [{"role": "user", "content": "Say hello"}],
-        "stream": True,
-        channel.ceiling_name: MAX_TOKENS,
-    }
-    headers = {"Accept": "text/event-stream", "User-Agent": "sluicegate"}
-    if trial.credential:
-        headers["Authorization"] = f"Bearer {trial.credential}"
+    channel, dialect, began = trial.channel, trial.dialect, time.monotonic()
+    headers, query = headers_and_query(channel, dialect, trial.credential)
     timers = channel.timers
     timeout = ClientTimeout(connect=timers.connect, total=timers.connect + timers.first_byte)
     status = None
@@ -54,16 +49,17 @@ async def try_channel(trial: Trial) -> Verdict:
         async with (
             ClientSession(timeout=timeout) as session,
             session.post(
-                channel.base_url.rstrip("/") + "/chat/completions",
-                json=body,
-                headers=headers,
+                address_of(channel, dialect),
+                params=query,
+                data=_body(trial),
+                headers={**headers, "Accept": "text/event-stream"},
                 proxy=channel.proxy or None,
                 ssl=channel.trust.context if channel.trust else True,
                 allow_redirects=False,
             ) as response,
         ):
             status = response.status
-            good, text = _judged(response, await _beginning(response), channel)
+            good, text = _judged(response, await _beginning(response), trial)
     except TimeoutError:
         good, text = False, "it did not answer in time, see `timers`"
     except (ClientError, OSError, ValueError) as error:
@@ -72,14 +68,31 @@ async def try_channel(trial: Trial) -> Verdict:
     return Verdict(good, status, took_ms, shown(scrubbed(text, channel.scrubbed)))
 
 
-def _judged(response: ClientResponse, body: bytes, channel: Channel) -> tuple[bool, str]:
+def _body(trial: Trial) -> bytes:
+    """Return a request in the terms of the upstream."""
+    messages = [{"role": "user", "content": "Say hello"}]
+    if trial.dialect is None:
+        sent = {"model": trial.model, "messages": messages, "stream": True, trial.channel.ceiling_name: MAX_TOKENS}
+    else:
+        chat = ChatRequest(trial.model, MAX_TOKENS, {"messages": msgspec.Raw(msgspec.json.encode(messages))})
+        sent = msgspec.json.decode(trial.dialect.request(chat))
+    raw = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in sent.items()}
+    if trial.channel.fields is not None:
+        trial.channel.fields.apply(raw)
+    return msgspec.json.encode(raw)
+
+
+def _judged(response: ClientResponse, body: bytes, trial: Trial) -> tuple[bool, str]:
     """Return whether an answer is one that the gateway passes on, and a sentence about it."""
+    status = response.status
+    if trial.dialect is not None and status != 200:
+        status, body = trial.dialect.error(status, body)
     detail = error_objects.details(error_objects.decode(body))
     if response.status == 200 and response.content_type == "text/event-stream":
         return True, "it streams"
     if response.status == 200:
         return False, f"its answer is not an event stream, but {response.content_type or 'of no type'}"
-    failure = of_answer(response.status, response.headers, body, channel.scrubbed)
+    failure = of_answer(status, response.headers, body, trial.channel.scrubbed)
     return False, detail.get("message") or failure.error.message
 
 

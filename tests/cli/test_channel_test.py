@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from gateway.cli.commands import program
 from gateway.fake_upstream.server import FakeUpstream
+from tests.whole.scripted import Scripted
 
 FILE = """
 redis: redis://127.0.0.1:1
@@ -74,3 +75,21 @@ async def test_each_credential_can_be_tried_and_what_cannot_be_is_refused(
     assert "no model of the configuration is served by spare" in await tried(tmp_path, "spare", code=3)
     assert "it serves: words" in await tried(tmp_path, "one", "--model", "large", code=3)
     assert "the configuration has: one, closed, spare" in await tried(tmp_path, "two", code=3)
+
+
+async def test_it_is_asked_as_requests_of_callers_are(tmp_path: Path) -> None:
+    answered = [b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 17\r\n\r\nevent: ping\ndata:"]
+    own = "headers: {X-Title: gateway}, query: {version: '1'}, set: {metadata: {user_id: trial}}, api_key: channel-credential-4711"
+    for more, seen in (
+        ("auth: query key", [b"POST /v1/chat/completions?version=1&key=channel-credential-4711 ", b'"stream":true']),
+        ("dialect: anthropic", [b"POST /v1/messages?version=1 ", b"x-api-key: channel-credential-4711\r\n"]),
+    ):
+        async with Scripted(answered) as upstream:
+            (tmp_path / "gateway.yaml").write_text(
+                f"channels: {{one: {{base_url: '{upstream.base_url}', {own}, {more}}}}}\n"
+                "models: {words: {free: true, channels: [one]}}\nplugins: [{use: anthropic}]\n"
+            )
+            assert "it streams" in await tried(tmp_path, "one", code=0)
+            (request,) = upstream.requests
+            for part in (*seen, b"X-Title: gateway\r\n", b'"metadata":{"user_id":"trial"}', b'"max_tokens":16'):
+                assert part.lower() in request.lower()

@@ -54,7 +54,8 @@ def test_a_plugin_that_hangs_is_named(tmp_path: Path, store_url: str, where: str
 
 def test_a_good_configuration_has_a_report(tmp_path: Path, store_url: str) -> None:
     file = tmp_path / "gateway.yaml"
-    text = "plugins: [{use: auth}, {use: model-routing}]\nchannels: {a: {base_url: http://h, api_key: ollama}}\ngroups: {default: {}}\n"
+    text = "plugins: [{use: auth}, {use: model-routing}]\ngroups: {default: {}}\n"
+    text += "channels: {a: {base_url: http://h, api_key: ollama}}\n"
     file.write_text(f"{text}data: {tmp_path}/data\n")
     with Trial(load(file, {}), store_url) as trial:
         assert trial.wait() == Report(
