@@ -87,7 +87,7 @@ async def test_it_is_asked_as_requests_of_callers_are(tmp_path: Path) -> None:
         async with Scripted(answered) as upstream:
             (tmp_path / "gateway.yaml").write_text(
                 f"channels: {{one: {{base_url: '{upstream.base_url}', {own}, {more}}}}}\n"
-                "models: {words: {free: true, channels: [one]}}\nplugins: [{use: anthropic}]\n"
+                "models: {words: {free: true, channels: [one]}}\nplugins: [{use: auth}, {use: model-routing}, {use: anthropic}]\n"
             )
             assert "it streams" in await tried(tmp_path, "one", code=0)
             (request,) = upstream.requests
