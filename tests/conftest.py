@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -10,6 +11,9 @@ from redis import Redis
 from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
 from tests.patience import PATIENCE_S
+
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)  # pytest-xdist gives its workers the size of a terminal
 
 
 @pytest.fixture(scope="session")

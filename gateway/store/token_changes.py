@@ -258,11 +258,10 @@ def _check_replaceable(token: Token, expires_at: int | None) -> None:
 
 
 def _without_successor(token: Token, expires_at: int | None) -> Token:
-    """Return a token whose successor was deleted. It ends with the overlap, its successor would, too: the end must be given."""
+    """Return a token whose successor was deleted. It ends with the overlap, so the end of the next one must be given."""
     if expires_at is None:
         raise TokenError(
-            f"`{token.id}` was replaced by `{token.replaced_by}`, which was deleted: say when the new one expires, as in "
-            "`--expires 30d`, or create another"
+            f"`{token.id}` was replaced by `{token.replaced_by}`, which was deleted: say when the new one expires, as --expires 30d"
         )
     return msgspec.structs.replace(token, replaced_by="")
 

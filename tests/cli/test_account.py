@@ -274,6 +274,7 @@ def test_an_external_id_names_the_account_wherever_its_id_does() -> None:
         ["id", "external"],
         ["alice", "a@example.com"],
         ["robert", "-"],
+        ["total", "4.00"],
     ]
     taken = call("set", "robert", "--external-id", "a@example.com").exception
     assert str(taken).startswith("the external id 'a@example.com' belongs to the account `alice`")

@@ -76,7 +76,7 @@ async def test_json_and_csv_have_micros_and_every_line_that_is_asked_for(
     assert (lines[1]["request_id"], lines[1]["transaction"]) == (request_id, None)
     rows = list(csv.DictReader(StringIO((await ledger("alice", "--csv")).stdout)))
     assert [row["amount_micros"] for row in rows] == ["-500000", "-123", "5000000", "-14"]
-    assert rows[0]["reason"] == "credited\x1b[2J twice"
+    assert rows[0]["reason"] == "credited\\x1b[2J twice"
     few = await ledger("alice", "--limit", "1", "--json")
     assert [json.loads(line)["kind"] for line in few.stdout.splitlines()] == ["adjust"]
     assert few.stderr == "note: there are older lines; --limit 10 lists more of them\n"
