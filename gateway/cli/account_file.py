@@ -6,6 +6,7 @@ import csv
 import re
 import time
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -13,6 +14,7 @@ import msgspec
 import typer
 
 from gateway.cli.common import ConfigOption, JsonOption, amount, configuration, micros, print_json, run_with_store
+from gateway.cli.exits import shown
 from gateway.cli.named import EXTERNAL, account_in
 from gateway.errors import GatewayError, Misconfigured, StoreAway
 from gateway.store.accounts import AccountError
@@ -25,6 +27,9 @@ TRANSACTION: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 COLUMNS: Final = {"id", "external_id", "group", "amount", "transaction"}
 AT_ONCE: Final = 32
 PROGRESS_S: Final = 1.0
+TRIES: Final = 3
+PAUSE_S: Final = 1.0
+"""Between two tries of a line for which the store did not answer in time."""
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="A CSV file whose first line names its columns.")]
 FileOption = Annotated[
@@ -92,9 +97,15 @@ def run_file(file: Path, config: Path | None, as_json: bool, *, create: bool) ->
             except GatewayError as error:
                 report.refuse(row.line, str(error))
 
-        await _all(rows, do)
+        await _all(rows, partial(retried, do))
 
-    run_with_store(config, work)
+    try:
+        run_with_store(config, work)
+    except StoreAway:
+        if not as_json:
+            _print(report)
+            typer.echo("The rest was not done; run it again: what is booked is not booked twice.", err=True)
+        raise
     report.refused.sort(key=lambda refused: refused["line"])
     if as_json:
         print_json(report)
@@ -102,6 +113,18 @@ def run_file(file: Path, config: Path | None, as_json: bool, *, create: bool) ->
         _print(report)
     if report.refused:
         raise typer.Exit(1)
+
+
+async def retried(do: Callable[[Row], Awaitable[None]], row: Row) -> None:
+    """Do a row, again where the store did not answer in time: each part of it may be repeated."""
+    import asyncio
+
+    for _ in range(TRIES - 1):
+        try:
+            return await do(row)
+        except StoreAway:
+            await asyncio.sleep(PAUSE_S)
+    return await do(row)
 
 
 async def _all(rows: list[Row], do: Callable[[Row], Awaitable[None]]) -> None:
@@ -120,9 +143,13 @@ async def _all(rows: list[Row], do: Callable[[Row], Awaitable[None]]) -> None:
                 said = time.monotonic()
                 typer.echo(f"{done} of {len(rows)} lines", err=True)
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(AT_ONCE):
-            group.create_task(worker())
+    workers = [asyncio.create_task(worker()) for _ in range(AT_ONCE)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for task in workers:
+            task.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
 
 
 async def _ensure(store: Store, row: Row, report: Report, groups: Container[str]) -> None:
@@ -141,7 +168,8 @@ async def _ensure(store: Store, row: Row, report: Report, groups: Container[str]
         try:
             await store.accounts.create(row.id, row.group, external_id=row.external_id)
         except AccountError as error:
-            if error.kind != "exists" or row.external_id:  # another line of the file has created it
+            created = await store.accounts.get(row.id)  # by another line of the file, or by this one before
+            if error.kind != "exists" or created is None or created.external_id != row.external_id:
                 raise
         else:
             report.created += 1
@@ -149,6 +177,8 @@ async def _ensure(store: Store, row: Row, report: Report, groups: Container[str]
 
 async def _credit(store: Store, row: Row, report: Report) -> None:
     account_id = await account_in(store, row.id or EXTERNAL + row.external_id)
+    if row.external_id and await store.external_ids.find(row.external_id) != account_id:
+        raise AccountError(f"the account `{account_id}` does not have the external id {row.external_id!r}")
     outcome = (await store.wallet.credit(account_id, row.transaction, row.value)).outcome
     if outcome is Credit.NO_ACCOUNT:
         raise AccountError(f"there is no account `{account_id}`")
@@ -168,6 +198,8 @@ def _rows(file: Path, report: Report, *, create: bool) -> Iterator[Row]:
         with file.open(encoding="utf-8-sig", newline="") as opened:
             reader = csv.DictReader(opened, restkey="", restval="")
             names = set(reader.fieldnames or ())
+            if len(names) != len(reader.fieldnames or ()):
+                raise Misconfigured(f"{file}: its first line names a column twice")
             if not (needed <= names <= COLUMNS and names & {"id", "external_id"}):
                 wanted = "id" if create else "amount, transaction, and id or external_id"
                 raise Misconfigured(
@@ -200,7 +232,7 @@ def _row(line: int, fields: Mapping[str, str], *, create: bool) -> Row:
 
 def _print(report: Report) -> None:
     for refused in report.refused:
-        typer.echo(f"line {refused['line']}: {refused['message']}", err=True)
+        typer.echo(shown(f"line {refused['line']}: {refused['message']}"), err=True)
     typer.echo(
         f"{report.rows} lines: {report.created} accounts created, {report.credited} credited with "
         f"{amount(report.credited_micros)} in all, {report.credited_before} credited before, {len(report.refused)} refused"

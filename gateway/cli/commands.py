@@ -98,6 +98,8 @@ class Program(TyperGroup):
             raise
         except GatewayError as error:
             raise exits.failed_with(error) from None
+        except UnicodeEncodeError:
+            raise exits.failed("an argument is not text in UTF-8", "misconfigured") from None
         except OSError as error:
             if error.errno not in OF_THE_DISK:
                 raise

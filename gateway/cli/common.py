@@ -161,7 +161,7 @@ def run_with_store(path: Path | None, work: Callable[[Store], Coroutine[Any, Any
 def micros(text: str) -> int:
     """Convert an amount such as `5.00` to micros. Raises `typer.BadParameter`."""
     try:
-        amount = Decimal(text)
+        amount = Decimal(text if text.isascii() and "_" not in text else "NaN")
     except InvalidOperation:
         amount = Decimal("NaN")
     if not amount.is_finite():

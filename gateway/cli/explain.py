@@ -24,6 +24,7 @@ from gateway.cli.common import (
     refuse,
     store_of,
 )
+from gateway.cli.exits import shown
 from gateway.cli.named import account_in
 from gateway.config.schema import load
 from gateway.errors import StoreAway
@@ -120,7 +121,7 @@ def _print(explanation: Explanation, as_json: bool) -> None:
     if as_json:
         print_json(explanation)
     else:
-        print(_in_words(explanation))
+        print("\n".join(map(shown, _in_words(explanation).splitlines())))
 
 
 def _print_all(explanations: Mapping[str, Explanation], as_json: bool) -> None:

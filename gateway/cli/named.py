@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from gateway.cli.common import configuration, refuse, run_with_store
+from gateway.cli.exits import shown
 
 if TYPE_CHECKING:
     from gateway.config.schema import Config
@@ -61,7 +62,7 @@ def note_models(config: Config, given: Sequence[str], *others: Sequence[str], wh
     from gateway.tools.mistakes import about_unknown_model, unknown_models
 
     for name in unknown_models(config, given):
-        typer.echo(f"note: {about_unknown_model(config, name)}", err=True)
+        typer.echo(shown(f"note: {about_unknown_model(config, name)}"), err=True)
     lists = [names for names in (given, *others) if names]
     if config.models and not any(all(matches(names, model) for names in lists) for model in config.models):
         typer.echo(

@@ -7,7 +7,7 @@ import re
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -30,6 +30,8 @@ from gateway.store.pepper_record import PepperRecord, checked
 if TYPE_CHECKING:
     from gateway.services import Store
 
+LONGEST_S: Final = 365 * 86_400
+
 pepper = typer.Typer(
     no_args_is_help=True, help="Show where the key is that tokens are checked with (show), or change it (rotate)."
 )
@@ -44,7 +46,10 @@ def _duration(text: str) -> int:
     parts = re.fullmatch(r"([1-9][0-9]{0,8})([smhd])", text)
     if text != "none" and parts is None:
         raise typer.BadParameter("write a time as in 30d, 12h, 90m or 45s, or none")
-    return int(parts[1]) * UNITS_S[parts[2]] if parts else 0
+    seconds = int(parts[1]) * UNITS_S[parts[2]] if parts else 0
+    if seconds > LONGEST_S:
+        raise typer.BadParameter("tokens of the pepper before are accepted for at most 365d")
+    return seconds
 
 
 @pepper.command()
@@ -95,6 +100,11 @@ def rotate(
     """
     accept_s = _duration(accept_old)
     data = existing_folder(configuration(config))
+    with pepper_change.changing(data):
+        _rotate(config, data, accept_s, prepare=prepare, lost=lost, yes=yes)
+
+
+def _rotate(config: Path | None, data: Path, accept_s: int, *, prepare: bool, lost: bool, yes: bool) -> None:
     if lost:
         if not yes:
             typer.confirm("Every token becomes void. Go on?", abort=True, err=True)

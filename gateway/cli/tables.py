@@ -31,7 +31,7 @@ def print_table(
     """
     texts = [list(columns), *([shown(str(cell)) for cell in row] for row in rows)]
     if len(texts) == 1:
-        print(empty)
+        print(shown(empty))
         return
     left_out = _narrow(texts, optional)
     widths = _widths(texts)

@@ -67,7 +67,7 @@ class ExternalIds:
         try:
             yield
         except AccountError:
-            if external_id not in ("", before):
+            if external_id not in ("", before) and not await self._confirms(account_id, external_id):
                 await self._release(account_id, external_id)
             raise
         if external_id and (await self._claim(external_id)).account != account_id:

@@ -7,6 +7,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gateway import durable
@@ -17,6 +21,20 @@ from gateway.store.client.client import Client
 from gateway.store.pepper import VARIABLE, PepperSource, fingerprint_of
 from gateway.store.pepper_record import PepperRecord, change, record_of
 from gateway.store.tokens import Tokens
+
+
+@contextmanager
+def changing(data: Path) -> Iterator[None]:
+    """Let no other command change the pepper of this data folder meanwhile. Raises `GatewayError` where one does."""
+    folder = os.open(data, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise GatewayError("another `gateway pepper rotate` runs with this data folder: let it end first") from None
+        yield
+    finally:
+        os.close(folder)
 
 
 def is_pending(record: PepperRecord, source: PepperSource) -> bool:

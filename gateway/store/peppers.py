@@ -89,10 +89,12 @@ class Peppers:
     def _load(self) -> None:
         version, current, old = self._source.version(), self._source(), self._source.old()
         peppers = {fingerprint_of(pepper): pepper for pepper in (current, old) if pepper is not None}
-        self._version = version
         present = self._record.fingerprint if self._record else b""
-        if present in self._codecs and present not in peppers:  # a wrong file: go on with the right one
+        if (
+            present in self._codecs and present not in peppers
+        ):  # a wrong file, or one that the store will name: look again
             return
+        self._version = version
         self._codecs = {name: self._codecs.get(name) or TokenCodec(pepper) for name, pepper in peppers.items()}
         self._choose()
 

@@ -107,3 +107,22 @@ def test_external_ids_are_imported_and_name_accounts_to_credit(tmp_path: Path) -
     assert result["credited_micros"] == 11_000_000
     again = written(tmp_path, "id,amount,transaction", "ext:d,6,t2")
     assert report("credit", "--from", again)["credited_before"] == 1
+
+
+def test_two_lines_of_an_account_keep_its_external_id_and_one_of_another_account_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "twice.csv"
+    lines = [f"dup{n:03},e{n},{amount},{kind}{n}\n" for n in range(20) for kind, amount in (("a", 1), ("b", 2))]
+    file.write_text("id,external_id,amount,transaction\n" + "".join(lines))
+    result = CliRunner().invoke(program(), ["account", "import", str(file), "--json"])
+    assert (result.exit_code, json.loads(result.stdout)["refused"]) == (0, [])
+    shown = CliRunner().invoke(program(), ["account", "show", "ext:e7", "--json"])
+    account = json.loads(shown.stdout)
+    assert (account["id"], account["balance_micros"]) == ("dup007", 3_000_000)
+    thief = CliRunner().invoke(program(), ["account", "create", "thief", "--external-id", "e7"])
+    assert thief.exit_code == 4
+    file.write_text("id,external_id,amount,transaction\ndup000,e1,7,mixed\n")
+    result = CliRunner().invoke(program(), ["account", "credit", "--from", str(file)])
+    assert (result.exit_code, "does not have the external id 'e1'" in result.stderr) == (1, True)
+    file.write_text("id,amount,amount,transaction\ndup000,1,100,twice\n")
+    result = CliRunner().invoke(program(), ["account", "credit", "--from", str(file)])
+    assert (result.exit_code, "names a column twice" in result.stderr) == (2, True)

@@ -111,3 +111,21 @@ def test_what_a_terminal_obeys_is_shown_as_its_code() -> None:
         assert not {"\x1b", "\x9b", "\u202e"} & set(each.output), each.output
     for each in (created, listed, ledger):
         assert r"\x1b[31m=cmd()\x9b\u202e" in each.output
+
+
+def test_a_file_of_accounts_ends_as_other_commands_where_the_store_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.cli.account_file.PAUSE_S", 0.0)
+    (tmp_path / "away.yaml").write_text(
+        f"redis: unix://{tmp_path}/nothing.sock\ndata: {tmp_path}\ngroups: {{default: {{}}}}\n"
+    )
+    (tmp_path / "some.csv").write_text("id\nalice\nrobert\n")
+    result = call("account", "import", str(tmp_path / "some.csv"), "--config", str(tmp_path / "away.yaml"), "--json")
+    assert result.exit_code == EXIT_CODES["store_away"][0]
+    assert json.loads(result.stderr)["error"]["kind"] == "store_away"
+
+
+def test_an_argument_that_is_no_text_is_wrong_usage() -> None:
+    result = call("account", "show", "\udcff")
+    assert (result.exit_code, result.stderr) == (2, "gateway: an argument is not text in UTF-8\n")

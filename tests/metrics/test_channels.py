@@ -152,7 +152,7 @@ channels:
   east: {{base_url: "{refusing.base_url}", api_key: refused-key-1}}
   west: {{base_url: "{good.base_url}", api_key: good-key-1}}
 models:
-  words: {{free: true, channels: [east, west]}}
+  words: {{free: true, channels: [east, {{use: west, priority: 1}}]}}
 groups: {{default: {{models: ["*"]}}}}
 plugins: [{{use: auth}}, {{use: model-routing}}]
 """

@@ -46,8 +46,13 @@ def relayed(reads: list[bytes], *hooks: Hook) -> tuple[bytes, EventStream, Chunk
     chunk_hooks = ChunkHooks(of, [(f"plugin-{index}", hook) for index, hook in enumerate(hooks)])
     delivered = b""
     for read in reads:
-        if (whole := stream.feed(read)) and not chunk_hooks.withheld:
-            delivered += chunk_hooks.deliverable(whole, stream)
+        whole = stream.feed(read)
+        while True:
+            if whole:
+                delivered += chunk_hooks.deliverable(whole, stream)
+            if chunk_hooks.withheld or not stream.backlog:
+                break
+            whole = stream.feed(b"")
         if chunk_hooks.withheld:
             break
     return delivered, stream, chunk_hooks, of

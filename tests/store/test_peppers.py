@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import Misconfigured
+from gateway.errors import GatewayError, Misconfigured
 from gateway.store import peppers
 from gateway.store.accounts import Accounts
 from gateway.store.client.client import Client
 from gateway.store.pepper import PepperSource, make_pepper
-from gateway.store.pepper_change import is_pending, made_before, record_next, replace, write_next
+from gateway.store.pepper_change import changing, is_pending, made_before, record_next, replace, write_next
 from gateway.store.pepper_record import record_of
 from gateway.store.tokens import Created, TokenRefused, Tokens
 
@@ -149,3 +149,42 @@ async def test_a_lost_pepper_is_replaced_and_its_tokens_are_void(client: Client,
     tokens = Tokens(client, PepperSource.of(data))
     assert not await accepted(tokens, old)
     assert await accepted(tokens, await tokens.create("acme"))
+
+
+async def test_two_changes_before_a_gateway_looks_again_are_both_taken_up(client: Client, data: Path) -> None:
+    running = Tokens(client, PepperSource.of(data))
+    first = await running.create("acme")
+    for _ in range(2):
+        write_next(data)
+        assert await record_next(client, data, int(time.time()) + 60)
+        last = await Tokens(client, PepperSource.of(data)).create("acme")
+        running._codec._look_at = 0.0
+        await accepted(
+            running, last
+        )  # an unknown token lets the gateway look at the files, which the store is ahead of
+    await running.refresh_pepper()
+    assert await accepted(running, last)
+    assert not await accepted(running, first)
+
+
+async def test_a_running_gateway_takes_up_what_replaces_a_lost_pepper(client: Client, data: Path) -> None:
+    running = Tokens(client, PepperSource.of(data))
+    old = await running.create("acme")
+    (data / "pepper").unlink()
+    await replace(client, data)
+    new = await Tokens(client, PepperSource.of(data)).create("acme")
+    await accepted(running, new)
+    await running.refresh_pepper()
+    assert await accepted(running, new)
+    assert not await accepted(running, old)
+
+
+def test_one_command_at_a_time_changes_the_pepper_of_a_folder(tmp_path: Path) -> None:
+    with (
+        changing(tmp_path),
+        pytest.raises(GatewayError, match="another `gateway pepper rotate` runs"),
+        changing(tmp_path),
+    ):
+        pass
+    with changing(tmp_path):
+        pass
