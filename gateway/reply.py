@@ -11,6 +11,7 @@ from gateway.chat.usage import Usage
 from gateway.errors import check_headers, check_status, check_text
 
 _BODYLESS: Final = (204, 205, 304)
+MOST_TOKENS: Final = 1_000_000_000
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -41,6 +42,8 @@ class Reply(msgspec.Struct, frozen=True):
         check_headers({"Content-Type": self.content_type, **self.headers})
         if self.charge not in ("none", "as-upstream"):
             raise ValueError(f"charge is 'none' or 'as-upstream', not {self.charge!r}")
+        if self.usage is not None:
+            _check_usage(self.usage)
         if self.events is None:
             if self.usage is not None or self.charge != "none":
                 raise ValueError("a reply without `events` is not charged: it has neither `usage` nor `charge`")
@@ -50,3 +53,14 @@ class Reply(msgspec.Struct, frozen=True):
             )
         elif self.body or self.status != 200:
             raise ValueError("a reply of `events` has no body, and the status 200")
+
+
+def _check_usage(usage: Usage) -> None:
+    """Raise an error for a usage that cannot be charged."""
+    if not isinstance(usage, Usage):
+        raise TypeError(f"usage is a Usage, not {type(usage).__name__}")
+    parts = (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens, usage.cache_write_tokens)
+    if any(type(part) is not int or not 0 <= part <= MOST_TOKENS for part in parts):
+        raise ValueError(f"each number of a usage is an integer from 0 to {MOST_TOKENS}")
+    if usage.cached_tokens + usage.cache_write_tokens > usage.prompt_tokens:
+        raise ValueError("the tokens of a usage that were read from a cache or written to it are part of its prompt")

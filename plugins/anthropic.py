@@ -55,4 +55,5 @@ class Messages(Dialect):
 class Anthropic(Plugin):
     """Provides the dialect `anthropic`. It has no hooks, so that its place in the list does not matter."""
 
+    API = 1
     dialects: ClassVar[tuple[type[Dialect], ...]] = (Messages,)

@@ -64,16 +64,21 @@ class ContentFiles:
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         return waiting
 
-    def write(self, contents: Iterable[Content], now_s: float) -> None:
-        """Append a line for each, and remove the files that are too old. Raises `OSError`."""
-        today = datetime.fromtimestamp(now_s, UTC).date()
-        lines = b"".join(msgspec.json.encode(self._line(content)) + b"\n" for content in contents)
+    def write(self, contents: Iterable[Content], now_s: float) -> int:
+        """Append a line for each, and remove the files that are too old. Return how many cannot be read. Raises `OSError`."""
+        today, unread, lines = datetime.fromtimestamp(now_s, UTC).date(), 0, b""
+        for content in contents:
+            try:
+                lines += msgspec.json.encode(self._line(content)) + b"\n"
+            except (msgspec.MsgspecError, RecursionError, ValueError):  # such as a number that is too large
+                unread += 1
         path = self._folder / f"{today.isoformat()}-{os.getpid()}{SUFFIX}"
         self._remove((today - timedelta(self._retention_days)).isoformat())
         if lines:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             with os.fdopen(file, "wb") as log:
                 log.write(lines)
+        return unread
 
     def _line(self, content: Content) -> dict[str, object]:
         prompt = self._redacted(msgspec.json.decode(content.messages)) if content.messages else None
@@ -107,5 +112,5 @@ def _choices(line: bytes) -> list[_Choice]:
         return []
     try:
         return msgspec.json.decode(line[5:], type=_Event).choices
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return []  # the end, or what no client reads

@@ -99,7 +99,9 @@ class ContentLog(Plugin):
         """Write what waits."""
         waiting = self._files.take()
         try:
-            await asyncio.to_thread(self._files.write, waiting, self._clock.time())
+            unread = await asyncio.to_thread(self._files.write, waiting, self._clock.time())
+            if unread:
+                self._dropped.add("unreadable", by=unread)
         except OSError as error:
             self._dropped.add("disk", by=len(waiting))
             self._log.error("content_not_written", reason=str(error), requests=len(waiting))

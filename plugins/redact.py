@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway import Caller, Exchange, Operation, Plugin, Services
+from gateway import Caller, Exchange, Operation, Plugin, Refused, Services
 
 COMMON: Final = {
     "card-number": r"\b(?:\d[ -]?){12,18}\d\b",
@@ -33,7 +33,8 @@ LARGE: Final = 64 * 1024
 class Redact(Plugin):
     """Replaces what matches a pattern by its name in brackets, in all texts of a request. Put it below `auth`.
 
-    The answer is not changed. Searching blocks all other requests of the process, for about 50 ms a megabyte and pattern.
+    The answer is not changed. Of a key that an object has twice, only the last value is searched. Searching blocks all other
+    requests of the process, for about 50 ms a megabyte and pattern.
     """
 
     API = 1
@@ -70,7 +71,10 @@ class Redact(Plugin):
         for name, raw in body.top.items():
             if name in KEPT or bytes(memoryview(raw)[:1]) not in (b'"', b"[", b"{"):
                 continue
-            before = msgspec.json.decode(raw)
+            try:
+                before = msgspec.json.decode(raw)
+            except msgspec.DecodeError:
+                raise Refused(400, "invalid_request", f"'{name}' has a number that is too large.", param=name) from None
             parts = []
             for part in before if isinstance(before, list) else [before]:
                 parts.append(self._redacted(part))

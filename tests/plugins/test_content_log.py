@@ -108,3 +108,19 @@ async def test_it_keeps_the_contract(store_url: str, client: Client, tmp_path: P
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="must be 1 or more"):
         ContentLog(folder="c", retention_days=0)
+
+
+async def test_what_cannot_be_read_is_left_out_and_its_neighbours_are_kept(store_url: str, tmp_path: Path) -> None:
+    async with services(tmp_path, store_url) as given:
+        log = await started(ContentLog(folder=str(tmp_path / "c"), tokens=("alice-*",)), given)
+        await served(log)
+        asked = exchange(b'{"model":"m","stream":true,"messages":[{"role":"user","content":"x","w":1e999}]}')
+        asked[Caller] = CALLER
+        await log.on_request(asked)
+        log.on_chunk(asked, b"data: " + b'{"choices":' * 2000 + b"\n\n")
+        asked.outcome = Outcome.COMPLETED
+        await log.on_end(asked)
+        await served(log)
+        with capture_logs() as logged:
+            await log.stop()
+    assert (len(lines(tmp_path / "c")), logged) == (2, [])

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway import Exchange, Services
+from gateway import Caller, Exchange, Refused, Services
 from gateway.contract import broken, check
 from gateway.store.client.client import Client
 from gateway.testing import exchange, run_request, services, started
@@ -87,3 +87,11 @@ async def test_a_large_body_is_searched_message_by_message(given: Services) -> N
 
 async def test_it_explains_what_it_would_replace(store_url: str, client: Client) -> None:
     assert broken(await check("plugins.redact:Redact", url=store_url)) == []
+
+
+async def test_a_number_that_cannot_be_read_is_the_callers_mistake(given: Services) -> None:
+    plugin = await started(Redact(), given)
+    asked = exchange(b'{"model":"m","stream":true,"messages":[{"role":"user","content":"x","w":1e999}]}')
+    asked[Caller] = Caller(account="alice", token_id="alice-1", group="default")
+    with pytest.raises(Refused, match="'messages' has a number that is too large"):
+        await plugin.on_request(asked)
