@@ -41,25 +41,14 @@ STATUSES: Final[Mapping[str, int]] = {
 """The status that a response with an error of a type has; in a stream there is none."""
 
 
-KNOWN: Final = (
-    *("message_start", "message_delta", "message_stop", "error"),
-    *("content_block_start", "content_block_delta", "content_block_stop"),
-)
-
-
-class _Kind(msgspec.Struct):
-    type: str = ""
-    error: msgspec.Raw | None = None
-
-
 class _Block(msgspec.Struct):
     type: str = ""
-    text: str | None = ""
-    thinking: str | None = ""
+    text: str = ""
+    thinking: str = ""
     signature: str = ""
     data: str = ""
-    id: str | None = ""
-    name: str | None = ""
+    id: str = ""
+    name: str = ""
     input: msgspec.Raw = msgspec.Raw(b"{}")
 
 
@@ -89,7 +78,7 @@ class _Error(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    type: str = ""
+    type: str
     index: int = 0
     message: _Message | None = None
     content_block: _Block | None = None
@@ -107,7 +96,6 @@ class _Open(msgspec.Struct):
 
 
 _event: Final = msgspec.json.Decoder(_Event)
-_kind: Final = msgspec.json.Decoder(_Kind)
 
 
 class MessageReader(AnswerReader):
@@ -120,14 +108,6 @@ class MessageReader(AnswerReader):
 
     def read(self, name: str, data: bytes) -> Iterator[AnswerDelta]:
         """Return what an event adds. Pings, and what is not known, add nothing."""
-        try:
-            kind = _kind.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            if name in KNOWN:
-                raise
-            return
-        if kind.type not in KNOWN and kind.error is None:
-            return
         event = _event.decode(data)
         if event.type == "error" or event.error is not None:
             yield _error(event.error or _Error())
@@ -148,8 +128,8 @@ class MessageReader(AnswerReader):
         opened = self._open[index] = _Open(block)
         if block.type == "tool_use":
             opened.call, self._calls = self._calls, self._calls + 1
-            function = {"name": block.name or "", "arguments": ""}
-            yield _called({"index": opened.call, "id": block.id or "", "type": "function", "function": function})
+            function = {"name": block.name, "arguments": ""}
+            yield _called({"index": opened.call, "id": block.id, "type": "function", "function": function})
         elif block.type == "text" and block.text:
             yield AnswerDelta(message={"content": block.text})
         elif block.type == "thinking" and block.thinking:

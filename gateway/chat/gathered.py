@@ -155,7 +155,7 @@ def _known(entries: list[Any], entry: Fields) -> Fields | None:
             return None
         if index is not None or "function" in entry:
             return None if _begins_call(last, entry) else last
-        is_part = entry.keys() == {"type", kind} and isinstance(entry[str(kind)], (str, list))
+        is_part = isinstance(kind, str) and entry.keys() == {"type", kind} and isinstance(entry[kind], (str, list))
         return last if is_part and last.keys() == entry.keys() else None
     return None
 

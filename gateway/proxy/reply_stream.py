@@ -107,8 +107,6 @@ class ReplyStream:
                 self._take(self.events.feed(data))
                 while self.events.backlog:
                     self._take(self.events.feed(b""))
-                if self.events.done:  # what an iterator has after `[DONE]` is no part of the answer
-                    self.end(EndReason.COMPLETE)
                 if self.ended.done():
                     return
                 await asyncio.sleep(0)  # an iterator that waits for nothing leaves the loop to others
