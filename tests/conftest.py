@@ -6,6 +6,7 @@ import os
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from hypothesis import settings
 from redis import Redis
 
 from gateway.store.client.client import Client
@@ -15,10 +16,14 @@ from tests.patience import PATIENCE_S
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)  # pytest-xdist gives its workers the size of a terminal
 
+# The same examples on every machine and in every run. By itself Hypothesis draws others in each run, and only where `CI` is set
+# the same: what failed there could not be seen to fail anywhere else. `--hypothesis-profile=default` draws others.
+settings.load_profile("ci")
+
 
 @pytest.fixture(scope="session")
 def store_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedStore]:
-    """Start one real server for the whole session (one for each worker of pytest-xdist)."""
+    """Start one real server for the whole session (one for each process of tests.parallel)."""
     store = EmbeddedStore.start(tmp_path_factory.mktemp("store"))
     yield store
     store.stop()
