@@ -158,7 +158,7 @@ def _of_http(error: web.HTTPException) -> Refused:
         allowed = error.headers.get("Allow", "")
         return Refused(405, "method_not_allowed", f"Allowed here: {allowed}.", headers={"Allow": allowed})
     if error.status == 413:
-        return Refused(413, "request_too_large", f"A body is at most {MAX_BODY} bytes.")
+        return Refused(413, "body_too_large", f"A body is at most {MAX_BODY} bytes.")
     if error.status == 404:
         return Refused(404, "unknown_path", f"Known here: GET /metrics, /usage/live, /usage/summary, and {api.PREFIX}.")
     return Refused(max(400, error.status), "invalid_request", f"{error.reason}.")
