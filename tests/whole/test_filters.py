@@ -72,7 +72,10 @@ async def serving(
 ) -> AsyncIterator[tuple[Running, str, FakeUpstream]]:
     """Yield a gateway with some plugins below `auth`, and `Echo` below everything."""
     lines = "".join(f"  - {plugin}\n" for plugin in plugins)
-    chain = CHAIN.replace("  - use: rate-limit\n", f"{lines}  - use: rate-limit\n")
+    if "answer-cache" in lines:
+        chain = f"{CHAIN}{lines}"
+    else:
+        chain = CHAIN.replace("  - use: rate-limit\n", f"{lines}  - use: rate-limit\n")
     chain += "  - use: tests.whole.test_filters:Echo\n"
     channel = ", upstream_stream: true" if shape == "gathered" else ""
     async with FakeUpstream(pace_s=0, key="channel-credential-4711") as upstream:
@@ -83,7 +86,7 @@ async def serving(
 
 async def asked(gateway: Running, token: str, shape: str, text: str, **headers: str) -> Answer:
     how, streams = SHAPES[shape]
-    body = {"stream": streams, "messages": [{"role": "user", "content": text}]}
+    body = {"stream": streams, "temperature": 0, "messages": [{"role": "user", "content": text}]}
     return await ask(gateway.port, chat(token, body, headers={"x-answer": how, **headers}))
 
 
@@ -138,6 +141,33 @@ async def test_redact_changes_what_each_answer_is_made_from(
         assert "pay with [card-number] now" in content(answer)
         assert b"4111" not in answer.body
         assert (await last_end_record(gateway)).changed_by == ["redact"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_content_log_keeps_each_answer(store_url: str, client: Client, tmp_path: Path, shape: str) -> None:
+    log = "{use: content-log, with: {folder: ./kept, accounts: [tester], redact: [secret]}}"
+    async with serving([log], store_url, tmp_path, shape) as (gateway, token, _):
+        answer = await asked(gateway, token, shape, "a secret here")
+        assert answer.status == 200
+        await last_end_record(gateway)
+    ((line,),) = [file.read_bytes().splitlines() for file in (tmp_path / "kept").glob("*.jsonl")]
+    kept = json.loads(line)
+    assert kept["prompt"] == [{"role": "user", "content": "a [redacted] here"}]
+    assert kept["answers"] == [content(answer).replace("secret", "[redacted]")]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_answer_cache_keeps_streams_alone_whoever_answers(
+    store_url: str, client: Client, tmp_path: Path, shape: str
+) -> None:
+    async with serving(["{use: answer-cache, name: cache}"], store_url, tmp_path, shape) as (gateway, token, _):
+        answers = []
+        for _ in range(2):
+            answers.append(await asked(gateway, token, shape, "again"))
+            await last_end_record(gateway)
+        hits = ["x-answer-cache" in answer.headers for answer in answers]
+        assert hits == [False, shape in ("stream", "events of a plugin")]
+        assert content(answers[0]) == content(answers[1])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
