@@ -147,7 +147,7 @@ def credit(
     Example: `gateway account credit alice 5.00 --transaction invoice-2041`, or `gateway account credit --from payments.csv`
     """
     if file is not None:
-        run_file(file, config, as_json, create=False)
+        run_file(file, config, api, as_json, create=False)
         raise typer.Exit
     if value is None or not transaction:
         raise typer.BadParameter("give an account, an amount and --transaction, or a file with --from")

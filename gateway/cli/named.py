@@ -12,7 +12,6 @@ from gateway.cli.common import run_with_store
 from gateway.cli.exits import shown
 
 if TYPE_CHECKING:
-    from gateway.errors import GatewayError
     from gateway.management.operation import Desk
     from gateway.services import Store
 
@@ -27,7 +26,9 @@ async def account_in(store: Store, name: str) -> str:
     external_id = name.removeprefix(EXTERNAL)
     account_id = await store.external_ids.find(external_id)
     if account_id is None:
-        raise _no_account(external_id)
+        from gateway.store.external_ids import no_owner
+
+        raise no_owner(external_id)
     return account_id
 
 
@@ -40,7 +41,9 @@ async def account_at(desk: Desk, name: str) -> str:
     external_id = name.removeprefix(EXTERNAL)
     found = await accounts.list_(desk, query=accounts.Accounts(limit=1, external_id=external_id))
     if not found.data:
-        raise _no_account(external_id)
+        from gateway.store.external_ids import no_owner
+
+        raise no_owner(external_id)
     return found.data[0].id
 
 
@@ -49,14 +52,6 @@ def account_of(config: Path | None, name: str) -> str:
     if not name.startswith(EXTERNAL):
         return name
     return run_with_store(config, lambda store: account_in(store, name))
-
-
-def _no_account(external_id: str) -> GatewayError:
-    from gateway.store.accounts import AccountError
-
-    return AccountError(f"no account has the external id {external_id!r}: `gateway account list` shows all").of_kind(
-        "not_found"
-    )
 
 
 def names_in(text: str) -> list[str]:
