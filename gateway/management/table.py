@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-<<<<<<< HEAD
-from gateway.management import accounts, management_tokens, money, tokens
-=======
-from gateway.management import accounts, imports, money, tokens
->>>>>>> money
+from gateway.management import accounts, imports, management_tokens, money, tokens
 from gateway.management.operation import Operation
 
 OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
