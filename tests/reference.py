@@ -22,8 +22,6 @@ code. [README.md](README.md) leads through it; `gateway/plugin.py` has what the 
 """
 WIDTH: Final = 120
 
-Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-
 
 def page() -> str:
     """Return the whole page."""
@@ -47,7 +45,7 @@ def _described(module: str, name: str) -> Iterator[str]:
         if isinstance(node, ast.ClassDef) and node.name == name:
             yield from _class(node)
             yield from _inherited(found)
-        elif isinstance(node, Definition) and node.name == name:
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
             yield from _function(node, "")
         elif name in _names(node):
             yield f"\n```python\n{ast.unparse(node)}\n```\n"

@@ -18,7 +18,7 @@ from tests.patience import wait_until
 from tests.whole.aftermath import assert_released, charged, last_end_record, tasks
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import Answer, ask, chat
-from tests.whole.scripted import CHUNKED, LAST, Scripted, chunk
+from tests.whole.scripted import CHUNKED, LAST, Hold, Scripted, chunk
 from tests.whole.test_stopped_streams import STOPS, error_of, tokens
 from tests.whole.test_stream import CHARGE, DONE, PASSED, STREAM, USAGE, WORDS, event
 
@@ -283,3 +283,25 @@ async def test_a_shared_cache_may_charge_as_the_upstream_does(store_url: str, cl
         assert (record.account, record.charge_micros, record.usage_source) == ("other", CHARGE, "upstream")
         assert len(upstream.requests) == 1
         assert json.loads(json.dumps(record.cost_micros)) == 0
+
+
+async def test_a_kept_answer_costs_nothing_of_the_attempts_that_failed_before_it(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    chain = CHAIN + "  - {use: answer-cache, with: {charge: as-upstream}}\n"
+    async with (
+        Scripted([CHUNKED + chunk(b": working\n\n"), Hold]) as slow,
+        Scripted([CHUNKED + chunk(STREAM) + LAST]) as upstream,
+    ):
+        yaml = configuration(slow.base_url, channel=", timers: {first_byte: 0.3}", chain=chain)
+        yaml = yaml.replace("\nmodels:", f'\n  spare: {{base_url: "{upstream.base_url}"}}\nmodels:', 1)
+        yaml = yaml.replace("channels: [fake]}", "channels: [fake, {use: spare, priority: 2}]}", 1)
+        async with running(yaml, tmp_path, store_url) as gateway:
+            token = await gateway.token()
+            first = await ask(gateway.port, chat(token, {"temperature": 0}))
+            record = await last_end_record(gateway)
+            assert (first.whole, [attempt.error for attempt in record.attempts]) == (True, ["upstream_timeout", ""])
+            assert record.charge_micros > CHARGE
+            again = await ask(gateway.port, chat(token, {"temperature": 0}))
+            assert again.headers["x-answer-cache"] == "hit"
+            assert (await last_end_record(gateway)).charge_micros == CHARGE
