@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -249,7 +250,7 @@ async def test_others_are_served_while_a_large_body_is_searched(given: Services,
     assert max(waits) < max(0.1, 5 * decoding), "one wait"
 
 
-async def _each(plugin: Redact, top: dict[str, msgspec.Raw]) -> Any:
+async def _each(plugin: Redact, top: Mapping[str, msgspec.Raw]) -> Any:
     for _ in plugin._changes(top, {}, []):
         await asyncio.sleep(0)
         yield

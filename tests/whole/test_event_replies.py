@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway import Caller, Exchange, Operation, Outcome, Plugin, Refused, Reply, Usage
+from gateway.proxy import reply_stream
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import wait_until
@@ -24,6 +25,10 @@ from tests.whole.test_stream import CHARGE, DONE, PASSED, STREAM, USAGE, WORDS, 
 CLOSED: list[str] = []
 """How the iterators of the requests so far were left."""
 TALK = b"".join(WORDS)
+AFTER = (
+    event({"content": "more " * 1000}) * 30 + USAGE.replace(b'"completion_tokens":6', b'"completion_tokens":999') + DONE
+)
+"""What follows `[DONE]`."""
 
 
 class Answers(Plugin):
@@ -69,8 +74,17 @@ async def play(how: str) -> AsyncIterator[bytes]:
         while "floods" in how:
             yield event({"content": "x" * 60_000})
         rest = b"".join(WORDS[4:]) + (USAGE if "reported" in how else b"") + DONE
+        if "beside" in how:
+            rest += AFTER
         yield rest[:50]
         yield rest[50:]
+        if "after" in how:
+            yield AFTER
+            yield AFTER
+        if "late" in how:
+            raise ZeroDivisionError if "failure" in how else Refused(409, "too_late", "Too late.")
+        if "lingers" in how:
+            await asyncio.Event().wait()
         CLOSED.append("whole")
     except GeneratorExit:
         CLOSED.append("closed")
@@ -122,6 +136,27 @@ async def test_the_caller_gets_the_events_and_is_charged_by_the_rule_of_the_plug
     asked = await answered(gateway, token, "reported", stream_options={"include_usage": True})
     assert USAGE in asked.body
     assert set(CLOSED) == {"whole"}
+    await assert_released(gateway, None, before, 0)
+
+
+@pytest.mark.parametrize("how", ["beside", "after", "beside after", "late refusal", "late failure", "lingers"])
+async def test_what_follows_the_end_reaches_nobody_and_is_not_charged(
+    gateway: Running, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(reply_stream, "CLOSE_S", 0.2)
+    token, before = await gateway.token(), tasks()
+    for charge, source in (("reported", "upstream"), ("given", "upstream"), ("estimated", "estimated")):
+        plain, end = await answered(gateway, token, charge), await last_end_record(gateway)
+        answer, record = await answered(gateway, token, f"{charge} {how}"), await last_end_record(gateway)
+        assert answer.whole and answer.body == plain.body == PASSED
+        assert (record.outcome, record.usage_source, record.charge_micros) == (
+            Outcome.COMPLETED,
+            source,
+            end.charge_micros,
+        )
+        assert (record.events, record.bytes) == (end.events, end.bytes)
+        left = "closed" if "after" in how else "cancelled" if "lingers" in how else None
+        assert CLOSED[-1] == left or "beside" in how or "late" in how
     await assert_released(gateway, None, before, 0)
 
 
