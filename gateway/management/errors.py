@@ -18,7 +18,7 @@ STATUSES: Final[Mapping[str, tuple[int, str]]] = {
     "store_away": (503, "service_unavailable"),
 }
 """Kinds of errors with their status and code."""
-AWAY: Final = "the store does not answer: nothing was changed; try again"
+AWAY: Final = "the store does not answer. Try again; a write with the same `Idempotency-Key` is done once"
 
 
 def refused(error: GatewayError) -> Refused:
@@ -33,7 +33,9 @@ def refused(error: GatewayError) -> Refused:
 def in_own_words(answer: Refused) -> GatewayError:
     """Return the error that an answer was made of: with its kind, and with its words as a command prints them."""
     kind = next((kind for kind, (_, code) in STATUSES.items() if code == answer.code), "refused")
-    words = answer.message[:1].lower() + answer.message[1:]
+    words = answer.message
+    if not words[1:2].isupper():
+        words = words[:1].lower() + words[1:]
     if not words.endswith(".."):
         words = words.removesuffix(".")
     error = StoreAway(words) if kind == "store_away" else GatewayError(words)

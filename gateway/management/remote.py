@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from gateway.errors import GatewayError, Misconfigured, Refused, StoreAway
-from gateway.management.errors import IN_USE, PREFIX, in_own_words
+from gateway.management.errors import IN_USE, PREFIX, in_own_words, refused
 from gateway.management.operation import Arguments, Operation
 
 if TYPE_CHECKING:
@@ -79,7 +79,9 @@ class RemoteDesk:
         try:
             status, answer = await self._ask(operation.method, url, headers, body)
         except _Lost as error:
-            unknown = " Whether the change was made is not known: look before you repeat it." if operation.writes else ""
+            unknown = (
+                " Whether the change was made is not known: look before you repeat it." if operation.writes else ""
+            )
             raise StoreAway(f"{self._address} does not answer: {error}.{unknown}") from None
         if status != operation.status:
             raise self._error(status, answer)
@@ -126,7 +128,9 @@ class RemoteDesk:
     def _error(self, status: int, answer: bytes) -> GatewayError:
         """Return the error that an answer tells."""
         if 300 <= status < 400:
-            return Misconfigured(f"{self._address} sends on to another address ({status}): give that one, if it is yours")
+            return Misconfigured(
+                f"{self._address} sends on to another address ({status}): give that one, if it is yours"
+            )
         try:
             error = msgspec.json.decode(answer, type=_Refusal).error
         except msgspec.DecodeError:
@@ -138,6 +142,8 @@ class RemoteDesk:
             )
         if status in (404, 405) and error.code in ("unknown_path", "method_not_allowed"):
             return Misconfigured(f"{self._address} does not know this operation: it is of another version")
+        if status == 503 and error.message == refused(StoreAway()).message:
+            return StoreAway("the store does not answer: try again")
         try:
             return in_own_words(Refused(status, error.code, error.message, param=error.param))
         except (TypeError, ValueError):
@@ -145,7 +151,7 @@ class RemoteDesk:
 
     def _foreign(self, status: int) -> Misconfigured:
         return Misconfigured(
-            f"{self._address} answers ({status}), but not as the operator's port of a gateway of this version: is the address right?"
+            f"{self._address} answers ({status}), but not as the operator's port of a gateway of this version: is it the right one?"
         )
 
 
