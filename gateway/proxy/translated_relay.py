@@ -23,9 +23,28 @@ class TranslatedRelay(Relay):
         pass
 
     def _on_untranslated(self, data: bytes) -> bool:
-        return self._on_data(self._translation.feed(data))
+        if self.ended.done():
+            return False
+        if self.hooks is None:
+            return self._on_data(self._translation.feed(data))
+        self._on_data(b"")
+        for chunks in self._translation.each(data):
+            kept = self._on_data(chunks)
+            while kept:
+                kept = self._on_data(b"")
+            if self.ended.done():
+                break  # what an event after that one reports is not charged
+        return False
+
+    def _passed(self, whole: bytes) -> bytes:
+        passed = super()._passed(whole)
+        if self.withheld and (noted := self._translation.noted) is not None and not self.events.usage.final:
+            self.events.usage.add(noted, final=False)
+        return passed
 
     def _on_untranslated_end(self, clean: bool) -> None:
+        if self.ended.done():
+            return
         rest, whole = self._translation.close()
         self._on_data(rest)
         self._on_end(clean and whole)
