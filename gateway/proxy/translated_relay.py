@@ -14,7 +14,7 @@ class TranslatedRelay(Relay):
 
     def __init__(self, dialect: Dialect, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.translation = self._translation = Translation(dialect, self.events.usage)
+        self.translation = self._translation = Translation(dialect, self.events.usage, self._exchange.id)
 
     def _flow(self) -> None:
         self._upstream.flow_to(self._on_untranslated, self._on_untranslated_end)
@@ -23,7 +23,9 @@ class TranslatedRelay(Relay):
         pass
 
     def _on_untranslated(self, data: bytes) -> bool:
-        return self._on_data(self._translation.feed(data))
+        translated = self._translation.feed(data)
+        self._received += max(0, len(data) - len(translated))  # what says nothing counts, too: it may never end
+        return self._on_data(translated)
 
     def _on_untranslated_end(self, clean: bool) -> None:
         rest, whole = self._translation.close()
