@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
+import msgspec
+
 from gateway import AnswerReader, ChatRequest, Dialect, Plugin
 from plugins.anthropic_answer import MessageReader
 from plugins.anthropic_errors import error_of
@@ -31,9 +33,12 @@ class Messages(Dialect):
         return MessageReader()
 
     def error(self, status: int, body: bytes) -> tuple[int, bytes]:
-        """Return 402 for an account of the gateway without credit, which Anthropic says with 400. Else the shape is OpenAI's."""
-        spent = status == 400 and error_of(body)[1].lower().startswith(SPENT)
-        return (402 if spent else status), body
+        """Return the error as OpenAI writes it. Of an account of the gateway without credit, Anthropic says 400: that is a 402."""
+        kind, message = error_of(body)
+        if not message:
+            return status, body
+        spent = status == 400 and message.lower().startswith(SPENT)
+        return (402 if spent else status), msgspec.json.encode({"error": {"message": message, "type": kind}})
 
 
 class Anthropic(Plugin):

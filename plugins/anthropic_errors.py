@@ -27,19 +27,19 @@ MAX_MESSAGE: Final = 2000
 
 
 def error_delta(data: bytes) -> AnswerDelta:
-    """Return what an event with an error says."""
+    """Return what an event with an error says. One that is not JSON is its own message."""
     kind, message = error_of(data)
+    if not (message or data.startswith((b"{", b"["))):
+        message = data.decode(errors="replace")[:MAX_MESSAGE]
     return AnswerDelta(error={"message": message, "type": kind, "code": kind}, status=STATUSES.get(kind, 500))
 
 
 def error_of(data: bytes) -> tuple[str, str]:
-    """Return the type and the message of an error. Its type is `api_error`, and its message empty, where it says none."""
+    """Return the type and the message of an error in JSON. Its type is `api_error`, and its message empty, where it says none."""
     try:
         value = msgspec.json.decode(data)
-    except RecursionError:
+    except (ValueError, RecursionError):
         value = None
-    except ValueError:
-        value = data.decode(errors="replace")
     kind = message = ""
     for _ in range(MAX_DEPTH):
         if isinstance(value, list) and value:
