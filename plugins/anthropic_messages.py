@@ -23,6 +23,7 @@ NOT_IN_IDS: Final = re.compile(r"[^a-zA-Z0-9_-]")
 ROLES: Final = {"user": "user", "tool": "user", "assistant": "assistant"}
 
 Block = dict[str, Any]
+Message = dict[str, Any]
 
 
 class _Call(msgspec.Struct):
@@ -72,16 +73,24 @@ class _Message(msgspec.Struct):
     audio: dict[str, msgspec.Raw] | None = None
 
 
-def messages_of(chat: ChatRequest) -> tuple[list[Block], list[Block]]:
-    """Return the blocks of the system prompt, and the messages. Raises `Refused` for what Messages cannot say."""
+_decode: Final = msgspec.json.Decoder(_Message).decode
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def messages_of(chat: ChatRequest) -> tuple[list[Block], list[Message]]:
+    """Return the blocks of the system prompt, and the messages. Raises `Refused` for what Messages cannot say.
+
+    Each message is read and written by itself: to do so with all of them at once would keep other threads waiting for longer.
+    """
     system: list[Block] = []
-    messages: list[Block] = []
-    for message in chat.get("messages", list[_Message]) or []:
+    messages: list[Message] = []
+    for number, raw in enumerate(chat.get("messages", list[msgspec.Raw]) or []):
+        message = _read(raw, number)
         _check(message)
         if message.role in ("system", "developer"):
             system += _texts(message)
             continue
-        role, blocks = ROLES[message.role], list(_blocks(message))
+        role, blocks = ROLES[message.role], [msgspec.Raw(_encode(block)) for block in _blocks(message)]
         if messages and messages[-1]["role"] == role:
             messages[-1]["content"] += blocks
         elif blocks:
@@ -89,6 +98,14 @@ def messages_of(chat: ChatRequest) -> tuple[list[Block], list[Block]]:
     if not messages:
         raise _unsupported("a request without a message of a user that says something")
     return system, messages
+
+
+def _read(raw: msgspec.Raw, number: int) -> _Message:
+    try:
+        return _decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        text = f"'messages' cannot be sent to the upstream of this model: {error} (of message {number})."
+        raise Refused(400, "invalid_request", text, param="messages") from None
 
 
 def _check(message: _Message) -> None:
