@@ -13,7 +13,7 @@ STREAMS := $(filter-out $(NO_EVENTS),$(wildcard tests/chat/test_*.py tests/proxy
 
 # In a variable of its own: a recipe that names $(MAKE) is run by `make -n`, too.
 BESIDE := $(MAKE) --no-print-directory beside
-PYTEST := $(BIN)/python -m pytest -n 4 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -p tests.parallel --processes 4
 
 # Where this is set, every process compiles all modules again, which takes longer than all the rest of its start.
 unexport PYTHONDONTWRITEBYTECODE
@@ -43,9 +43,9 @@ beside:
 test-pure: $(VENV)/.dev
 	GATEWAY_PURE=1 $(PYTEST)
 
-# Which lines all tests run; takes half as long again.
+# Which lines all tests run; takes half as long again. Coverage is not measured in the processes of tests/parallel.py.
 coverage: $(VENV)/.dev
-	$(PYTEST) --cov --cov-report=term
+	$(BIN)/python -m pytest -n 4 --dist worksteal --cov --cov-report=term
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .

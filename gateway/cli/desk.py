@@ -6,6 +6,7 @@ import getpass
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from datetime import UTC, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -55,3 +56,11 @@ def who() -> str:
     except (KeyError, OSError):
         user = str(os.getuid())
     return f"command of {user}@{socket.gethostname()}"
+
+
+async def zone_at(desk: Desk) -> tzinfo:
+    """Return the time zone in which a desk's configuration counts days."""
+    from gateway.config.time_zone import time_zone
+
+    settings = getattr(desk, "config", None)
+    return UTC if settings is None else time_zone(settings.time_zone)

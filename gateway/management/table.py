@@ -4,11 +4,30 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gateway.management import accounts
+from gateway.management import accounts, imports, management_tokens, money, tokens
 from gateway.management.operation import Operation
 
 OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     accounts.create,
     accounts.list_,
     accounts.read,
+    accounts.change,
+    accounts.close,
+    imports.accounts,
+    imports.credits_,
+    money.credit,
+    money.adjust,
+    money.ledger,
+    tokens.create,
+    tokens.list_,
+    tokens.list_all,
+    tokens.read,
+    tokens.change,
+    tokens.disable,
+    tokens.enable,
+    tokens.delete,
+    tokens.rotate,
+    management_tokens.create,
+    management_tokens.list_,
+    management_tokens.revoke,
 )

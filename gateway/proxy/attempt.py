@@ -31,6 +31,7 @@ from gateway.proxy.pool import Target, UpstreamPool
 from gateway.proxy.relay import Relay
 from gateway.proxy.relay_state import RelayState
 from gateway.proxy.reply_stream import ReplyStream
+from gateway.proxy.response_hooks import run_response_hooks
 from gateway.proxy.translated_relay import TranslatedRelay
 from gateway.proxy.upstream import UpstreamConnection
 from gateway.proxy.upstream_headers import keep_only_id, kept_id, trace_lines
@@ -205,8 +206,8 @@ class UpstreamCall(Call):
     def _begin(self) -> dict[str, str]:
         """Return the headers of the response: the first event has arrived."""
         self.answered()
-        for hook in self.chain.on_response:
-            hook(self.exchange)
+        if self.chain.on_response:
+            run_response_hooks(self.exchange, self.chain.on_response)
         self.exchange.drop_body()  # no retry follows
         self.parts.clear()
         self.message.clear()

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.chat.counts import MAX_KEPT, read_counts
+from gateway.chat.counts import MAX_KEPT, Counts, read_counts
 from gateway.chat.dialect import AnswerDelta, Dialect
 from gateway.chat.sse import EVENT_BOUNDARY, boundary_pattern, parse_event, whole_events
 from gateway.chat.usage import ReportedUsage
@@ -34,6 +34,8 @@ class Translation:
         """Raises `DialectFailed` where the dialect gives no reader."""
         self.reported = b""
         """The usage object as the upstream wrote it."""
+        self.noted: Counts | None = None
+        """The usage that was noted last."""
         self.status = 0
         """The status that goes with an error in the stream; 0 for no error, or one without."""
         self._calls = DialectCalls(dialect, request_id)
@@ -47,13 +49,19 @@ class Translation:
 
     def feed(self, data: bytes) -> bytes:
         """Take data from the upstream, and return the chunks of the events that it completes."""
+        return b"".join(self.each(data))
+
+    def each(self, data: bytes) -> Iterator[bytes]:
+        """Yield the same for each of these events. One that is not asked for is not read."""
         if self._ended:
-            return b""
+            return
         searched = max(0, len(self._pending) - 3)
         self._pending += data
         if boundary_pattern(self._pending, searched).search(self._pending, searched) is None:
-            return self._fail(TOO_LONG) if len(self._pending) > MAX_EVENT else b""
-        return self._take(bytes(self._pending))
+            if len(self._pending) > MAX_EVENT:
+                yield self._fail(TOO_LONG)
+            return
+        yield from self._take(bytes(self._pending))
 
     def close(self) -> tuple[bytes, bool]:
         """Return what the clean end of the upstream's data completes, and whether that end cut no event."""
@@ -61,7 +69,7 @@ class Translation:
         if self._ended or not rest:
             return b"", True
         if EVENT_BOUNDARY.search(bytes(self._pending) + b".") or self._is_end(rest):
-            return self._take(rest + b"\n\n"), True
+            return b"".join(self._take(rest + b"\n\n")), True
         return b"", False
 
     def _is_end(self, event: bytes) -> bool:
@@ -73,15 +81,14 @@ class Translation:
         except DialectFailed:
             return False
 
-    def _take(self, data: bytes) -> bytes:
-        chunks, end = [], 0
+    def _take(self, data: bytes) -> Iterator[bytes]:
+        end = 0
         for event in whole_events(data):
             end += len(event)
-            chunks.append(self._translate(event) if len(event) <= MAX_EVENT else self._fail(TOO_LONG))
+            yield self._translate(event) if len(event) <= MAX_EVENT else self._fail(TOO_LONG)
             if self._ended:
                 break
         self._pending[:] = data[end:]
-        return b"".join(chunks)
 
     def _translate(self, event: bytes) -> bytes:
         chunks = b""
@@ -139,6 +146,7 @@ class Translation:
         if self._finished and (counts is None or counts.certain):
             return chunk
         if counts is not None:
+            self.noted = counts
             self._usage.add(counts, final=False)
             self._last_usage = chunk if counts.certain else b""
         return b""

@@ -58,8 +58,3 @@ async def gateway(upstream: FakeUpstream, store_url: str, client: Client, tmp_pa
     """Yield a gateway in front of `upstream`, with an empty store."""
     async with running(configuration(upstream.base_url), tmp_path, store_url) as whole:
         yield whole
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest test, so that the suite does not wait for it at its end."""
-    items.sort(key=lambda item: item.path.name != "test_life.py")
