@@ -14,7 +14,7 @@ from aiohttp import ClientError
 
 from gateway import crash_points
 from gateway.errors import Refused
-from gateway.facts import Caller
+from gateway.facts import Caller, Trace
 from gateway.log import Logger
 from gateway.proxy import failure
 from gateway.proxy.body import read_body
@@ -76,11 +76,11 @@ class UpstreamCall(Call):
                 return failure.of_dialect(broken.plugin)
         accept = "text/event-stream" if self.streamed else "application/json"
         account = caller.account if (caller := self.exchange.get(Caller)) else ""
+        trace = self.exchange.get(Trace)
+        lines = trace_lines(self.exchange.request.headers if trace is None else trace.headers())
         while True:
             credential = target.credentials.next(name, account)
-            self.message = target.message(
-                self.parts, credential=credential, accept=accept, trace=trace_lines(self.exchange.request.headers)
-            )
+            self.message = target.message(self.parts, credential=credential, accept=accept, trace=lines)
             failed = await self._send(target, relays)
             if not target.credentials.another(credential, name, account, failed):
                 return failed
