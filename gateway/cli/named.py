@@ -39,8 +39,9 @@ async def account_at(desk: Desk, name: str) -> str:
     from gateway.management import accounts
 
     external_id = name.removeprefix(EXTERNAL)
-    found = await accounts.list_(desk, query=accounts.Accounts(limit=1, external_id=external_id))
-    if not found.data:
+    query = accounts.Accounts(limit=1, external_id=external_id)
+    found = await accounts.list_(desk, query=query) if external_id else None
+    if found is None or not found.data:
         from gateway.store.external_ids import no_owner
 
         raise no_owner(external_id)
