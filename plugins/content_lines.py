@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from re import Pattern
 from typing import Any, Final
 
@@ -50,19 +50,21 @@ class _Choice(msgspec.Struct):
     delta: _Message | None = None
     message: _Message | None = None
     index: int = 0
+    finish_reason: str | None = None
 
 
 class _Answer(msgspec.Struct):
     choices: list[_Choice] = []
 
 
-class _Texts(msgspec.Struct):
-    """What one choice says. `calls`: by their numbers."""
+class Said(msgspec.Struct):
+    """What one choice says. `calls`: of tools, by their numbers."""
 
     content: str = ""
     refusal: str = ""
     reasoning: str = ""
     calls: dict[int, dict[str, str]] = {}
+    finish_reason: str = ""
 
 
 _answer: Final = msgspec.json.Decoder(_Answer)
@@ -74,14 +76,7 @@ def line_of(content: Content, patterns: Sequence[Pattern[str]]) -> dict[str, obj
     `answers` has the text of each choice, and `tool_calls`, `refusals` and `reasoning`, where there are any, what else it says.
     """
     prompt = msgspec.json.decode(content.messages) if content.messages else None
-    choices: dict[int, _Texts] = {}
-    for answer in [content.whole] if content.whole else b"".join(content.events).splitlines():
-        for choice in _choices(answer if content.whole else answer.removeprefix(b"data:")):
-            texts = choices.setdefault(choice.index, _Texts())
-            for message in (choice.delta, choice.message):
-                if message is not None:
-                    _add(texts, message)
-    found = list(choices.values())
+    found = said(content.events, content.whole)
     line: dict[str, object] = {"prompt": prompt, "answers": [each.content for each in found]}
     if any(each.calls for each in found):
         line["tool_calls"] = [list(each.calls.values()) for each in found]
@@ -92,6 +87,19 @@ def line_of(content: Content, patterns: Sequence[Pattern[str]]) -> dict[str, obj
     return {**content.about, **{name: _redacted(value, patterns) for name, value in line.items()}}
 
 
+def said(events: Iterable[bytes], whole: bytes) -> list[Said]:
+    """Return what each choice says, of the events of a stream, or of a whole answer where there is one."""
+    choices: dict[int, Said] = {}
+    for answer in [whole] if whole else b"".join(events).splitlines():
+        for choice in _choices(answer if whole else answer.removeprefix(b"data:")):
+            texts = choices.setdefault(choice.index, Said())
+            texts.finish_reason = choice.finish_reason or texts.finish_reason
+            for message in (choice.delta, choice.message):
+                if message is not None:
+                    _add(texts, message)
+    return list(choices.values())
+
+
 def _choices(text: bytes) -> list[_Choice]:
     try:
         return _answer.decode(text).choices
@@ -99,7 +107,7 @@ def _choices(text: bytes) -> list[_Choice]:
         return []  # the end, a comment, or what no client reads
 
 
-def _add(texts: _Texts, message: _Message) -> None:
+def _add(texts: Said, message: _Message) -> None:
     texts.content += _text(message.content)
     texts.refusal += message.refusal or ""
     texts.reasoning += message.reasoning_content or message.reasoning or ""
@@ -108,7 +116,7 @@ def _add(texts: _Texts, message: _Message) -> None:
     _add_call(texts, 0, message.function_call, None)
 
 
-def _add_call(texts: _Texts, number: int, function: _Function | None, id: str | None) -> None:  # noqa: A002
+def _add_call(texts: Said, number: int, function: _Function | None, id: str | None) -> None:  # noqa: A002
     if function is None:
         return
     call = texts.calls.setdefault(number, {"id": "", "name": "", "arguments": ""})

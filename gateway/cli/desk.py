@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from gateway.cli.common import found, store_of
+from gateway.errors import Misconfigured
 
 if TYPE_CHECKING:
     from gateway.management.operation import Desk
@@ -33,12 +34,20 @@ ApiOption = Annotated[
 
 
 def run_at_desk(config: Path | None, api: str | None, work: Callable[[Desk], Awaitable[Result]]) -> Result:
-    """Run `work` with the desk of the configuration at `config`, or of the API at `api`, and return its result."""
+    """Run `work` with the desk of the configuration at `config`, or of the API at `api`, and return its result.
+
+    Raises `Misconfigured` for an address or a token that cannot be used, as an empty one: nothing is done at the store instead.
+    """
     import asyncio
 
     async def inner() -> Result:
         if api is not None:
-            raise typer.BadParameter("--api is not there yet")
+            from gateway.management.remote import TOKEN, RemoteDesk
+
+            if config is not None:
+                raise Misconfigured("--config names a store and --api (or $GATEWAY_API) a gateway: give one of them")
+            async with RemoteDesk.open(api, os.environ.get(TOKEN, "")) as desk:
+                return await work(desk)
         from gateway.config.without_keys import load_without_keys
         from gateway.management.desk import Actor, LocalDesk
 

@@ -23,6 +23,8 @@ from gateway.store.external_ids import no_owner
 from gateway.store.money.results import Credit
 
 MOST_ROWS: Final = 500
+MAX_BODY: Final = 10 * 1024 * 1024
+"""Bytes of a batch."""
 AT_ONCE: Final = 64
 """Rows that are worked on at once."""
 TRIES: Final = 3
@@ -96,7 +98,7 @@ class Imported(msgspec.Struct):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-@operation("POST", "/accounts/import", Scope.ACCOUNTS)
+@operation("POST", "/accounts/import", Scope.ACCOUNTS, max_body=MAX_BODY)
 async def accounts(desk: LocalDesk, body: AccountRows) -> Imported:
     """Create the accounts that are not there yet, and credit them: up to 500 rows. Repeating it changes nothing.
 
@@ -115,7 +117,7 @@ async def accounts(desk: LocalDesk, body: AccountRows) -> Imported:
     return await _all(desk, [(row.line, partial(do, row)) for row in body.rows])
 
 
-@operation("POST", "/credits/import", Scope.MONEY)
+@operation("POST", "/credits/import", Scope.MONEY, max_body=MAX_BODY)
 async def credits_(desk: LocalDesk, body: CreditRows) -> Imported:
     """Book credits for accounts that are there: up to 500 rows. Repeating it changes nothing.
 

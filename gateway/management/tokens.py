@@ -106,7 +106,7 @@ class TokenNow(Token, frozen=True, kw_only=True):
     budget_use: list[BudgetUse]
 
 
-@operation("POST", "/accounts/{account}/tokens", Scope.TOKENS, status=201)
+@operation("POST", "/accounts/{account}/tokens", Scope.TOKENS, status=201, shown_once="token")
 async def create(desk: LocalDesk, account: str, body: NewToken) -> MadeToken:
     """Create a token. Its text is in the answer and cannot be shown again.
 
@@ -197,7 +197,7 @@ async def delete(desk: LocalDesk, token: str) -> None:
     desk.change.before = await desk.store.tokens.delete(token)
 
 
-@operation("POST", "/tokens/{token}/rotate", Scope.TOKENS, status=201)
+@operation("POST", "/tokens/{token}/rotate", Scope.TOKENS, status=201, shown_once="token")
 async def rotate(desk: LocalDesk, token: str, body: Rotation) -> MadeToken:
     """Replace a token by a new one with the same settings, whose text is in the answer and cannot be shown again.
 
