@@ -9,9 +9,11 @@ import msgspec
 Line = TypeVar("Line")
 
 LARGEST_PAGE = 100
+LARGEST_LONG_PAGE = 1000
 DEFAULT_PAGE = 20
 
 Limit = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_PAGE, description="Lines of the answer at most.")]
+LongLimit = Annotated[int, msgspec.Meta(ge=1, le=LARGEST_LONG_PAGE, description="Lines of the answer at most.")]
 After = Annotated[
     str, msgspec.Meta(max_length=256, description="`next` of the answer before; empty for the first page.")
 ]

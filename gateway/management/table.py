@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gateway.management import accounts
+from gateway.management import accounts, money, tokens
 from gateway.management.operation import Operation
 
 OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     accounts.create,
     accounts.list_,
     accounts.read,
+    accounts.change,
+    accounts.close,
+    money.credit,
+    money.adjust,
+    money.ledger,
+    tokens.create,
+    tokens.list_,
+    tokens.list_all,
+    tokens.read,
+    tokens.change,
+    tokens.disable,
+    tokens.enable,
+    tokens.delete,
+    tokens.rotate,
 )
