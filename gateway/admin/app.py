@@ -22,7 +22,7 @@ from aiohttp.typedefs import Handler
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from gateway.admin.live import LIVE, LiveUsage
-from gateway.admin.token import AdminToken
+from gateway.management.admin_token import AdminToken
 from gateway.config.schema import Config, host_port
 from gateway.errors import GatewayError, Refused, cannot_listen, headers_of, internal, render
 from gateway.log import Logger

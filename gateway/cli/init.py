@@ -64,7 +64,7 @@ def _present(folder: Path) -> list[str]:
 
 
 def _make_files(settings: Config) -> None:
-    from gateway.admin.token import token_of  # it imports aiohttp, which takes a third of a second
+    from gateway.management.admin_token import token_of
     from gateway.alerts.signature import secrets_of
 
     if settings.admin is not None:

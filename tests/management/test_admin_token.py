@@ -11,7 +11,7 @@ from aiohttp import ClientSession
 from structlog.testing import capture_logs
 
 from gateway.admin.app import Admin, serving
-from gateway.admin.token import AdminToken, token_of
+from gateway.management.admin_token import AdminToken, token_of
 from gateway.config.schema import Config
 from gateway.errors import Misconfigured
 from gateway.metrics.exporter import Exporter
