@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.errors import GatewayError, Refused
-from gateway.management.desk import LocalDesk
+from gateway.management.desk import Actor, LocalDesk
 from gateway.management.operation import Arguments, Operation
 from gateway.management.table import OPERATIONS
 
@@ -24,26 +24,25 @@ STATUSES: Final[Mapping[str, tuple[int, str]]] = {
 }
 """Kinds of errors with their status and code."""
 
-DeskOf = Callable[[web.Request], Awaitable[LocalDesk]]
+ACTOR: Final = web.RequestKey("actor", Actor)
+"""Where a request has who sent it."""
+
+DeskOf = Callable[[Actor, str], LocalDesk]
+"""Returns the desk of an actor, with what a repeated request has in common with the first, or an empty text."""
 
 
 def add_routes(application: web.Application, desk_of: DeskOf) -> None:
-    """Add a route for each operation. `desk_of` returns the desk of who sent a request, or raises `Refused` (401)."""
+    """Add a route for each operation."""
     for operation in OPERATIONS:
         application.router.add_route(operation.method, PREFIX + operation.path, _handler(operation, desk_of))
 
 
 def _handler(operation: Operation[Any, Any], desk_of: DeskOf) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(request: web.Request) -> web.Response:
-        desk = await desk_of(request)
+        desk = desk_of(request[ACTOR], "")
         query = None if operation.query is None else _query(request, operation.query)
         body = None if operation.body is None else await _body(request, operation.body)
-        try:
-            result = await desk.perform(operation, Arguments(dict(request.match_info), query, body))
-        except Refused:
-            raise
-        except GatewayError as error:
-            raise refused(error) from error
+        result = await desk.perform(operation, Arguments(dict(request.match_info), query, body))
         if result is None:
             return web.Response(status=204)
         return web.Response(status=operation.status, body=msgspec.json.encode(result), content_type="application/json")

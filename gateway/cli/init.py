@@ -64,8 +64,8 @@ def _present(folder: Path) -> list[str]:
 
 
 def _make_files(settings: Config) -> None:
-    from gateway.management.admin_token import token_of
     from gateway.alerts.signature import secrets_of
+    from gateway.management.admin_token import token_of
 
     if settings.admin is not None:
         token_of(settings)

@@ -18,10 +18,14 @@ ALL_SCOPES: Final = frozenset(Scope)
 
 
 class Actor(msgspec.Struct, frozen=True):
-    """Who asks: a management token, a person at a page, or a command of a user of the machine. `name` is kept in the audit log."""
+    """Who asks: a management token, a person at a page, or a command of a user of the machine. `name` is kept in the audit log.
+
+    `token`: the id of the management token that this follows from, or empty.
+    """
 
     name: str
     scopes: AbstractSet[Scope] = ALL_SCOPES
+    token: str = ""
 
 
 class Change:
@@ -32,16 +36,36 @@ class Change:
         self.after: object = None
 
 
+class RefusedReload(msgspec.Struct, frozen=True):
+    """Why the last change of the file was not taken up, and when, in seconds since 1970."""
+
+    reason: str
+    at: float
+
+
+class Running(msgspec.Struct, frozen=True):
+    """What only a running gateway knows: how many configurations it has served, and the last one that it did not take up."""
+
+    generation: int
+    refused: RefusedReload | None = None
+
+
 class LocalDesk:
     """Does operations in this process, after the check of the actor's scope, with lines in the audit log for those that write."""
 
-    def __init__(self, loaded: Loaded, store: Store, actor: Actor, key: str = "") -> None:
-        """`loaded`: the configuration as it is served. `key`: what a repeated request has in common with the first, or empty."""
+    def __init__(
+        self, loaded: Loaded, store: Store, actor: Actor, key: str = "", *, running: Running | None = None
+    ) -> None:
+        """`loaded`: the configuration as it is served. `key`: what a repeated request has in common with the first, or empty.
+
+        `running`: None where no gateway is asked.
+        """
         self.loaded = loaded
         self.config = loaded.config
         self.store = store
         self.actor = actor
         self.key = key
+        self.running = running
         self.change = Change()
 
     @property
@@ -57,7 +81,7 @@ class LocalDesk:
                 "scope_missing",
                 f"This needs the scope `{operation.scope}`, which is not one of yours: {', '.join(sorted(self.actor.scopes))}.",
             )
-        own = LocalDesk(self.loaded, self.store, self.actor, self.key)
+        own = LocalDesk(self.loaded, self.store, self.actor, self.key, running=self.running)
         if not operation.writes:
             return await operation.run(own, arguments)
         audit = Audit(self.store.client)

@@ -60,7 +60,7 @@ class Ticket(msgspec.Struct, frozen=True):
 
 @operation("POST", "/links", Scope.READ, status=201)
 async def create(desk: LocalDesk, body: NewLink) -> Link:
-    """Make a link that lets one person in at the pages, once, within ten minutes. Its path is in the answer and cannot be shown again.
+    """Make a link that lets one person in at the pages, once, within ten minutes. Its path cannot be shown again.
 
     Who enters may do what the maker may do, or what `scopes` leave of that. All of it ends with the token that made the link.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gateway.management import accounts, money, tokens
+from gateway.management import accounts, links, management_tokens, money, tokens
 from gateway.management.operation import Operation
 
 OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
@@ -16,6 +16,7 @@ OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     money.credit,
     money.adjust,
     money.ledger,
+    links.create,
     tokens.create,
     tokens.list_,
     tokens.list_all,
@@ -25,4 +26,7 @@ OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     tokens.enable,
     tokens.delete,
     tokens.rotate,
+    management_tokens.create,
+    management_tokens.list_,
+    management_tokens.revoke,
 )

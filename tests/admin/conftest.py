@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +12,10 @@ from aiohttp.test_utils import TestClient
 from pytest_aiohttp import AiohttpClient
 
 from gateway.admin.app import Admin
+from gateway.admin.callers import Callers
 from gateway.metrics.exporter import Exporter
+from gateway.store.client.client import Client as StoreClient
+from gateway.store.management_tokens import ManagementTokens
 from gateway.usage.database import UsageDatabase
 from tests.patience import PATIENCE_S
 
@@ -30,8 +33,22 @@ def rows(tmp_path: Path) -> Iterator[UsageDatabase]:
 
 
 @pytest.fixture
-def application(rows: UsageDatabase) -> web.Application:
-    return Admin(rows.folder, lambda: TOKEN, Exporter({})).application()
+async def tokens(store_url: str) -> AsyncIterator[ManagementTokens]:
+    """The management tokens of a store."""
+    store = StoreClient.connect(store_url, timeout_s=PATIENCE_S)
+    yield ManagementTokens(store)
+    await store.close()
+
+
+@pytest.fixture
+def callers(tokens: ManagementTokens) -> Callers:
+    """Who may call: the holder of `TOKEN`, and those of management tokens."""
+    return Callers(lambda: TOKEN, tokens)
+
+
+@pytest.fixture
+def application(rows: UsageDatabase, callers: Callers) -> web.Application:
+    return Admin(rows.folder, callers, Exporter({})).application()
 
 
 @pytest.fixture

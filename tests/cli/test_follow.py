@@ -13,9 +13,9 @@ from aiohttp import web
 from pytest_aiohttp import AiohttpRawServer
 
 from gateway.admin.app import Admin, serving
-from gateway.admin.token import AdminToken, token_of
 from gateway.cli import follow
 from gateway.config.schema import Config
+from gateway.management.admin_token import AdminToken, token_of
 from gateway.metrics.exporter import Exporter
 from gateway.usage.database import UsageDatabase
 from gateway.usage.record import Record

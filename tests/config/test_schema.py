@@ -137,8 +137,8 @@ WRONG = {
     "admin_sso: {header: X-User, from: ['0.0.0.0/0'], scopes: {a: [read]}}": f"1: admin_sso: from[0] {EVERY_ADDRESS}",
     "admin_sso: {header: X-User, from: [10.0.0.2], scopes: {}}": "1: admin_sso: scopes must say what who signs on may do, "
     'as in {alice: [read, money], "*": [read]}',
-    "admin_sso: {header: X-User, from: [10.0.0.2], scopes: {a: [root]}}": "1: admin_sso: scopes of a may be read, accounts, tokens, "
-    "money, channels, admin",
+    "admin_sso: {header: X-User, from: [10.0.0.2], scopes: {a: [root]}}": "1: admin_sso: scopes of a may be read, accounts, "
+    "tokens, money, channels, admin",
     "store: {timeout: 0}": "1: store.timeout: must be a number > 0",
     "store: {connections: 0}": "1: store.connections: must be a whole number >= 1",
     "usage: {retention_months: 0}": "1: usage.retention_months: must be a whole number >= 1",
