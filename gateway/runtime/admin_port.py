@@ -28,6 +28,8 @@ async def run(
 
     `url`: the store's. `numbers`: what all processes count, by their names.
     """
+    from gateway.admin.pages.pages import Pages  # with the template engine, which no other process needs
+
     served, generation = active.loaded, active.generation
     metrics = Metrics(numbers["admin"])
 
@@ -40,10 +42,12 @@ async def run(
         def desk_of(actor: Actor, key: str) -> LocalDesk:
             return LocalDesk(served, store, actor, key, running=Running(generation, handover.refused()))
 
+        admin_token = AdminToken(active.loaded.config)
         callers = Callers(
-            AdminToken(active.loaded.config),
+            admin_token,
             ManagementTokens(store.client),
             lambda: metrics.count("admin_tokens_refused"),
         )
-        admin = Admin(store.usage.folder, callers, Exporter(numbers), desk_of)
+        pages = Pages(desk_of, admin_token)
+        admin = Admin(store.usage.folder, callers, Exporter(numbers), desk_of, pages)
         await app.run(admin, str(active.loaded.config.admin), stop)
