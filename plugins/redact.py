@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -85,7 +85,7 @@ class Redact(Plugin):
         return list(changed)
 
     def _changes(
-        self, top: dict[str, msgspec.Raw], changed: dict[str, Any], dropped: list[str]
+        self, top: Mapping[str, msgspec.Raw], changed: dict[str, Any], dropped: list[str]
     ) -> Generator[None, None, None]:
         """Set what is to be sent in place of fields, and the names that are not sent, with a pause after each piece."""
         for name, raw in top.items():

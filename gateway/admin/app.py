@@ -26,7 +26,7 @@ from gateway.admin.api import ACTOR, DeskOf
 from gateway.admin.callers import Callers
 from gateway.admin.live import LIVE, LiveUsage
 from gateway.config.schema import host_port
-from gateway.errors import GatewayError, Refused, StoreAway, cannot_listen, headers_of, internal, render
+from gateway.errors import GatewayError, Refused, StoreError, cannot_listen, headers_of, internal, render
 from gateway.log import Logger
 from gateway.management.operation import Scope
 from gateway.metrics.exporter import Exporter
@@ -36,8 +36,6 @@ from gateway.usage.tables import GROUPS
 
 RETRY_INTERVAL_S: Final = 10.0
 SHUTDOWN_TIMEOUT_S: Final = 0.5
-MAX_BODY: Final = 10 * 1024 * 1024
-"""Bytes."""
 NOTHING: Final = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 ID: Final = web.RequestKey("request_id", str)
 MAX_GAPS: Final = 20
@@ -107,7 +105,7 @@ class Admin:
 
     def application(self) -> web.Application:
         """Return the application with all routes."""
-        application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY)
+        application = web.Application(middlewares=[self._guard])
         application.router.add_get("/healthz", self._health)
         application.router.add_get("/metrics", self._metrics)
         application.router.add_get(LIVE, self._live.get)
@@ -141,9 +139,10 @@ class Admin:
             return _error_response(request, _of_http(error))
         except ConnectionError:
             raise
+        except StoreError as error:
+            log.error("admin_request_failed", reason=str(error))
+            return _error_response(request, internal())
         except GatewayError as error:
-            if not isinstance(error, StoreAway):
-                log.error("admin_request_failed", reason=str(error))
             return _error_response(request, api.refused(error))
         except Exception as error:
             log.error("admin_request_failed", exc_info=error)
@@ -181,7 +180,7 @@ def _of_http(error: web.HTTPException) -> Refused:
         allowed = error.headers.get("Allow", "")
         return Refused(405, "method_not_allowed", f"Allowed here: {allowed}.", headers={"Allow": allowed})
     if error.status == 413:
-        return Refused(413, "request_too_large", f"A body is at most {MAX_BODY} bytes.")
+        return Refused(413, "body_too_large", "The body is too large.")
     if error.status == 404:
         return Refused(404, "unknown_path", f"Known here: GET /metrics, /usage/live, /usage/summary, and {api.PREFIX}.")
     return Refused(max(400, error.status), "invalid_request", f"{error.reason}.")

@@ -75,7 +75,7 @@ class Callers:
             log.warning("admin_tokens_wrong", address=address)
         if wrong > WRONG_AT_ONCE:
             if self._waiting >= MAX_WAITING:
-                raise Refused(429, "rate_limit_exceeded", "Too many wrong tokens.", retry_after_s=SLOW_S)
+                raise Refused(429, "rate_limited", "Too many wrong tokens.", retry_after_s=SLOW_S)
             self._waiting += 1
             try:
                 await asyncio.sleep(SLOW_S)

@@ -207,7 +207,7 @@ def _ms(moment: datetime) -> int:
 
 def print_json(value: object) -> None:
     """Print an object as one line of JSON."""
-    print(msgspec.json.encode(value).decode())
+    print(msgspec.json.encode(value, enc_hook=str).decode())
 
 
 def print_csv(rows: Iterable[Mapping[str, object]]) -> None:

@@ -41,7 +41,7 @@ class ManagementTokenList(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     after: After = ""
 
 
-@operation("POST", "/management-tokens", Scope.ADMIN, status=201)
+@operation("POST", "/management-tokens", Scope.ADMIN, status=201, shown_once="token")
 async def create(desk: LocalDesk, body: NewManagementToken) -> MadeManagementToken:
     """Create a management token. Its text is in the answer and cannot be shown again.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gateway.management import accounts, links, management_tokens, money, tokens
+from gateway.management import accounts, imports, links, management_tokens, money, tokens
 from gateway.management.operation import Operation
 
 OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
@@ -13,6 +13,8 @@ OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     accounts.read,
     accounts.change,
     accounts.close,
+    imports.accounts,
+    imports.credits_,
     money.credit,
     money.adjust,
     money.ledger,

@@ -32,6 +32,7 @@ async def run(
 
     served, generation = active.loaded, active.generation
     metrics = Metrics(numbers["admin"])
+    metrics.shared.at(("admin_tokens_refused",))  # so that a scrape has it as 0 before the first
 
     def use(adopted: Loaded, number: int) -> None:
         nonlocal served, generation

@@ -19,8 +19,9 @@ from typing import ClassVar, Final
 from tests.bench.distant_store import distant_store
 from tests.bench.encryption import AUTHORITY, CERTIFICATE, KEY, write_certificate
 from tests.bench.machine import commit
-from tests.bench.process import ROOT, family, free_port, running
+from tests.bench.process import ROOT, family, running
 from tests.bench.question import PATH, question
+from tests.cli.processes import free_port
 
 OURS: Final = "sluicegate"
 API_KEY: Final = "sk-bench-channel-0123456789"
