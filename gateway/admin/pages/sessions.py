@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import warnings
 from hashlib import sha256
 from typing import Any, Final
 
@@ -14,6 +15,9 @@ from gateway.store.client.client import Client
 
 LONGEST_S: Final = 12 * 3600
 """The life of a session, from entering on. Nothing makes it longer."""
+
+
+warnings.filterwarnings("ignore", category=web.NotAppKeyWarning, module="aiohttp_session")  # its own keys
 
 
 class StoreStorage(AbstractStorage):

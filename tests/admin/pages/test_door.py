@@ -64,7 +64,7 @@ async def test_a_ticket_is_good_for_ten_minutes(house: House, monkeypatch: pytes
     assert await Visitor(await house.client_of()).enter(ticket) == 403
 
 
-@pytest.mark.parametrize("ticket", ["", "x", "../../etc", "\ud800"[:0] + "\u2028", "a" * 20_000])
+@pytest.mark.parametrize("ticket", ["", "x", "../../etc", "\u2028", "a" * 20_000])
 async def test_what_is_no_ticket_lets_nobody_in(house: House, ticket: str) -> None:
     visitor = Visitor(await house.client_of())
     assert await visitor.enter(ticket) == 403
@@ -82,10 +82,8 @@ async def test_a_session_lasts_twelve_hours(house: House, monkeypatch: pytest.Mo
 
 async def test_leaving_ends_the_session_also_for_who_has_copied_its_cookie(house: House) -> None:
     visitor, thief = await house.visitor(), Visitor(await house.client_of())
-    cookie = {
-        "Cookie": "sluicegate="
-        + visitor.client.session.cookie_jar.filter_cookies(visitor.client.make_url("/"))["sluicegate"].value
-    }
+    (kept,) = visitor.client.session.cookie_jar
+    cookie = {"Cookie": f"sluicegate={kept.value}"}
     assert (await thief.get("/accounts", **cookie))[0] == 200
     status, text = await visitor.post("/leave")
     assert (status, "You have left" in text) == (200, True)
@@ -146,9 +144,9 @@ async def test_a_trusted_proxy_signs_people_on_with_the_scopes_of_their_names(ho
     assert (status, "New account" in text) == (200, True)
     status, text = await guest.get("/accounts", **{"X-Forwarded-User": "<b>guest</b>"})
     assert (status, "New account" in text, "<b>guest" in text) == (200, False, False)
-    for wrong in ("nobody", "*", "", "x" * 129):
+    for wrong in ("nobody", "*", "", "x" * 129):  # who is called "*" has not the scopes of all others
         status, _ = await Visitor(await house.client_of()).get("/accounts", **{"X-Forwarded-User": wrong})
-        assert status == (200 if wrong == "*" and False else 403), wrong
+        assert status == 403, wrong
     assert (await boss.get("/accounts"))[0] == 401  # its cookie is nothing without the header
 
 
