@@ -20,6 +20,7 @@ from gateway.store.accounts import Accounts
 from gateway.store.channels import Channels
 from gateway.store.client.client import Client
 from gateway.store.client.masters import Masters
+from gateway.store.directory import Directory
 from gateway.store.external_ids import ExternalIds
 from gateway.store.limits import RateLimiter
 from gateway.store.money.journal import Journal
@@ -55,6 +56,7 @@ class Store:
         self.client = client
         self.settling = settling
         self.accounts = Accounts(client)
+        self.directory = Directory(client)
         self.external_ids = ExternalIds(client)
         self.tokens = Tokens(client, PepperSource.of(config.data_path))
         self.limits = RateLimiter(client)

@@ -45,7 +45,7 @@ class AnswerCache(Plugin):
     shared: bool = False
     """Whether accounts get answers to requests of others, and so may find out what these have asked."""
     charge: Literal["none", "as-upstream"] = "none"
-    """What a kept answer costs the caller: nothing, or as much as the upstream's."""
+    """What a kept answer costs the caller: nothing, or as much as the upstream's, without what failed attempts before it cost."""
 
     def __post_init__(self) -> None:
         if min(self.seconds, self.megabytes, self.longest_kilobytes) <= 0:
@@ -87,7 +87,9 @@ class AnswerCache(Plugin):
         answer = exchange.get(Answer)
         if answer is not None and answer.events and exchange.outcome is Outcome.COMPLETED:
             self._drop(answer.key)
-            answer.usage, answer.expires = exchange.usage, self._clock.monotonic() + self.seconds
+            # What failed attempts used is no part of the answer.
+            answer.usage = exchange.attempts[-1].usage if exchange.attempts else exchange.usage
+            answer.expires = self._clock.monotonic() + self.seconds
             self._answers[answer.key] = answer
             self._size += answer.size
             while self._size > self.megabytes * 1_000_000:

@@ -2,9 +2,10 @@
 
 What it cannot do:
 
-- It reads text. It does not see what is in pictures, sounds and files, nor text that is encoded, translated or spelt with spaces.
+- It reads text: that of every field, and the names of fields. It does not see what is in pictures, sounds and files, nor text that
+  is encoded (in base64, say), translated or spelt with spaces. Numbers that are no text are left as they are.
 - What is split between two texts, as between two messages or two parts of one, matches no pattern.
-- It does not look at the names of fields, only at what they hold.
+- In a text of more than 48 KiB, a pattern may miss a match of more than 16 KiB.
 - The answer is not changed, and what was replaced is not put back into it.
 - A pattern finds what it describes. Nothing here proves that a request has no personal data left.
 """
@@ -13,28 +14,33 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Generator, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from gateway import Caller, Exchange, Operation, Plugin, Refused, Services
+from plugins.json_search import Search
 
 COMMON: Final = {
     "card-number": r"\b(?:\d[ -]?){12,18}\d\b",
     "e-mail": r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}",
-    "private-key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(?:-----END [A-Z ]*PRIVATE KEY-----)?",
+    "private-key": (
+        r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----[^-]*+(?:-(?!----END )[^-]*+)*+"
+        r"(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----)?"
+    ),
     "aws-key": r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
 }
-KEPT: Final = frozenset({"model", "role", "type", "id", "tool_call_id", "data", "file_data", "file_id", "format"})
-"""Fields of which the text means something to the upstream, or is an encoded picture, sound or file."""
-LARGE: Final = 64 * 1024
+FIXED: Final = ("model", "stream", "stream_options")
+"""Fields that are not changed: the name of a model that is served, and how the answer is delivered."""
 
 
 class Redact(Plugin):
-    """Replaces what matches a pattern by its name in brackets, in all texts of a request. Put it below `auth`.
+    """Replaces what matches a pattern by its name in brackets, in all texts of a request and names of fields. Put it below `auth`.
 
-    The answer is not changed. Of a key that an object has twice, only the last value is searched. Searching blocks all other
-    requests of the process, for about 50 ms a megabyte and pattern.
+    The answer is not changed. Of names that an object has twice, only the last is sent. A large body is searched in pieces, about
+    50 ms a megabyte and pattern, and others are served in between. A match of more than 16 KiB may be missed in a text of more than
+    48 KiB.
     """
 
     API = 1
@@ -46,12 +52,14 @@ class Redact(Plugin):
 
     async def start(self, services: Services) -> None:
         """Compile the patterns. Raises `ValueError` for an invalid one, which stops the start."""
-        self._patterns = []
+        patterns = []
         for name, pattern in self.patterns.items():
             try:
-                self._patterns.append((re.compile(pattern), f"[{name}]".replace("\\", r"\\")))
+                patterns.append(re.compile(pattern))
             except (re.error, OverflowError, RecursionError) as error:
                 raise ValueError(f"patterns.{name} is no regular expression: {error}") from None
+        self._search = Search(patterns, [f"[{name}]" for name in self.patterns])
+        self._turn = asyncio.Lock()
 
     async def on_request(self, exchange: Exchange) -> None:
         """Replace what matches in every text of the body."""
@@ -66,37 +74,36 @@ class Redact(Plugin):
         """Return the names of the fields in which something was replaced."""
         if exchange.request.operation is not Operation.CHAT:
             return []
-        body = await exchange.body()
-        changed = {}
-        for name, raw in body.top.items():
-            if name in KEPT or bytes(memoryview(raw)[:1]) not in (b'"', b"[", b"{"):
-                continue
-            try:
-                before = msgspec.json.decode(raw)
-            except msgspec.DecodeError:
-                raise Refused(400, "invalid_request", f"'{name}' has a number that is too large.", param=name) from None
-            parts = []
-            for part in before if isinstance(before, list) else [before]:
-                parts.append(self._redacted(part))
-                if body.size > LARGE:
-                    await asyncio.sleep(0)  # others are served between two messages
-            after = parts if isinstance(before, list) else parts[0]
-            if after != before:
-                changed[name] = after
+        changed: dict[str, Any] = {}
+        dropped: list[str] = []
+        steps = self._changes((await exchange.body()).top, changed, dropped)
+        for _ in steps:
+            async with self._turn:  # of several large bodies, one piece is searched in a turn of the event loop
+                await asyncio.sleep(0)
         if changed:
-            await exchange.edit(changed)
+            await exchange.edit(changed, drop=dropped)
         return list(changed)
 
-    def _redacted(self, value: Any) -> Any:
-        if isinstance(value, str):
-            for pattern, name in self._patterns:
-                value = pattern.sub(name, value)
-            return value
-        if isinstance(value, dict):
-            return {name: each if _kept(name, each) else self._redacted(each) for name, each in value.items()}
-        return [self._redacted(each) for each in value] if isinstance(value, list) else value
-
-
-def _kept(name: str, value: Any) -> bool:
-    """Return whether a value is left as it is. An address may have something in it, but not one that is a picture itself."""
-    return name in KEPT or (name == "url" and isinstance(value, str) and value.startswith("data:"))
+    def _changes(
+        self, top: Mapping[str, msgspec.Raw], changed: dict[str, Any], dropped: list[str]
+    ) -> Generator[None, None, None]:
+        """Set what is to be sent in place of fields, and the names that are not sent, with a pause after each piece."""
+        for name, raw in top.items():
+            new_name = name if name in FIXED else (yield from self._search.name(name))
+            value: Any = raw
+            differs = new_name != name
+            if name != "model" and bytes(memoryview(raw)[:1]) in (b'"', b"[", b"{"):
+                try:
+                    found = yield from self._search.value(raw)
+                except msgspec.DecodeError:
+                    text = f"'{name}' has a number that is too large."
+                    raise Refused(400, "invalid_request", text, param=name) from None
+                if found.changed:
+                    value, differs = found.value, True
+            if differs and name in FIXED:
+                text = f"'{name}' has text that may not be sent from here, or a name twice."
+                raise Refused(400, "invalid_request", text, param=name)
+            if differs:
+                changed[new_name] = value
+            if new_name != name:
+                dropped.append(name)

@@ -1,4 +1,4 @@
 """The operator's port: health, metrics, and the usage log as sums and as a live stream.
 
-Imports `usage`, `metrics` and the packages below them.
+Imports `management`, `metrics` and the packages below them.
 """

@@ -1,31 +1,34 @@
-"""The admin port: metrics and the usage log over HTTP, for operators. On loopback unless the file says otherwise.
+"""The admin port: metrics, the usage log and the API over HTTP, for operators. On loopback unless the file says otherwise.
 
-1. A caller without the token learns only that the port is served: `GET /healthz` answers `ok`, all else 401.
-2. It only reads, and runs in a process of its own, which the gateway does not need: an address that is taken is logged as
-   an error once, and tried again.
+1. A caller without a token learns only that the port is served: `GET /healthz` answers `ok`, all else 401.
+2. It runs in a process of its own, which the gateway does not need: an address that is taken is logged as an error once, and
+   tried again.
 3. Nothing is buffered for a client of the live stream that reads slowly.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
 from datetime import date
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from gateway.admin import api
+from gateway.admin.api import ACTOR, DeskOf
+from gateway.admin.callers import Callers
 from gateway.admin.live import LIVE, LiveUsage
-from gateway.admin.token import AdminToken
-from gateway.config.schema import Config, host_port
-from gateway.errors import GatewayError, Refused, cannot_listen, headers_of, internal, render
+from gateway.config.schema import host_port
+from gateway.errors import GatewayError, Refused, StoreError, cannot_listen, headers_of, internal, render
 from gateway.log import Logger
+from gateway.management.operation import Scope
 from gateway.metrics.exporter import Exporter
 from gateway.request_id import new_id
 from gateway.usage import gaps, queries
@@ -33,18 +36,20 @@ from gateway.usage.tables import GROUPS
 
 RETRY_INTERVAL_S: Final = 10.0
 SHUTDOWN_TIMEOUT_S: Final = 0.5
+NOTHING: Final = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+ID: Final = web.RequestKey("request_id", str)
 MAX_GAPS: Final = 20
 """Gaps of the usage log that a header names, the last ones."""
 
 log = Logger("gateway.admin.app")
 
 
-async def run(config: Config, address: str, exporter: Exporter, stop: asyncio.Event) -> None:
+async def run(admin: Admin, address: str, stop: asyncio.Event) -> None:
     """Serve the admin port on `address` until `stop` is set; while another program listens there, try again."""
     reported = False
     while not stop.is_set():
         try:
-            async with serving(Admin(config.data_path / "usage", AdminToken(config), exporter), address):
+            async with serving(admin, address):
                 log.info("admin_port_served", address=address)
                 await stop.wait()
         except OSError as error:
@@ -71,15 +76,32 @@ async def serving(admin: Admin, address: str) -> AsyncIterator[int]:
         await runner.cleanup()
 
 
-class Admin:
-    """The routes of the admin port, and the check of the token before them."""
+class OwnPages(Protocol):
+    """Pages, which find out themselves who looks at them."""
 
-    def __init__(self, folder: Path, token: Callable[[], str], exporter: Exporter) -> None:
-        """Answer from the usage log in `folder` and the metrics of `exporter`. `token` is asked for at each request."""
+    def add_routes(self, application: web.Application) -> AbstractSet[web.AbstractResource]:
+        """Add their routes, and return what these belong to."""
+
+
+class Admin:
+    """The routes of the admin port, and the check of who calls before them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        callers: Callers,
+        exporter: Exporter,
+        desk_of: DeskOf | None = None,
+        pages: OwnPages | None = None,
+    ) -> None:
+        """Answer from the usage log in `folder` and the metrics of `exporter`; and with `desk_of`, serve the API."""
         self._folder = folder
         self._exporter = exporter
-        self._token = token
+        self._callers = callers
+        self._desk_of = desk_of
         self._live = LiveUsage(folder)
+        self._pages = pages
+        self._of_pages: AbstractSet[web.AbstractResource] = frozenset()
 
     def application(self) -> web.Application:
         """Return the application with all routes."""
@@ -88,32 +110,43 @@ class Admin:
         application.router.add_get("/metrics", self._metrics)
         application.router.add_get(LIVE, self._live.get)
         application.router.add_get("/usage/summary", self._summary)
+        if self._desk_of is not None:
+            api.add_routes(application, self._desk_of)
+        if self._pages is not None:
+            self._of_pages = self._pages.add_routes(application)
         application.on_shutdown.append(self._live.stop)
+        application.on_response_prepare.append(_add_headers)
         return application
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Check the token, and turn what the handler raises into an error response."""
-        authorization = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        """Find out who calls, and turn what the handler raises into an error response."""
+        request[ID] = new_id()
         try:
-            wanted = f"Bearer {self._token()}".encode()
-            if request.path != "/healthz" and not hmac.compare_digest(authorization, wanted):
-                raise Refused(401, "token_invalid", "Send the admin token: `Authorization: Bearer TOKEN`.")
+            if request.match_info.route.resource in self._of_pages:
+                return await handler(request)
+            if request.path != "/healthz":
+                authorization = request.headers.get("Authorization", "")
+                request[ACTOR] = actor = await self._callers.of(authorization, request.remote or "")
+                if not request.path.startswith(api.PREFIX) and Scope.READ not in actor.scopes:
+                    raise Refused(403, "scope_missing", "This needs the scope `read`.")
             return await handler(request)
         except Refused as refused:
-            return _error_response(refused)
+            return _error_response(request, refused)
         except web.HTTPException as error:
-            return _error_response(
-                Refused(error.status, "unknown_path", "Known here: GET /metrics, GET /usage/live, GET /usage/summary.")
-            )
+            if error.status < 400:
+                raise
+            return _error_response(request, _of_http(error))
         except ConnectionError:
             raise
-        except GatewayError as error:
+        except StoreError as error:
             log.error("admin_request_failed", reason=str(error))
-            return _error_response(Refused(503, "service_unavailable", f"{error}."))
+            return _error_response(request, internal())
+        except GatewayError as error:
+            return _error_response(request, api.refused(error))
         except Exception as error:
             log.error("admin_request_failed", exc_info=error)
-            return _error_response(internal())
+            return _error_response(request, internal())
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -141,6 +174,28 @@ def _day(request: web.Request, name: str) -> str | None:
         raise Refused(400, "invalid_request", f"`{name}` is a day such as 2026-11-21.", param=name) from None
 
 
-def _error_response(refused: Refused) -> web.Response:
-    body = render(refused, new_id())
+def _of_http(error: web.HTTPException) -> Refused:
+    """Return an error of aiohttp in the shape of all others."""
+    if error.status == 405:
+        allowed = error.headers.get("Allow", "")
+        return Refused(405, "method_not_allowed", f"Allowed here: {allowed}.", headers={"Allow": allowed})
+    if error.status == 413:
+        return Refused(413, "body_too_large", "The body is too large.")
+    if error.status == 404:
+        return Refused(404, "unknown_path", f"Known here: GET /metrics, /usage/live, /usage/summary, and {api.PREFIX}.")
+    return Refused(max(400, error.status), "invalid_request", f"{error.reason}.")
+
+
+def _error_response(request: web.Request, refused: Refused) -> web.Response:
+    body = render(refused, request[ID])
     return web.Response(status=refused.status, body=body, headers=headers_of(refused), content_type="application/json")
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Let no browser run, frame or keep what this port answers; pages say more exactly what they need."""
+    response.headers.setdefault("Content-Security-Policy", NOTHING)
+    response.headers.setdefault("Cache-Control", "no-store")
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    response.headers.setdefault("Referrer-Policy", "no-referrer")
+    if ID in request:
+        response.headers.setdefault("x-request-id", request[ID])

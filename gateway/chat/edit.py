@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.chat.json_values import check_field
 from gateway.chat.request import Body
 from gateway.errors import GatewayError, Refused
 
@@ -44,7 +45,7 @@ async def changed(
 def edited(body: Body, fields: Mapping[str, object], drop: Collection[str]) -> bytes | None:
     """Return a body with some fields set and others dropped, in JSON; None where that changes nothing.
 
-    Raises `ValueError` for a field that cannot be changed, and `TypeError` for a value that has no JSON.
+    Raises `ValueError` for a field that cannot be changed, and `ValueError` or `TypeError` for one that JSON does not have.
     """
     if isinstance(drop, str):
         raise TypeError(f"`drop` is a list of names: [{drop!r}]")
@@ -52,9 +53,11 @@ def edited(body: Body, fields: Mapping[str, object], drop: Collection[str]) -> b
         raise ValueError("the body cannot be changed any more: its values were freed")
     for name in FIXED.intersection((*fields, *drop)):
         raise ValueError(f"`{name}` cannot be changed: the caller decides how its answer is delivered")
-    top = dict(body.top)
+    before = body.top
+    top: dict[str, object] = dict(before)
     for name in drop:
         top.pop(name, None)
     for name, value in fields.items():
+        check_field(name, value)
         top[name] = value if isinstance(value, msgspec.Raw) else msgspec.Raw(_encode(value))
-    return None if top == body.top else _encode(top)
+    return None if top == before else _encode(top)

@@ -68,11 +68,14 @@ def fold(name: str) -> str:
     """Return a form that is the same for all names that a JSON decoder may take for one another.
 
     Go, Jackson (if told to), Json.NET and others ignore case; fastjson and Go's json/v2 also `_` and `-`; Java takes a
-    dotless i for an i; decoders in C may end a name at its first NUL. NFKC covers full-width letters and ligatures.
+    dotless i for an i; decoders in C may end a name at its first NUL. NFKC covers full-width letters and ligatures. Spaces, and
+    what is not printed, are left out: a lenient reader strips them, and no field has them.
     """
     if "\0" in name:
         name = name.partition("\0")[0]
     name = name.replace("_", "").replace("-", "")
+    if not name.isalnum():
+        name = "".join(filter(str.isprintable, name)).replace(" ", "")
     return name if len(name) > _LONGEST else fold_case(name)
 
 

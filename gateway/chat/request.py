@@ -11,7 +11,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from types import MappingProxyType
 from typing import Final, TypeVar
 
 import msgspec
@@ -59,9 +60,13 @@ class Body(msgspec.Struct, frozen=True):
     prompt_tokens_estimate: int
     """An estimate of the input tokens: four bytes of the body a token, an encoded part at most 1,105."""
     prompt_bound: PromptBound
-    stream_options: dict[str, msgspec.Raw]
-    top: dict[str, msgspec.Raw]
-    """The top-level fields, each value as the caller wrote it. Empty from the first byte of the answer on."""
+    _stream_options: dict[str, msgspec.Raw]
+    _top: dict[str, msgspec.Raw]
+
+    @property
+    def top(self) -> Mapping[str, msgspec.Raw]:
+        """The top-level fields, each value as the caller wrote it. Empty from the first byte of the answer on."""
+        return MappingProxyType(self._top)
 
     def prompt_tokens_bound(self, parts: PartTokens = DEFAULTS) -> int:
         """Return an upper bound of the input tokens: one for each byte of text, and what `parts` says for each encoded part.
@@ -72,8 +77,8 @@ class Body(msgspec.Struct, frozen=True):
 
     def drop_values(self) -> None:
         """Free the values, in place: whatever else refers to this body does not keep the received bytes either."""
-        self.top.clear()
-        self.stream_options.clear()
+        self._top.clear()
+        self._stream_options.clear()
 
     def upstream(
         self,
@@ -91,7 +96,7 @@ class Body(msgspec.Struct, frozen=True):
         The limit of each choice is the caller's, else `ceiling`, and has the one name that the upstream reads. A large value
         is a view of the received body, so that its bytes are in memory once.
         """
-        top: dict[str, object] = {**self.top, "model": model}
+        top: dict[str, object] = {**self._top, "model": model}
         if fields is not None:
             fields.apply(top)
         for name in CEILINGS:
@@ -105,10 +110,10 @@ class Body(msgspec.Struct, frozen=True):
         if "n" in top:
             top["n"] = self.n
         ask = stream and ask_usage
-        if ask or "include_usage" in self.stream_options:
-            top["stream_options"] = {**self.stream_options, "include_usage": ask or self.asked_usage}
-        elif self.stream_options:
-            top["stream_options"] = self.stream_options
+        if ask or "include_usage" in self._stream_options:
+            top["stream_options"] = {**self._stream_options, "include_usage": ask or self.asked_usage}
+        elif self._stream_options:
+            top["stream_options"] = self._stream_options
         return [_encode(top)] if self.size <= SMALL_BYTES else _encode_in_parts(top)
 
 
@@ -178,8 +183,8 @@ def check_in_steps(raw: bytes | bytearray, rules: BodyRules) -> Generator[None, 
         messages=len(messages),
         prompt_tokens_estimate=estimate_tokens(raw, top["messages"], messages),
         prompt_bound=(yield from bound_prompt(raw, top, messages)),
-        stream_options=options,
-        top=top,
+        _stream_options=options,
+        _top=top,
     )
 
 

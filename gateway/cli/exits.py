@@ -59,7 +59,11 @@ def failed(text: str, kind: str) -> typer.Exit:
 
 def failed_with(error: GatewayError) -> typer.Exit:
     """Print an error of the gateway, and return the exit to be raised."""
-    return failed(str(error), error.kind)
+    from gateway.errors import Refused
+    from gateway.management.errors import in_own_words
+
+    told = in_own_words(error) if isinstance(error, Refused) else error
+    return failed(str(told), told.kind)
 
 
 def in_words() -> str:

@@ -70,6 +70,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "last_reload_success": Family("gauge", "1 if every process took up the last reload, or there was none.", merge=min),
     "alerts": Family("counter", "Attempts to send an alert by how they ended, and alerts dropped for want of room.", ("result",)),
     "alerts_pending": Family("gauge", "Alerts in the store that the webhook has not accepted yet.", merge=max),
+    "admin_tokens_refused": Family("counter", "Requests to the operator's port with a wrong token."),
     "children_died": Family("counter", "Child processes that ended unexpectedly and were started again.", ("kind",)),
 }  # fmt: skip
 

@@ -1,34 +1,32 @@
 """The answer of a plugin that is a stream of events: it goes to the caller as an upstream's does.
 
 The plugins above see its events, and may end it. The iterator is awaited in a task of its own, and not while the caller does not
-read. It is closed when the caller leaves, when the gateway stops, and when it fails: a failure is an error before the first
-byte, and an error event after it.
+read. It is closed after `[DONE]`, when the caller leaves, when the gateway stops, and when it fails: a failure is an error before
+the first byte, and an error event after it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any, Final
 
-import msgspec
-
 from gateway.chain.failures import is_cancellation, origin_of
-from gateway.chat.events import EventStream
+from gateway.chat.deltas import WholeAnswer
+from gateway.chat.reply_events import ReplyEvents
 from gateway.chat.request import Body
-from gateway.chat.usage import Usage
 from gateway.errors import Refused, render, unavailable
 from gateway.exchange import Exchange, Outcome
-from gateway.facts import Route
 from gateway.log import Logger
 from gateway.proxy.caller import UNREAD_S, CallerConnection
 from gateway.proxy.chunk_hooks import ChunkHooks, Named
 from gateway.proxy.end_reason import INCOMPLETE, STREAM_HEADERS, EndReason
-from gateway.proxy.ending import NO_CEILING
 from gateway.proxy.failure import CallerGone
 from gateway.proxy.gathering import Gathering
+from gateway.proxy.reply_usage import usage_of
+from gateway.proxy.response_hooks import NamedResponse, run_response_hooks
 from gateway.reply import Reply
 
 LONGEST_S: Final = 600.0
@@ -38,7 +36,7 @@ CLOSE_S: Final = 3.0
 
 log = Logger("gateway.proxy.reply_stream")
 
-Responses = Sequence[Callable[[Exchange], None]]
+Responses = Sequence[NamedResponse]
 
 
 class ReplyStream:
@@ -62,12 +60,13 @@ class ReplyStream:
         self._responses = responses
         self._gathering = None if body.stream else Gathering(caller)
         self._hooks = ChunkHooks(exchange, () if self._gathering else hooks)
-        self.events = EventStream(drop_usage=body.stream and not body.asked_usage, choices=body.n)
+        self.events = ReplyEvents(drop_usage=body.stream and not body.asked_usage, choices=body.n)
         self._collected = b""
         self._begun = False
         self._flows = asyncio.Event()
         self._flows.set()
         self._stall: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle
         self.failure: BaseException | None = None
         self.ended: asyncio.Future[EndReason] = asyncio.get_running_loop().create_future()
 
@@ -86,12 +85,12 @@ class ReplyStream:
         exchange, caller = self._exchange, self._caller
         exchange.on_stop = partial(self.end, EndReason.STOPPING)
         caller.on_gone, caller.on_flow = partial(self.end, EndReason.CALLER), self._on_flow
-        timer = asyncio.get_running_loop().call_later(LONGEST_S, self.end, EndReason.TOTAL)
+        self._timer = asyncio.get_running_loop().call_later(LONGEST_S, self.end, EndReason.TOTAL)
         pump = asyncio.get_running_loop().create_task(self._pump())
         try:
             reason = await self.ended
         finally:
-            timer.cancel()
+            self._timer.cancel()
             self._on_flow(False)
             exchange.on_stop = caller.on_gone = caller.on_flow = None
             pump.cancel()
@@ -102,6 +101,8 @@ class ReplyStream:
         """Take the events until the answer ends."""
         try:
             async for data in self._source:
+                if self.events.done:
+                    break  # what follows `[DONE]` is nobody's
                 if not isinstance(data, bytes):
                     raise TypeError(f"the events of a reply are bytes, not {type(data).__name__}")
                 self._take(self.events.feed(data))
@@ -109,18 +110,29 @@ class ReplyStream:
                     self._take(self.events.feed(b""))
                 if self.ended.done():
                     return
+                if self.events.done:  # what the iterator does after its last event is waited for, but not for long
+                    self._timer.cancel()
+                    self._timer = asyncio.get_running_loop().call_later(CLOSE_S, self.end, EndReason.COMPLETE)
                 await asyncio.sleep(0)  # an iterator that waits for nothing leaves the loop to others
                 await self._flows.wait()
             self._take(self.events.close())
             if not self.ended.done() and not (self._begun and self.events.complete):
                 raise RuntimeError("the events of its reply end before the answer is whole")
             self.end(EndReason.COMPLETE)
-        except Refused as refused:
-            self._exchange.refused_by = self._exchange.answered_by
-            self._exchange.stop(refused)
         except BaseException as error:
             if is_cancellation(error):
                 raise
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """End the answer by what the iterator raised. One that was whole before is not spoiled by it."""
+        if self._begun and self.events.done:
+            _log(self._exchange, "on_request", error)
+            self.end(EndReason.COMPLETE)
+        elif isinstance(error, Refused):
+            self._exchange.refused_by = self._exchange.answered_by
+            self._exchange.stop(error)
+        else:
             self.failure = error
             self.end(EndReason.PLUGIN)
 
@@ -141,8 +153,10 @@ class ReplyStream:
 
     def _begin(self) -> None:
         exchange = self._exchange
-        for hook in self._responses if self._gathering is None else ():
-            hook(exchange)
+        try:
+            run_response_hooks(exchange, () if self._gathering else self._responses)
+        except Refused:
+            return  # the answer has ended
         exchange.drop_body()
         headers = {**STREAM_HEADERS, **exchange.response_headers, **self._reply.headers}
         head = (self._gathering or self._caller).stream_head(headers)
@@ -188,7 +202,8 @@ class ReplyStream:
                 raise CallerGone
             raise self.failure or exchange.stopped or unavailable()
         if self._reply.charge == "as-upstream":
-            exchange.answer_usage = self._usage(whole=reason is EndReason.COMPLETE)
+            whole = reason is EndReason.COMPLETE
+            exchange.answer_usage = usage_of(exchange, self._body, self.events, self._reply.usage, whole=whole)
         exchange.status = 200
         if reason is EndReason.COMPLETE:
             exchange.outcome = Outcome.COMPLETED
@@ -199,8 +214,7 @@ class ReplyStream:
             caller.abort()
         else:
             if self.failure is not None and self._hooks.failure is None:
-                where = origin_of(self.failure, exchange.answered_by, "on_request")
-                log.error("plugin_failed", **where, request_id=exchange.id, exc_info=self.failure)
+                _log(exchange, "on_request", self.failure)
             stopped = exchange.stopped if reason is EndReason.STOPPING else None
             exchange.error = stopped or INCOMPLETE[reason].error()
             exchange.outcome = INCOMPLETE[reason].outcome
@@ -216,23 +230,16 @@ class ReplyStream:
         if not text:
             self.failure = RuntimeError("the events of its reply are no chunks of a chat completion")
             return EndReason.PLUGIN
+        exchange.texts = WholeAnswer(text)
+        try:
+            run_response_hooks(exchange, self._responses)
+        except Exception as error:
+            self.failure = error
+            return EndReason.PLUGIN
         headers = {"Content-Type": "application/json", **exchange.response_headers, **self._reply.headers}
         self._caller.prepare(200, headers, text)
         exchange.bytes, exchange.events = len(text), 0
         return EndReason.COMPLETE
-
-    def _usage(self, *, whole: bool) -> Usage:
-        """Return what is charged: of an answer that was cut, what was delivered."""
-        events, given, body = self.events, self._reply.usage, self._body
-        if given is None:
-            route = self._exchange.get(Route)
-            most = body.max_tokens or (route.candidates[0].max_output_tokens if route and route.candidates else None)
-            ceiling = body.n * (most or NO_CEILING)
-            return events.usage.usage(lambda: body.prompt_tokens_estimate, lambda: min(events.output.tokens(), ceiling))
-        if whole:
-            return msgspec.structs.replace(given, source="upstream", answers=1)
-        output = min(given.completion_tokens, events.output.tokens())
-        return msgspec.structs.replace(given, completion_tokens=output, source="estimated", answers=1)
 
 
 async def answer_with_events(
@@ -270,5 +277,9 @@ async def _close(exchange: Exchange, events: AsyncIterator[bytes]) -> None:
         closing.cancel()
         log.error("plugin_hangs", plugin=exchange.answered_by, hook="aclose", request_id=exchange.id)
     elif (error := closing.exception()) is not None:
-        where = origin_of(error, exchange.answered_by, "aclose")
-        log.error("plugin_failed", **where, request_id=exchange.id, exc_info=error)
+        _log(exchange, "aclose", error)
+
+
+def _log(exchange: Exchange, hook: str, error: BaseException) -> None:
+    where = origin_of(error, exchange.answered_by, hook)
+    log.error("plugin_failed", **where, request_id=exchange.id, exc_info=error)

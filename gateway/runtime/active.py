@@ -19,6 +19,7 @@ from gateway.config.schema import Loaded, load
 from gateway.config.secret_files import paths_in
 from gateway.errors import GatewayError
 from gateway.log import Logger
+from gateway.management.desk import RefusedReload
 from gateway.metrics.registry import Metrics
 from gateway.runtime.handover import Handover, Offer
 from gateway.runtime.reload import after_reload, needs_restart
@@ -136,10 +137,12 @@ class ActiveConfig:
             log.warning("reload_needs_restart", settings=restart)
         self.loaded = Loaded(after_reload(self.loaded.config, self._candidate.config), self._candidate.document)
         self.generation += 1
+        self._handover.refuse(None)
         self._metrics.reloaded(taken_up=True)
 
     def _refuse(self, reason: str) -> None:
         log.error("reload_refused", reason=reason, generation=self.generation)
+        self._handover.refuse(RefusedReload(reason, time.time()))
         self._metrics.reloaded(taken_up=False)
 
     def _request_reload(self, *_: object) -> None:

@@ -19,10 +19,14 @@ import msgspec
 
 from gateway.config.document import MAX_FILE_BYTES
 from gateway.config.secret_files import MAX_TOTAL
+from gateway.management.desk import RefusedReload
 
 _ANSWER: Final = struct.Struct("<Q")
 _HEAD: Final = struct.Struct("<Q32s")
 """The length of the offer and its digest: what is read while the parent writes is not taken for an offer."""
+MAX_REASON: Final = 2000
+"""Characters of a reason."""
+MAX_REFUSED: Final = _HEAD.size + 4 * MAX_REASON + 64
 MAX_OFFER: Final = _HEAD.size + MAX_FILE_BYTES + 2 * MAX_TOTAL + 4096
 
 
@@ -40,26 +44,32 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Handover:
-    """The shared memory: an offer, and an answer of each worker. Create it before the fork of the workers."""
+    """The shared memory: an offer, an answer of each worker, and the last refusal. Create it before the fork of the workers."""
 
     def __init__(self, workers: int) -> None:
         self._offer = mmap.mmap(-1, MAX_OFFER)
+        self._refused = mmap.mmap(-1, MAX_REFUSED)
         self._answers = mmap.mmap(-1, _ANSWER.size * workers)
         self._workers = workers
 
     def write(self, offer: Offer) -> None:
         """Publish an offer, or its next phase. Only the parent writes."""
-        encoded = msgspec.msgpack.encode(offer)
-        self._offer[_HEAD.size : _HEAD.size + len(encoded)] = encoded
-        _HEAD.pack_into(self._offer, 0, len(encoded), sha256(encoded).digest())
+        _write(self._offer, msgspec.msgpack.encode(offer))
 
     def read(self) -> Offer | None:
         """Return the offer, or None before the first one and while it is written."""
-        length, digest = _HEAD.unpack_from(self._offer)
-        encoded = self._offer[_HEAD.size : _HEAD.size + length]
-        if not length or sha256(encoded).digest() != digest:
-            return None
-        return msgspec.msgpack.decode(encoded, type=Offer)
+        encoded = _read(self._offer)
+        return msgspec.msgpack.decode(encoded, type=Offer) if encoded else None
+
+    def refuse(self, refused: RefusedReload | None) -> None:
+        """Publish why the last change of the file was not taken up; None once one was. Only the parent writes."""
+        short = None if refused is None else RefusedReload(refused.reason[:MAX_REASON], refused.at)
+        _write(self._refused, msgspec.msgpack.encode(short))
+
+    def refused(self) -> RefusedReload | None:
+        """Return why the last change of the file was not taken up, or None where the file is served as it is."""
+        encoded = _read(self._refused)
+        return msgspec.msgpack.decode(encoded, type=RefusedReload | None) if encoded else None
 
     def answers(self, number: int) -> list[bool | None]:
         """Return for each worker whether it could start the offer of this number; None where it has not answered."""
@@ -69,6 +79,18 @@ class Handover:
     def answer(self, worker: int, number: int, started: bool) -> None:
         """Answer an offer, as the worker of this index."""
         _ANSWER.pack_into(self._answers, worker * _ANSWER.size, 2 * number + started)
+
+
+def _write(memory: mmap.mmap, encoded: bytes) -> None:
+    memory[_HEAD.size : _HEAD.size + len(encoded)] = encoded
+    _HEAD.pack_into(memory, 0, len(encoded), sha256(encoded).digest())
+
+
+def _read(memory: mmap.mmap) -> bytes:
+    """Return what was written; nothing before the first time, and while it is written."""
+    length, digest = _HEAD.unpack_from(memory)
+    encoded = memory[_HEAD.size : _HEAD.size + length]
+    return encoded if sha256(encoded).digest() == digest else b""
 
 
 class WorkerEnd(msgspec.Struct, frozen=True):

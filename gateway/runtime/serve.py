@@ -16,16 +16,14 @@ from typing import Any, Final
 import typer
 
 from gateway import loading
-from gateway.admin import app as admin
 from gateway.config.places import find
 from gateway.config.schema import Config, Loaded, load
 from gateway.errors import StoreAway
 from gateway.log import Logger
-from gateway.metrics.exporter import Exporter
 from gateway.metrics.registry import Metrics
 from gateway.metrics.shared import SharedNumbers
 from gateway.proxy import event_pass
-from gateway.runtime import alert_sender, demo, logs, request_lines, systemd, welcome, worker
+from gateway.runtime import admin_port, alert_sender, demo, logs, request_lines, systemd, welcome, worker
 from gateway.runtime.active import ActiveConfig
 from gateway.runtime.claim import Claim
 from gateway.runtime.data_folder import data_folder, remove_leftovers
@@ -76,8 +74,8 @@ def serve(path: Path | None, workers: int | None = None) -> None:
 class ParentProcess:
     """The listening sockets, the embedded store and the children of one gateway.
 
-    Only the workers and the sender of alerts follow a reload: the other children keep the configuration that the gateway was
-    started with.
+    The workers, the operator's port and the sender of alerts follow a reload: the other children keep the configuration that the
+    gateway was started with.
     """
 
     def __init__(self, loaded: Loaded, workers: int) -> None:
@@ -86,7 +84,7 @@ class ParentProcess:
         self._folder = config.data_path
         self._certificate = certificate_of(config.tls)
         self._listeners = systemd.inherited_listeners(workers) or open_listeners(config.listen, workers)
-        names = ("parent", "alerts", *(f"worker {number}" for number in range(1, workers + 1)))
+        names = ("parent", "admin", "alerts", *(f"worker {number}" for number in range(1, workers + 1)))
         self._numbers = {name: SharedNumbers() for name in names}
         self._metrics = metrics = Metrics(self._numbers["parent"])
         self._service_manager = systemd.ServiceManager()
@@ -127,9 +125,8 @@ class ParentProcess:
         config, url = self._config, self._store_url
         if config.demo is not None:
             self._supervisor.add("demo upstream", demo.upstream(config.demo))
-        if (address := config.admin) is not None:
-            exporter = Exporter(self._numbers)
-            self._supervisor.add("admin", _background(lambda stop: admin.run(config, address, exporter, stop)))
+        if config.admin is not None:
+            self._supervisor.add("admin", _background(self._admin))
         if config.usage.clickhouse:
             self._supervisor.add("clickhouse", _background(lambda stop: copying.run(config, url, stop)))
         self._start_alerts()
@@ -138,6 +135,9 @@ class ParentProcess:
         self._supervisor.add("sink", _background(lambda stop: sink.run(config, url, stop)))
         for index in range(len(self._listeners)):
             self._supervisor.add("worker", self._worker(index), index + 1)
+
+    def _admin(self, stop: asyncio.Event) -> Coroutine[Any, Any, None]:
+        return admin_port.run(self._active, self._handover, self._store_url, self._numbers, stop)
 
     def _start_alerts(self) -> None:
         """Start the child that sends alerts once the configuration has them. It goes on when a reload removes them."""
@@ -210,6 +210,7 @@ class ParentProcess:
         if self._active.refresh():
             self._supervisor.signal("worker", signal.SIGHUP)
             self._supervisor.signal("alerts", signal.SIGHUP)
+            self._supervisor.signal("admin", signal.SIGHUP)
             self._start_alerts()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,7 @@ import msgspec
 
 from gateway.config.schema import ACCOUNT_ID
 from gateway.errors import GatewayError, StoreError
-from gateway.facts import NO_BUDGETS, AccountLimits, Budgets
+from gateway.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
 from gateway.store import layout
 from gateway.store.client.client import Client, Script
 
@@ -25,6 +26,11 @@ MAX_AMOUNT: Final = 2**53 - 1
 
 _WRITE: Final = Script.load(Path(__file__).with_name("account_write.lua"))
 PAGE_SIZE: Final = 500
+CHANGED: Final = "gw:accounts:changed"
+"""A stream of the ids of accounts that were written, for `gateway.store.directory`."""
+MOST_CHANGED: Final = 10_000
+KEY_KEPT_S: Final = 24 * 3600
+"""How long a creation that is repeated with its key is known."""
 
 
 class AccountError(GatewayError):
@@ -72,24 +78,32 @@ class Accounts:
         group: str = "default",
         credit_line: int = 0,
         *,
+        models: Sequence[str] = (),
+        limits: AccountLimits = NO_LIMITS,
         budgets: Budgets = NO_BUDGETS,
         external_id: str = "",
+        key: str = "",
     ) -> Account:
         """Create an active account with a balance of zero. Raises `AccountError` for an id that is invalid or taken.
 
-        `external_id` must be claimed before.
+        `external_id` must be claimed before. With a `key`, a call that is repeated with it within `KEY_KEPT_S` returns the account.
         """
         if not ACCOUNT_ID.fullmatch(account_id):
             raise AccountError(f"{account_id!r} is not an account id: use 3 to 32 of a-z and 0-9")
-        profile = Profile(account_id, AccountStatus.ACTIVE, group, _amount(credit_line), (), AccountLimits(), budgets)
+        profile = Profile(account_id, AccountStatus.ACTIVE, group, _amount(credit_line), tuple(models), limits, budgets)
         own = {"external_id": external_id} if external_id else {}
-        await self._write("new", account_id, _fields(profile) | own)
-        return _with_numbers(profile, b"0 0 0 0", external_id)
+        if await self._write("new", account_id, _fields(profile) | own, key):
+            return _with_numbers(profile, b"0 0 0 0", external_id)
+        return await self._update(account_id, {})
 
     async def get(self, account_id: str) -> Account | None:
         """Return the account, or None if there is none."""
         accounts = await self._read([account_id])
         return accounts[0] if accounts else None
+
+    async def several(self, ids: Sequence[str]) -> list[Account]:
+        """Return those of these accounts that there are, in this order."""
+        return await self._read(ids)
 
     async def all(self) -> AsyncIterator[Account]:
         """Yield every account, in no order. One that is created meanwhile may be missing."""
@@ -111,6 +125,7 @@ class Accounts:
         self,
         account_id: str,
         *,
+        status: AccountStatus | None = None,
         group: str | None = None,
         credit_line: int | None = None,
         models: Sequence[str] | None = None,
@@ -123,6 +138,8 @@ class Accounts:
         Raises `AccountError` if the account is unknown or closed, or a value is out of range.
         """
         fields: dict[str, str | int | bytes] = {}
+        if status is not None:
+            fields["status"] = status.value
         if group is not None:
             fields["group"] = group
         if credit_line is not None:
@@ -149,11 +166,11 @@ class Accounts:
             raise unknown(account_id)
         return account
 
-    async def _write(self, which: str, account_id: str, fields: Mapping[str, str | int | bytes]) -> None:
+    async def _write(self, which: str, account_id: str, fields: Mapping[str, str | int | bytes], key: str = "") -> bool:
+        """Write fields. Return False for a creation that was done before with the same key."""
         flat = [item for pair in fields.items() for item in pair]
-        reply = await self._client.run(
-            _WRITE, [account_key(account_id), wallet_key(account_id)], [which, layout.ABOUT, *flat]
-        )
+        keys = [account_key(account_id), wallet_key(account_id), f"gw:{{{account_id}}}:made"]
+        reply = await self._client.run(_WRITE, keys, [which, layout.ABOUT, key, KEY_KEPT_S, *flat])
         if reply == b"EXISTS":
             raise AccountError(
                 f"the account `{account_id}` exists already: see `gateway account show {account_id}`"
@@ -162,6 +179,9 @@ class Accounts:
             raise unknown(account_id)
         if reply == b"CLOSED":
             raise AccountError(f"the account `{account_id}` is closed for good: create another")
+        with suppress(GatewayError):  # the account is written
+            await self._client.call("XADD", CHANGED, "MAXLEN", "~", MOST_CHANGED, "*", "account", account_id)
+        return bool(reply == b"OK")
 
     async def _read(self, ids: Sequence[str]) -> list[Account]:
         hashes = [self._client.submit("HGETALL", account_key(account_id)) for account_id in ids]

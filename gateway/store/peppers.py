@@ -57,12 +57,12 @@ class Peppers:
                 return codec.digest(text)
         return os.urandom(32)
 
-    def make(self, account: str) -> tuple[str, str]:
-        """Return a new random short id and the text of its token, made with the pepper that the store has."""
+    def make(self, account: str, short_id: str = "") -> tuple[str, str]:
+        """Do as `TokenCodec.make`, with the pepper that the store has."""
         if not self._codecs:
             self._load()
         present = self._record.fingerprint if self._record else b""
-        return self._codecs.get(present, next(iter(self._codecs.values()))).make(account)
+        return self._codecs.get(present, next(iter(self._codecs.values()))).make(account, short_id)
 
     async def check(self) -> None:
         """Check that the store's tokens are of a pepper of this process. Raises `Misconfigured` where not, and `StoreAway`."""

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.errors import GatewayError, StoreAway
+from gateway.errors import GatewayError
 from gateway.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
 from gateway.store.accounts import AccountStatus, account_key, wallet_key
 from gateway.store.client.client import Client, Script
@@ -22,12 +22,9 @@ from gateway.store.peppers import Peppers
 from gateway.store.token_record import Record, decode, encode, token_of, tokens_key
 
 SWAP: Final = Script.load(Path(__file__).with_name("token_swap.lua"))
-_ROTATE: Final = Script.load(Path(__file__).with_name("token_rotate.lua"))
 _ID: Final = re.compile(r"([a-z0-9]{3,32})-([a-z0-9]{8})")
 PAGE: Final = 200
 """Accounts whose tokens are read at once."""
-_TRIES: Final = 3
-"""Attempts of a rotation whose reply is lost."""
 
 
 class TokenError(GatewayError):
@@ -36,6 +33,16 @@ class TokenError(GatewayError):
 
 class NoSuch(TokenError):
     kind = "not_found"
+
+
+class MadeBefore(TokenError):
+    """The token of a short id that was given is there already: it was made by a call before, and its text is not known any more."""
+
+    kind = "exists"
+
+    def __init__(self, token: Token) -> None:
+        super().__init__(f"`{token.id}` was made before, and its text was shown then")
+        self.token = token
 
 
 class Created(Token, frozen=True, kw_only=True):
@@ -69,19 +76,20 @@ class TokenChanges:
         addresses: Sequence[str] = (),
         budgets: Budgets = NO_BUDGETS,
         limits: AccountLimits = NO_LIMITS,
+        short_id: str = "",
     ) -> Created:
         """Create a token. What is left out does not restrict it.
 
-        Raises `TokenError` for an account that is unknown or closed, and for an address that is not a network, and
-        `Misconfigured` where the tokens were made with another pepper.
+        Raises `TokenError` for an account that is unknown or closed, and for an address that is not a network; `MadeBefore` where
+        the account has a token of this `short_id`; and `Misconfigured` where the tokens were made with another pepper.
         """
         await self.check_pepper()
         await self._check_account(account)
         networks = tuple(_network(address) for address in addresses)
         while True:
-            short_id, text = self._codec.make(account)
+            made, text = self._codec.make(account, short_id)
             token = Token(
-                id=f"{account}-{short_id}",
+                id=f"{account}-{made}",
                 name=name,
                 created_at=int(time.time()),
                 expires_at=expires_at,
@@ -92,52 +100,8 @@ class TokenChanges:
             )
             if await self._swap(token.id, b"", Record(self._codec.digest(text), token)):
                 return Created(**msgspec.structs.asdict(token), token=text)
-
-    async def rotate(self, token_id: str, overlap_s: int, expires_at: int | None = None) -> Created:
-        """Replace a token by another one with the same settings, and let the old one expire after `overlap_s`.
-
-        The two count in the same budgets and limits, so that a token is not worth more for being replaced. The new one expires when
-        the old one would have, or at `expires_at`. A repeated call changes nothing. Raises `TokenError` for a token that does not
-        exist, is disabled, has expired or was replaced already.
-        """
-        await self.check_pepper()
-        account = token_id.rpartition("-")[0]
-        made: dict[str, Created] = {}
-        for last in (False,) * (_TRIES - 1) + (True,):
-            raw = await self._read(token_id)
-            record = decode(raw)
-            if (done := made.get(record.token.replaced_by)) is not None:  # the reply was lost
-                return done
-            await self._check_account(account)
-            old = record.token
-            if old.replaced_by and not await self._client.call(
-                "HEXISTS", tokens_key(account), old.replaced_by.rpartition("-")[2]
-            ):
-                old = _without_successor(old, expires_at)
-            _check_replaceable(old, expires_at)
-            now = int(time.time())
-            short_id, text = self._codec.make(account)
-            new = msgspec.structs.replace(
-                old,
-                id=f"{account}-{short_id}",
-                created_at=now,
-                expires_at=old.expires_at if expires_at is None else expires_at,
-                last_used=None,
-                replaces=old.id,
-                counts_as=old.counts_as or old.id,
-            )
-            made[new.id] = Created(**msgspec.structs.asdict(new), token=text)
-            ends_at = now + overlap_s if old.expires_at is None else min(old.expires_at, now + overlap_s)
-            ended = encode(record.replaced(expires_at=ends_at, replaced_by=new.id))
-            own = encode(Record(self._codec.digest(text), new))
-            arguments = (old.id.rpartition("-")[2], raw, ended, short_id, own, account)
-            try:
-                if await self._client.run(_ROTATE, [tokens_key(account)], arguments):
-                    return made[new.id]
-            except StoreAway:
-                if last:
-                    raise
-        raise TokenError(f"`{token_id}` is being changed by others: try again")
+            if short_id:
+                raise MadeBefore(await self.get(token.id))
 
     async def _check_account(self, account: str) -> None:
         status = await self._client.call("HGET", account_key(account), "status")
@@ -149,13 +113,17 @@ class TokenChanges:
         tokens = [token_of(record) for record in await self._client.call("HVALS", tokens_key(account))]
         return sorted(tokens, key=_age)
 
+    async def of_several(self, accounts: Sequence[str]) -> list[list[Token]]:
+        """Return the tokens of each of these accounts, the oldest first."""
+        replies = await asyncio.gather(*(self._client.submit("HVALS", tokens_key(account)) for account in accounts))
+        return [sorted(map(token_of, records), key=_age) for records in replies]
+
     async def all(self) -> AsyncIterator[Token]:
         """Yield the tokens of all accounts, by the ids of the accounts and the oldest first. Those of one page are in memory."""
         accounts = sorted({key[4:-8] async for key in self._client.keys(tokens_key("*"))})
         for first in range(0, len(accounts), PAGE):
-            calls = [self._client.submit("HVALS", tokens_key(account)) for account in accounts[first : first + PAGE]]
-            for records in await asyncio.gather(*calls):
-                for token in sorted(map(token_of, records), key=_age):
+            for tokens in await self.of_several(accounts[first : first + PAGE]):
+                for token in tokens:
                     yield token
 
     async def set_status(self, token_id: str, status: TokenStatus) -> Token:
@@ -245,25 +213,6 @@ class TokenChanges:
 
 def _age(token: Token) -> tuple[int, str]:
     return token.created_at, token.id
-
-
-def _check_replaceable(token: Token, expires_at: int | None) -> None:
-    """Raise `TokenError` for a token of which there can be no successor that works."""
-    if token.replaced_by:
-        raise TokenError(f"`{token.id}` was replaced by `{token.replaced_by}` already: rotate that one")
-    if token.status is TokenStatus.DISABLED:
-        raise TokenError(f"`{token.id}` is disabled: `gateway token enable {token.id}` first, or create another")
-    if expires_at is None and token.expires_at is not None and token.expires_at <= time.time():
-        raise TokenError(f"`{token.id}` has expired: say when the new one expires, as in `--expires 30d`")
-
-
-def _without_successor(token: Token, expires_at: int | None) -> Token:
-    """Return a token whose successor was deleted. It ends with the overlap, so the end of the next one must be given."""
-    if expires_at is None:
-        raise TokenError(
-            f"`{token.id}` was replaced by `{token.replaced_by}`, which was deleted: say when the new one expires, as --expires 30d"
-        )
-    return msgspec.structs.replace(token, replaced_by="")
 
 
 def _network(address: str) -> str:

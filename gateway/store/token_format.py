@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
 import secrets
@@ -26,9 +27,9 @@ class TokenCodec:
         self._digest_key = hmac.new(pepper, b"kept ", "sha256")
         self._checksum_key = hmac.new(pepper, b"checksum ", "sha256")
 
-    def make(self, account: str) -> tuple[str, str]:
-        """Return a new random short id and the text of its token."""
-        short_id = _random(8, _BASE36)
+    def make(self, account: str, short_id: str = "") -> tuple[str, str]:
+        """Return a short id, a random one unless it is given, and the text of a new token of it."""
+        short_id = short_id or _random(8, _BASE36)
         body = f"sk-{account}-{short_id}-{_random(22, _BASE62)}"
         return short_id, body + self._checksum(body)
 
@@ -46,6 +47,12 @@ class TokenCodec:
     def _checksum(self, body: str) -> str:
         number = int.from_bytes(_mac(self._checksum_key, body)[:8])
         return "".join([_BASE62[number // value % 62] for value in _DIGIT_VALUES])
+
+
+def short_id_of(key: str) -> str:
+    """Return the short id of the token that is made for a key: always the same."""
+    number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:16])
+    return "".join(_BASE36[number // 36**digit % 36] for digit in range(8))
 
 
 def _mac(begun: hmac.HMAC, text: str) -> bytes:

@@ -20,10 +20,11 @@ from gateway.store.accounts import account_key, profile_of
 from gateway.store.client.client import Client, Script
 from gateway.store.client.step import Step
 from gateway.store.known_tokens import Authenticated, KnownTokens, Token, TokenStatus
-from gateway.store.token_changes import SWAP, Created, TokenChanges, TokenError
+from gateway.store.token_changes import SWAP, Created, MadeBefore, TokenError
 from gateway.store.token_record import decode, encode, tokens_key
+from gateway.store.token_rotation import TokenRotation
 
-__all__ = ["Created", "TokenError", "TokenRefused", "Tokens", "invalid_token", "tokens_key"]
+__all__ = ["Created", "MadeBefore", "TokenError", "TokenRefused", "Tokens", "invalid_token", "tokens_key"]
 
 HOUR_S: Final = 3600
 
@@ -38,7 +39,7 @@ class TokenRefused(Refused):
         self.token = token
 
 
-class Tokens(TokenChanges):
+class Tokens(TokenRotation):
     """The tokens of one store. Every method may also raise `StoreAway`."""
 
     def __init__(self, client: Client, pepper: Callable[[], bytes]) -> None:

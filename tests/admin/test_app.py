@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from gateway.admin import app
 from gateway.admin.app import Admin, run, serving
-from gateway.config.schema import Config
+from gateway.admin.callers import Callers
 from gateway.metrics.exporter import Exporter
 from gateway.usage.database import UsageDatabase
 from gateway.usage.gaps import Gap, Reading, save
@@ -67,19 +67,22 @@ async def test_a_caller_without_the_token_learns_only_that_the_port_is_served(
 
 
 async def test_unknown_paths_and_methods_have_the_shape_of_all_errors(client: Client) -> None:
-    for method, path, status in (("GET", "/nothing", 404), ("POST", "/usage/live", 405)):
+    for method, path, status, code in (
+        ("GET", "/nothing", 404, "unknown_path"),
+        ("POST", "/usage/live", 405, "method_not_allowed"),
+    ):
         async with client.request(method, path) as response:
-            assert (response.status, (await response.json())["error"]["code"]) == (status, "unknown_path")
+            assert (response.status, (await response.json())["error"]["code"]) == (status, code)
 
 
 async def test_a_taken_port_is_logged_once_and_served_when_it_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, callers: Callers
 ) -> None:
     monkeypatch.setattr(app, "RETRY_INTERVAL_S", 0.02)
     stop = asyncio.Event()
     with capture_logs() as lines, socket.create_server(("127.0.0.1", free_port())) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        running = asyncio.create_task(run(Config(data=str(tmp_path)), address, Exporter({}), stop))
+        running = asyncio.create_task(run(Admin(tmp_path, callers, Exporter({})), address, stop))
         async with asyncio.timeout(PATIENCE_S):
             while not lines:
                 await asyncio.sleep(0.01)
@@ -93,10 +96,10 @@ async def test_a_taken_port_is_logged_once_and_served_when_it_is_free(
     assert address in lines[0]["reason"]
 
 
-async def test_a_stop_does_not_wait_for_live_streams(rows: UsageDatabase) -> None:
+async def test_a_stop_does_not_wait_for_live_streams(rows: UsageDatabase, callers: Callers) -> None:
     async with ClientSession() as session:
         async with AsyncExitStack() as stack:
-            admin = Admin(rows.folder, lambda: TOKEN, Exporter({}))
+            admin = Admin(rows.folder, callers, Exporter({}))
             port = await stack.enter_async_context(serving(admin, "127.0.0.1:0"))
             url, headers = f"http://127.0.0.1:{port}/usage/live", {"Authorization": f"Bearer {TOKEN}"}
             response = await session.get(url, headers=headers)

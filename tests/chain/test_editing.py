@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from gateway import Caller, Exchange, Plugin, Refused, Route, Step
@@ -87,6 +88,12 @@ async def test_nothing_is_edited_after_the_request_hooks() -> None:
     [
         ({"messages": []}, "'messages' is required"),
         ({"Max_Tokens": 9}, "some upstreams take it for 'max_tokens'"),
+        ({"max_tokens ": 9}, "some upstreams take it for 'max_tokens'"),
+        ({"max\u00a0tokens": 9}, "some upstreams take it for 'max_tokens'"),
+        ({"n_predict": 9}, "use 'max_tokens' instead"),
+        ({"Stream": False}, "some upstreams take it for 'stream'"),
+        ({"temperature": float("inf")}, "`temperature` has inf, which JSON does not have"),
+        ({"x": msgspec.Raw(b'1, "stream": false')}, "`x` is not one value in JSON"),
         ({"seed": [[[]]] * 60_000}, "more than 100000 arrays"),
     ],
 )

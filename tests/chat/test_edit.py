@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -42,6 +44,58 @@ def test_a_value_without_json_or_a_text_for_a_list_of_names_is_an_error() -> Non
         edited(body(), {"seed": object()}, [])
     with pytest.raises(TypeError, match=r"a list of names: \['user'\]"):
         edited(body(), {}, "user")
+
+
+DEEP: list[object] = []
+DEEP.append(DEEP)
+
+
+@pytest.mark.parametrize(
+    ("field", "why"),
+    [
+        ({"temperature": float("nan")}, "`temperature` has nan, which JSON does not have"),
+        ({"x": {"y": [1, float("-inf")]}}, "`x` has -inf, which"),
+        ({"user": "\ud800"}, "`user` has half of a surrogate pair"),
+        ({"x": [{"\udfff": 1}]}, "`x` has half of a surrogate pair"),
+        ({"\ud800": 1}, r"`\\ud800` has half of a surrogate pair"),
+        ({"x": {1: 2}}, "`x` has a name of the type int"),
+        ({"x": [{None: 2}]}, "`x` has a name of the type NoneType"),
+        ({7: 1}, "a field is named by a int"),
+        ({"stop": {"a", "b"}}, "`stop` has a value of the type set"),
+        ({"x": [b"bytes"]}, "`x` has a value of the type bytes"),
+        ({"x": datetime(2026, 1, 1, tzinfo=UTC)}, "`x` has a value of the type datetime"),
+        ({"x": Decimal(1)}, "`x` has a value of the type Decimal"),
+        ({"x": DEEP}, "`x` is nested deeper than 200 levels"),
+        ({"x": msgspec.Raw(b'1,"stream":false')}, "`x` is not one value in JSON: trailing characters"),
+        ({"x": [msgspec.Raw(b"NaN")]}, "`x` is not one value in JSON: invalid character"),
+        ({"x": msgspec.Raw(b"[" * 200_000)}, "`x` is not one value in JSON"),
+    ],
+)
+def test_a_field_that_json_does_not_have_is_refused_by_its_name(field: Any, why: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=why):
+        edited(body(), field, [])
+
+
+def test_every_value_that_json_has_is_accepted() -> None:
+    value: dict[str, Any] = {
+        "a": [None, True, 1, -0.5, 10**30, "\u00e9\U0001f600", (1, [])],
+        "": {},
+        "raw": msgspec.Raw(b" [1.0e0] "),
+    }
+    made = edited(body(), {"x": value}, [])
+    assert made is not None
+    assert msgspec.json.decode(made)["x"]["a"] == [None, True, 1, -0.5, 10**30, "\u00e9\U0001f600", [1, []]]
+
+
+def test_the_fields_of_a_body_are_changed_by_nothing_else() -> None:
+    read = body()
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        read.top["max_tokens"] = msgspec.Raw(b"9")
+    for method in ("clear", "pop", "popitem", "update", "setdefault"):
+        assert not hasattr(read.top, method)
+    with pytest.raises(AttributeError):
+        read.top = {}
+    assert memoryview(read.top["messages"]).readonly
 
 
 def test_a_body_whose_values_were_freed_cannot_be_changed() -> None:

@@ -52,6 +52,12 @@ def refusal(raw: bytes, rules: BodyRules = RULES) -> Refused:
         ("N\0anything", "n"),
         ("Temperature", "temperature"),
         ("Messages", "messages"),
+        ("max_tokens ", "max_tokens"),
+        (" max tokens", "max_tokens"),
+        ("\u00a0max_tokens\t", "max_tokens"),
+        ("max_\u200btokens\ufeff", "max_tokens"),
+        ("n_predict\n", "max_tokens"),
+        ("model\x1f", "model"),
     ],
 )
 def test_another_spelling_of_a_checked_field_is_refused_and_the_right_one_named(name: str, meant: str) -> None:

@@ -7,7 +7,6 @@ import time
 import tracemalloc
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -81,8 +80,9 @@ def test_the_prompt_is_bounded_by_the_bytes_of_the_body() -> None:
 
 def test_the_estimate_outlives_the_values_of_the_fields() -> None:
     parsed = checked(body(tools=["x" * 10_000]))
-    freed = msgspec.structs.replace(parsed, top={}, stream_options={})
-    assert freed.prompt_tokens_estimate == parsed.prompt_tokens_estimate > 2_000
+    estimate = parsed.prompt_tokens_estimate
+    parsed.drop_values()
+    assert parsed.prompt_tokens_estimate == estimate > 2_000
 
 
 # What the upstream is sent

@@ -21,6 +21,7 @@ OWN = "the gateway writes it for each request; leave it out"
 WRITES = "`auth` sends the credential in it; give that as `api_key`, or say by `auth:` where else it goes"
 VALUE = "the value of a header is visible ASCII on one line, without spaces around it"
 CEILING = "the gateway sends the limit that a request is priced by; lower `max_output_tokens` of the model instead"
+DIGITS = "in plain digits (at most 15), or in quotes if it is a name"
 IN_PLACE = "upstreams may read it in place of a field by which a request is checked and priced"
 
 WRONG = {
@@ -65,6 +66,13 @@ WRONG = {
     "    set: {n: 3}": "4: channels.a.set.n: it is the caller's, and a request is priced by it",
     "    set: {max_tokens: 3}": f"4: channels.a.set.max_tokens: {CEILING}",
     "    set: {maxCompletionTokens: 3}": f"4: channels.a.set.maxCompletionTokens: {CEILING}",
+    "    set: {'max_tokens ': 3}": f"4: channels.a.set.max_tokens : {CEILING}",
+    "    set: {max tokens: 3}": f"4: channels.a.set.max tokens: {CEILING}",
+    "    set: {top_p: .nan}": f"4: channels.a.set.top_p: write `.nan` {DIGITS}",
+    "    set: {a: {b: [-.inf]}}": f"4: channels.a.set.a.b[0]: write `-.inf` {DIGITS}",
+    "    set: {a: !!binary eA==}": "4: tags such as `!!binary` are not allowed; write plain values",
+    "    set: {a: !!set {b}}": "4: tags such as `!!set` are not allowed; write plain values",
+    "    drop: ['max_tokens ']": "4: channels.a.drop[0]: the gateway checks or writes it; leave it out",
     "    set: {best_of: 3}": f"4: channels.a.set.best_of: {IN_PLACE}",
     "    set: {extra_body: {n: 3}}": f"4: channels.a.set.extra_body: {IN_PLACE}",
     "    set: {__proto__: {n: 3}}": "4: channels.a.set.__proto__: it changes other fields in upstreams that run JavaScript",

@@ -39,6 +39,7 @@ async def answer(cache: AnswerCache, of: Exchange, *chunks: bytes, outcome: Outc
         return True
     for chunk in chunks:
         cache.on_chunk(of, chunk)
+    of.attempts.append(Attempt("b", "m", error="upstream_error", usage=Usage(11, 0, "estimated")))
     of.attempts.append(Attempt("c", "m", usage=Usage(11, 6, "upstream")))
     of.outcome = outcome
     await cache.on_end(of)

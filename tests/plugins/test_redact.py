@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import json
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,8 @@ from gateway import Caller, Exchange, Refused, Services
 from gateway.contract import broken, check
 from gateway.store.client.client import Client
 from gateway.testing import exchange, run_request, services, started
-from plugins.redact import Redact
+from plugins.redact import COMMON, Redact
+from plugins.text_search import PIECE
 
 CARD = "4111 1111 1111 1111"
 PICTURE = "data:image/png;base64,4111111111111111"
@@ -95,3 +101,171 @@ async def test_a_number_that_cannot_be_read_is_the_callers_mistake(given: Servic
     asked[Caller] = Caller(account="alice", token_id="alice-1", group="default")
     with pytest.raises(Refused, match="'messages' has a number that is too large"):
         await plugin.on_request(asked)
+
+
+@pytest.mark.parametrize(
+    ("sent", "upstream"),
+    [
+        (f'[{{"role":"user","content":"{CARD}","content":"hi"}}]', [{"role": "user", "content": "hi"}]),
+        (
+            f'[{{"role":"user","content":"hi","x":{{"a":"{CARD}","b":1,"\\u0061":"{CARD}"}}}}]',
+            [{"role": "user", "content": "hi", "x": {"a": "[card-number]", "b": 1}}],
+        ),
+        (
+            f'[{{"role":"user","content":"hi","id":{{"{CARD}":"{CARD}"}},"data":["{CARD}"],"type":"{CARD}"}}]',
+            [
+                {
+                    **{"role": "user", "content": "hi", "id": {"[card-number]": "[card-number]"}},
+                    **{"data": ["[card-number]"], "type": "[card-number]"},
+                }
+            ],
+        ),
+    ],
+    ids=["of equal names one is sent", "also where one is escaped", "in every field and name"],
+)
+async def test_nothing_is_sent_that_was_not_searched(given: Services, sent: str, upstream: Any) -> None:
+    raw = f'{{"model":"m","stream":true,"{CARD}":1,"messages":{sent}}}'.encode()
+    asked = exchange(raw)
+    await run_request(await started(Redact(), given), asked, given)
+    whole = await asked.body()
+    assert b"4111" not in b"".join(whole.upstream("m", "max_tokens", None, ask_usage=False))
+    assert msgspec.json.decode(whole.top["messages"]) == upstream
+    assert (CARD in whole.top, bytes(whole.top["[card-number]"])) == (False, b"1")
+
+
+async def test_options_of_the_stream_that_match_refuse_the_request(given: Services) -> None:
+    plugin = await started(Redact(), given)
+    for options in (f'{{"x":"{CARD}"}}', f'{{"{CARD}":1}}', '{"x":{"a":1,"a":2}}'):
+        asked = exchange(
+            b'{"model":"m","stream":true,"messages":[{"role":"user"}],"stream_options":%b}' % options.encode()
+        )
+        with pytest.raises(Refused, match="'stream_options' has text that may not be sent"):
+            await run_request(plugin, asked, given)
+
+
+@pytest.mark.parametrize(
+    ("meant", "sent"),
+    [
+        ({"note": f"x\n{CARD}\ty"}, {"note": "x\n[card-number]\ty"}),
+        ({"note": "x\nann@example.org\n"}, None),
+        ({"note": 'say "ann@example.org"', "b": f"\u2014{CARD.replace(' ', chr(0xA0))}"}, None),
+    ],
+)
+async def test_what_json_in_a_text_escapes_is_found_and_stays_json(
+    given: Services, meant: dict[str, str], sent: dict[str, str] | None
+) -> None:
+    for depth in (1, 2):
+        text = json.dumps(meant)
+        for _ in range(depth - 1):
+            text = json.dumps(text)
+        text = text.replace("ann@", "ann\\u0040" if depth == 1 else "ann\\\\u0040")
+        _, top = await redacted(given, {"messages": [{"role": "user", "content": text}]}, patterns=SPACED)
+        content = top["messages"][0]["content"]
+        assert "1111" not in content
+        assert "example" not in content
+        for _ in range(depth):
+            content = json.loads(content)
+        assert content.keys() == meant.keys()
+        assert sent in (None, content)
+
+
+SPACED = {"card-number": r"\b(?:\d[ \u00a0-]?){12,18}\d\b", "e-mail": COMMON["e-mail"]}
+
+KEY = "MIIEpAIBAAKCAQEA" * 20
+KEYS: list[str] = [
+    f"-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,0A1B\n\n{KEY}\n-----END RSA PRIVATE KEY-----",
+    f"-----BEGIN PGP PRIVATE KEY BLOCK-----\nVersion: GnuPG v2 - x\n\n{KEY}\n=aB3d\n-----END PGP PRIVATE KEY BLOCK-----",
+    f"-----BEGIN OPENSSH PRIVATE KEY-----\n{KEY}\n-----END OPENSSH PRIVATE KEY-----",
+    f"-----BEGIN PRIVATE KEY-----\r\n{KEY * 30}\r\n-----END PRIVATE KEY-----",
+]
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("before", [0, 100_000])
+async def test_private_keys_with_headers_are_replaced_whole(given: Services, key: str, before: int) -> None:
+    for text in (key, json.dumps(key)[1:-1]):
+        content = f"{'x ' * (before // 2)}{text}. Thanks."
+        _, top = await redacted(given, {"messages": [{"role": "user", "content": content}]})
+        assert top["messages"][0]["content"] == content.replace(text, "[private-key]")
+    _, top = await redacted(given, {"messages": [{"role": "user", "content": key[:400]}]})
+    assert "MII" not in str(top)  # one that was cut
+
+
+async def test_a_match_is_found_wherever_the_pieces_of_a_long_text_meet(given: Services) -> None:
+    plugin = await started(Redact(patterns={"x": r"(?<!\w)b{3,15000}\b"}), given)
+    for length in (3, 15_000):
+        for place in range(PIECE - length - 2, PIECE + 4, max(1, length // 7)):
+            for gap in (" ", "\\n"):
+                text = "a" * place + gap + "b" * length + gap + "a" * 40_000
+                asked = exchange({"messages": [{"role": "user", "content": text}]})
+                await run_request(plugin, asked, given)
+                content = msgspec.json.decode((await asked.body()).top["messages"])[0]["content"]
+                assert content == text.replace("b" * length, "[x]"), (length, place)
+
+
+LARGE = 8_000_000
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "the quick brown fox 12 jumps, over. " * (LARGE // 36),
+        "1 " * (LARGE // 2),
+        "a@" * (LARGE // 2),
+        "ann@x.org " * (LARGE // 10),
+        "-----BEGIN PRIVATE KEY-----" * (LARGE // 27),
+        "\\n" * (LARGE // 2),
+        ";base64," * (LARGE // 8),
+        "data:image/png;base64," + "A" * LARGE,
+        [{"type": "text", "text": "a"}] * 12_000,
+        {f"k{number}": {} for number in range(25_000)},
+    ],
+    ids=["prose", "digits", "at", "mails", "keys", "escapes", "urls", "picture", "parts", "names"],
+)
+async def test_others_are_served_while_a_large_body_is_searched(given: Services, content: Any) -> None:
+    """Of the time that the search takes, others wait for a small part at once, whatever the machine does besides."""
+    plugin = await started(Redact(), given)
+    asked = exchange(msgspec.json.encode({"model": "m", "stream": True, "messages": [{"role": "user", "x": content}]}))
+    body = await asked.body()
+    decoding = time.thread_time()
+    msgspec.json.encode(msgspec.json.decode(body.top["messages"]))
+    decoding = time.thread_time() - decoding
+    waits, ended = [], False
+
+    async def other() -> None:
+        while not ended:
+            began = time.thread_time()
+            await asyncio.sleep(0)
+            waits.append(time.thread_time() - began)
+
+    watching = asyncio.create_task(other())
+    gc.disable()  # a collection of all that other tests left takes 80 ms; a gateway's own objects are frozen
+    try:
+        async for _ in _each(plugin, body.top):
+            pass
+    finally:
+        gc.enable()
+    ended = True
+    await watching
+    assert max(waits) < max(0.1, 5 * decoding), "one wait"
+
+
+async def _each(plugin: Redact, top: Mapping[str, msgspec.Raw]) -> Any:
+    for _ in plugin._changes(top, {}, []):
+        await asyncio.sleep(0)
+        yield
+
+
+async def test_a_picture_costs_no_search(given: Services) -> None:
+    plugin = await started(Redact(), given)
+
+    def searched(text: str, name: str = "text") -> float:
+        raw = msgspec.Raw(msgspec.json.encode([{"input_audio": {name: text}}]))
+        began = time.thread_time()
+        for _ in plugin._changes({"messages": raw}, {}, []):
+            pass
+        return time.thread_time() - began
+
+    prose = searched("the quick brown " * 125_000)
+    assert searched("data:image/png;base64," + "Ab3/" * 500_000) < prose / 3
+    assert searched("Ab3/" * 500_000, "data") < prose / 3

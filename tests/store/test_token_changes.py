@@ -10,7 +10,7 @@ import pytest
 
 from gateway.errors import StoreAway
 from gateway.facts import AccountLimits, Budgets
-from gateway.store import token_changes
+from gateway.store import token_rotation
 from gateway.store.accounts import Accounts, AccountStatus
 from gateway.store.client.client import Client
 from gateway.store.known_tokens import TokenStatus
@@ -131,7 +131,7 @@ async def test_a_store_that_stays_away_leaves_the_token_as_it_was(
         await tokens.rotate(old.id, 60)
     (kept,) = await tokens.all_of("alice")
     assert (kept.replaced_by, kept.expires_at) == ("", None)
-    assert token_changes._TRIES == 3
+    assert token_rotation._TRIES == 3
 
 
 async def test_the_sums_of_budgets_go_with_the_last_token_that_counts_in_them(client: Client, tokens: Tokens) -> None:

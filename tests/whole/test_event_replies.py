@@ -11,19 +11,24 @@ from pathlib import Path
 import pytest
 
 from gateway import Caller, Exchange, Operation, Outcome, Plugin, Refused, Reply, Usage
+from gateway.proxy import reply_stream
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import wait_until
 from tests.whole.aftermath import assert_released, charged, last_end_record, tasks
 from tests.whole.conftest import CHAIN, configuration
 from tests.whole.raw import Answer, ask, chat
-from tests.whole.scripted import CHUNKED, LAST, Scripted, chunk
+from tests.whole.scripted import CHUNKED, LAST, Hold, Scripted, chunk
 from tests.whole.test_stopped_streams import STOPS, error_of, tokens
 from tests.whole.test_stream import CHARGE, DONE, PASSED, STREAM, USAGE, WORDS, event
 
 CLOSED: list[str] = []
 """How the iterators of the requests so far were left."""
 TALK = b"".join(WORDS)
+AFTER = (
+    event({"content": "more " * 1000}) * 30 + USAGE.replace(b'"completion_tokens":6', b'"completion_tokens":999') + DONE
+)
+"""What follows `[DONE]`."""
 
 
 class Answers(Plugin):
@@ -69,8 +74,17 @@ async def play(how: str) -> AsyncIterator[bytes]:
         while "floods" in how:
             yield event({"content": "x" * 60_000})
         rest = b"".join(WORDS[4:]) + (USAGE if "reported" in how else b"") + DONE
+        if "beside" in how:
+            rest += AFTER
         yield rest[:50]
         yield rest[50:]
+        if "after" in how:
+            yield AFTER
+            yield AFTER
+        if "late" in how:
+            raise ZeroDivisionError if "failure" in how else Refused(409, "too_late", "Too late.")
+        if "lingers" in how:
+            await asyncio.Event().wait()
         CLOSED.append("whole")
     except GeneratorExit:
         CLOSED.append("closed")
@@ -122,6 +136,27 @@ async def test_the_caller_gets_the_events_and_is_charged_by_the_rule_of_the_plug
     asked = await answered(gateway, token, "reported", stream_options={"include_usage": True})
     assert USAGE in asked.body
     assert set(CLOSED) == {"whole"}
+    await assert_released(gateway, None, before, 0)
+
+
+@pytest.mark.parametrize("how", ["beside", "after", "beside after", "late refusal", "late failure", "lingers"])
+async def test_what_follows_the_end_reaches_nobody_and_is_not_charged(
+    gateway: Running, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(reply_stream, "CLOSE_S", 0.2)
+    token, before = await gateway.token(), tasks()
+    for charge, source in (("reported", "upstream"), ("given", "upstream"), ("estimated", "estimated")):
+        plain, end = await answered(gateway, token, charge), await last_end_record(gateway)
+        answer, record = await answered(gateway, token, f"{charge} {how}"), await last_end_record(gateway)
+        assert answer.whole and answer.body == plain.body == PASSED
+        assert (record.outcome, record.usage_source, record.charge_micros) == (
+            Outcome.COMPLETED,
+            source,
+            end.charge_micros,
+        )
+        assert (record.events, record.bytes) == (end.events, end.bytes)
+        left = "closed" if "after" in how else "cancelled" if "lingers" in how else None
+        assert CLOSED[-1] == left or "beside" in how or "late" in how
     await assert_released(gateway, None, before, 0)
 
 
@@ -248,3 +283,25 @@ async def test_a_shared_cache_may_charge_as_the_upstream_does(store_url: str, cl
         assert (record.account, record.charge_micros, record.usage_source) == ("other", CHARGE, "upstream")
         assert len(upstream.requests) == 1
         assert json.loads(json.dumps(record.cost_micros)) == 0
+
+
+async def test_a_kept_answer_costs_nothing_of_the_attempts_that_failed_before_it(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    chain = CHAIN + "  - {use: answer-cache, with: {charge: as-upstream}}\n"
+    async with (
+        Scripted([CHUNKED + chunk(b": working\n\n"), Hold]) as slow,
+        Scripted([CHUNKED + chunk(STREAM) + LAST]) as upstream,
+    ):
+        yaml = configuration(slow.base_url, channel=", timers: {first_byte: 0.3}", chain=chain)
+        yaml = yaml.replace("\nmodels:", f'\n  spare: {{base_url: "{upstream.base_url}"}}\nmodels:', 1)
+        yaml = yaml.replace("channels: [fake]}", "channels: [fake, {use: spare, priority: 2}]}", 1)
+        async with running(yaml, tmp_path, store_url) as gateway:
+            token = await gateway.token()
+            first = await ask(gateway.port, chat(token, {"temperature": 0}))
+            record = await last_end_record(gateway)
+            assert (first.whole, [attempt.error for attempt in record.attempts]) == (True, ["upstream_timeout", ""])
+            assert record.charge_micros > CHARGE
+            again = await ask(gateway.port, chat(token, {"temperature": 0}))
+            assert again.headers["x-answer-cache"] == "hit"
+            assert (await last_end_record(gateway)).charge_micros == CHARGE

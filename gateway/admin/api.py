@@ -1,0 +1,61 @@
+"""`/api/v1`: the table of operations over HTTP, JSON in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final
+
+from aiohttp import web
+
+from gateway.admin.received import body_of, query_of
+from gateway.admin.repeats import REPLAYED, Answer, Repeatable, answered
+from gateway.admin.unbroken import Unbroken
+from gateway.management.desk import Actor, LocalDesk
+from gateway.management.errors import PREFIX, refused
+from gateway.management.operation import Arguments, Operation
+from gateway.management.table import OPERATIONS
+
+__all__ = ["ACTOR", "PREFIX", "DeskOf", "add_routes", "refused"]
+
+ACTOR: Final = web.RequestKey("actor", Actor)
+"""Where a request has who sent it."""
+
+DeskOf = Callable[[Actor, str], LocalDesk]
+"""Returns the desk of an actor, with what a repeated request has in common with the first, or an empty text."""
+
+
+def add_routes(application: web.Application, desk_of: DeskOf) -> None:
+    """Add a route for each operation."""
+    unbroken = Unbroken()
+    for operation in OPERATIONS:
+        path = PREFIX + operation.path
+        for (
+            name
+        ) in operation.in_path:  # also a text that is empty or has braces, of which the operation says what is wrong
+            path = path.replace(f"{{{name}}}", f"{{{name}:[^/]*}}")
+        application.router.add_route(operation.method, path, _handler(operation, desk_of, unbroken))
+    application.on_cleanup.append(unbroken.end)
+
+
+def _handler(
+    operation: Operation[Any, Any], desk_of: DeskOf, unbroken: Unbroken
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(request: web.Request) -> web.Response:
+        actor = request[ACTOR]
+        query = query_of(request, operation)
+        body = await body_of(request, operation)
+        arguments = Arguments(dict(request.match_info), query, body)
+        repeatable = Repeatable.of(request, actor, operation, arguments)
+        desk = desk_of(actor, repeatable.desk_key)
+        if operation.writes:
+            work = partial(desk.perform, operation, arguments)
+            answer = await unbroken.done(answered(desk.store.client, repeatable, operation, work))
+        else:
+            answer = Answer.of(operation, await desk.perform(operation, arguments))
+        if not answer.body:
+            return web.Response(status=answer.status)
+        headers = {REPLAYED: "true"} if answer.replayed else None
+        return web.Response(status=answer.status, body=answer.body, headers=headers, content_type="application/json")
+
+    return handle

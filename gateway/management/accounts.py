@@ -1,0 +1,226 @@
+"""Operations on accounts: create, list, read, change, close."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import islice
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from gateway.catalogue import Catalogue
+from gateway.facts import NO_BUDGETS, NO_LIMITS
+from gateway.management.allowance import BudgetUse, GivenBudgets, GivenLimits, budget_use
+from gateway.management.desk import LocalDesk
+from gateway.management.model_notes import model_notes
+from gateway.management.operation import Scope, operation
+from gateway.management.page import DEFAULT_PAGE, After, LongLimit, Page
+from gateway.store.accounts import MAX_AMOUNT, Account, AccountError, AccountStatus, unknown
+from gateway.store.directory import Entry
+
+AccountId = Annotated[
+    str,
+    msgspec.Meta(pattern="^[a-z0-9]{3,32}$", description="The account's id: 3 to 32 characters, a-z and 0-9."),
+]
+Micros = Annotated[int, msgspec.Meta(ge=0, le=MAX_AMOUNT)]
+ModelName = Annotated[str, msgspec.Meta(pattern="^[^,]+$", max_length=256)]
+Models = Annotated[
+    tuple[ModelName, ...], msgspec.Meta(max_length=256, description="Names and `*` patterns; none for no restriction.")
+]
+ExternalId = Annotated[
+    str,
+    msgspec.Meta(max_length=200, description="What the account is called elsewhere: unique, at most 200 bytes."),
+]
+Searched = Annotated[str, msgspec.Meta(max_length=200)]
+
+
+class NewAccount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An account to be created."""
+
+    id: AccountId
+    group: str = "default"
+    credit_line_micros: Micros = 0
+    models: Models = ()
+    limits: GivenLimits = GivenLimits()
+    budgets: GivenBudgets = GivenBudgets()
+    external_id: ExternalId = ""
+
+
+class AccountChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is to be changed of an account. What is left out stays as it is; null takes it away.
+
+    Of `limits` and `budgets`, too, those that are left out stay as they are.
+    """
+
+    status: Literal["active", "suspended"] | UnsetType = UNSET
+    group: str | UnsetType = UNSET
+    credit_line_micros: Micros | UnsetType | None = UNSET
+    models: Models | UnsetType | None = UNSET
+    limits: GivenLimits | UnsetType | None = UNSET
+    budgets: GivenBudgets | UnsetType | None = UNSET
+    external_id: ExternalId | UnsetType | None = UNSET
+
+
+class Accounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which accounts are listed: those to which all of it applies. `q` is a part of the id or of the external id."""
+
+    limit: LongLimit = DEFAULT_PAGE
+    after: After = ""
+    status: AccountStatus | None = None
+    group: str | None = None
+    external_id: str | None = None
+    q: Searched = ""
+
+
+class AccountNow(Account, frozen=True, kw_only=True):
+    """An account with what it may spend now, and what each budget of it and of its group counts.
+
+    `may_spend_micros`: the balance and the credit line without what is held, as far as its budgets leave it; null where no request
+    of it is served, since it is suspended or closed, or its group is not served.
+    """
+
+    may_spend_micros: int | None
+    budget_use: list[BudgetUse]
+
+
+class ChangedAccount(Account, frozen=True, kw_only=True):
+    """An account as it is now. `notes`: what is probably a mistake of what was given, in words."""
+
+    notes: tuple[str, ...] = ()
+
+
+@operation("POST", "/accounts", Scope.ACCOUNTS, status=201)
+async def create(desk: LocalDesk, body: NewAccount) -> ChangedAccount:
+    """Create an active account with a balance of zero.
+
+    404 where the configuration has no such group; 409 `exists` where there is an account of this id, or another one with this
+    external id.
+    """
+    _check_group(desk, body.group)
+    async with desk.store.external_ids.claimed(body.id, body.external_id):
+        desk.change.after = account = await desk.store.accounts.create(
+            body.id,
+            body.group,
+            body.credit_line_micros,
+            models=body.models,
+            limits=body.limits.applied(NO_LIMITS),
+            budgets=body.budgets.applied(NO_BUDGETS),
+            external_id=body.external_id,
+            key=desk.key,
+        )
+    return _with_notes(desk, account, body.models) if body.models else ChangedAccount(**_fields(account))
+
+
+@operation("GET", "/accounts", Scope.READ)
+async def list_(desk: LocalDesk, query: Accounts) -> Page[Account]:
+    """List accounts in the order of their ids."""
+    store, found = desk.store, list[str]()
+    if query.external_id is not None:
+        owner = await store.external_ids.find(query.external_id)
+        found = [owner] if owner is not None and owner > query.after else []
+    elif query.status is None and query.group is None and not query.q:
+        found = list((await store.directory.ids(query.after))[: query.limit + 1])
+    else:
+        entries = await store.directory.entries(query.after)
+        found = [each.id for each in islice(filter(partial(_selects, query), entries), query.limit + 1)]
+    accounts = await store.accounts.several(found[: query.limit])
+    shown = [each for each in accounts if _selects(query, Entry.of(each))]
+    more = len(found) > query.limit
+    return Page(shown, more, found[query.limit - 1] if more else None)
+
+
+@operation("GET", "/accounts/{account}", Scope.READ)
+async def read(desk: LocalDesk, account: str) -> AccountNow:
+    """Return an account with what it may spend now, and how much of each budget is used."""
+    found = await existing(desk, account)
+    catalogue = Catalogue(desk.config)
+    uses = await budget_use(desk.store, catalogue, found)
+    group = catalogue.group(found.group)
+    served = found.status is AccountStatus.ACTIVE and group is not None and group.enabled
+    return AccountNow(**_fields(found), may_spend_micros=_may_spend(found, uses) if served else None, budget_use=uses)
+
+
+@operation("PATCH", "/accounts/{account}", Scope.ACCOUNTS)
+async def change(desk: LocalDesk, account: str, body: AccountChange) -> ChangedAccount:
+    """Change an account. A suspended one is served no more: its requests in progress end, charged for what they used.
+
+    404 where there is no such account or group, 400 where the account is closed, 409 `exists` where another account has this
+    external id.
+    """
+    if body.group is not UNSET:
+        _check_group(desk, body.group)
+    desk.change.before = before = await existing(desk, account)
+    if body.external_id is UNSET:
+        after = await _changed(desk, before, body, None)
+    else:
+        external_id = body.external_id or ""
+        async with desk.store.external_ids.claimed(account, external_id):
+            after = await _changed(desk, before, body, external_id)
+    desk.change.after = after
+    if body.models is UNSET and body.group is UNSET:
+        return ChangedAccount(**_fields(after))
+    return _with_notes(desk, after, () if body.models is UNSET else body.models or ())
+
+
+@operation("POST", "/accounts/{account}/close", Scope.ACCOUNTS)
+async def close(desk: LocalDesk, account: str) -> Account:
+    """Close an account for good. Its requests in progress end, charged for what they used; its history is kept."""
+    desk.change.before = before = await existing(desk, account)
+    if before.status is AccountStatus.CLOSED:
+        return before
+    desk.change.after = after = await desk.store.accounts.set_status(account, AccountStatus.CLOSED)
+    return after
+
+
+async def existing(desk: LocalDesk, account: str) -> Account:
+    """Return an account. Raises `AccountError` where there is none."""
+    found = await desk.store.accounts.get(account)
+    if found is None:
+        raise unknown(account)
+    return found
+
+
+def _check_group(desk: LocalDesk, group: str) -> None:
+    groups = desk.config.groups
+    if group not in groups:
+        has = ", ".join(groups) or "none yet"
+        raise AccountError(f"the configuration has no group `{group}`; it has: {has}").of_kind("not_found")
+
+
+def _fields(account: Account) -> dict[str, Any]:
+    return {name: getattr(account, name) for name in Account.__struct_fields__}
+
+
+def _with_notes(desk: LocalDesk, account: Account, given: Sequence[str]) -> ChangedAccount:
+    group = desk.config.groups.get(account.group)
+    allowed = group.models if group else ()
+    notes = model_notes(desk.config, given, account.models, allowed, whose=f"`{account.id}`")
+    return ChangedAccount(**_fields(account), notes=tuple(notes))
+
+
+def _selects(query: Accounts, entry: Entry) -> bool:
+    return (
+        query.status in (None, entry.status) and query.group in (None, entry.group) and query.q.casefold() in entry.text
+    )
+
+
+def _may_spend(account: Account, uses: list[BudgetUse]) -> int:
+    available = account.balance_micros - account.held_micros + account.credit_line_micros
+    left = [use.left for use in uses if use.limit_micros is not UNSET or use.left == 0]
+    return max(0, min([available, *left]))
+
+
+async def _changed(desk: LocalDesk, before: Account, body: AccountChange, external_id: str | None) -> Account:
+    limits, budgets = body.limits, body.budgets
+    return await desk.store.accounts.change(
+        before.id,
+        status=None if body.status is UNSET else AccountStatus(body.status),
+        group=None if body.group is UNSET else body.group,
+        credit_line=None if body.credit_line_micros is UNSET else body.credit_line_micros or 0,
+        models=None if body.models is UNSET else body.models or (),
+        limits=None if limits is UNSET else limits.applied(before.limits) if limits else NO_LIMITS,
+        budgets=None if budgets is UNSET else budgets.applied(before.budgets) if budgets else NO_BUDGETS,
+        external_id=external_id,
+    )

@@ -1,0 +1,103 @@
+"""The desk at which operations are done in this process: with the store, the configuration, and who asks."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from gateway.config.schema import Loaded
+from gateway.errors import GatewayError, Refused, StoreAway
+from gateway.log import Logger
+from gateway.management.audit import Audit
+from gateway.management.operation import Arguments, Operation, Scope
+from gateway.services import Store
+
+ALL_SCOPES: Final = frozenset(Scope)
+
+log = Logger("gateway.management.desk")
+
+
+class Actor(msgspec.Struct, frozen=True):
+    """Who asks: a management token, a person at a page, or a command of a user of the machine. `name` is kept in the audit log.
+
+    `token`: the id of the management token that this follows from, or empty.
+    """
+
+    name: str
+    scopes: AbstractSet[Scope] = ALL_SCOPES
+    token: str = ""
+
+
+class Change:
+    """What an operation says of itself for the audit log: what it was done to, and how that was before and after."""
+
+    def __init__(self) -> None:
+        self.before: object = None
+        self.after: object = None
+
+
+class RefusedReload(msgspec.Struct, frozen=True):
+    """Why the last change of the file was not taken up, and when, in seconds since 1970."""
+
+    reason: str
+    at: float
+
+
+class Running(msgspec.Struct, frozen=True):
+    """What only a running gateway knows: how many configurations it has served, and the last one that it did not take up."""
+
+    generation: int
+    refused: RefusedReload | None = None
+
+
+class LocalDesk:
+    """Does operations in this process, after the check of the actor's scope, with lines in the audit log for those that write."""
+
+    def __init__(
+        self, loaded: Loaded, store: Store, actor: Actor, key: str = "", *, running: Running | None = None
+    ) -> None:
+        """`loaded`: the configuration as it is served. `key`: what a repeated request has in common with the first, or empty.
+
+        `running`: None where no gateway is asked.
+        """
+        self.loaded = loaded
+        self.config = loaded.config
+        self.store = store
+        self.actor = actor
+        self.key = key
+        self.running = running
+        self.change = Change()
+
+    @property
+    def usage_folder(self) -> Path:
+        """The folder of the usage log."""
+        return self.store.usage.folder
+
+    async def perform(self, operation: Operation[Any, Any], arguments: Arguments) -> Any:
+        """Do an operation. Raises `Refused` (403) without its scope, and what the operation raises."""
+        if operation.scope not in self.actor.scopes:
+            raise Refused(
+                403,
+                "scope_missing",
+                f"This needs the scope `{operation.scope}`, which is not one of yours: {', '.join(sorted(self.actor.scopes))}.",
+            )
+        own = LocalDesk(self.loaded, self.store, self.actor, self.key, running=self.running)
+        if not operation.writes:
+            return await operation.run(own, arguments)
+        audit = Audit(self.store.client)
+        line = await audit.begin(self.actor.name, operation.name, arguments)
+        try:
+            result = await operation.run(own, arguments)
+        except StoreAway:  # whether something was changed is not known: the line stays as it is
+            raise
+        except GatewayError as error:
+            await audit.refused(line, error.code if isinstance(error, Refused) else error.kind)
+            raise
+        try:
+            await audit.done(line, own.change.before, own.change.after)
+        except StoreAway as error:  # it is done, whatever the log can say of it
+            log.warning("audit_line_lost", operation=operation.name, line=line, reason=str(error))
+        return result

@@ -1,0 +1,110 @@
+"""Operations on money: credits and adjustments, each booked once for its transaction id, and the ledger."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from gateway.management.accounts import existing
+from gateway.management.desk import LocalDesk
+from gateway.management.operation import Scope, operation
+from gateway.management.page import DEFAULT_PAGE, LongLimit, Page
+from gateway.store.accounts import MAX_AMOUNT, AccountError, unknown
+from gateway.store.money.ledger_page import ArchivedLines, Line
+from gateway.store.money.results import Credit, Credited
+
+Transaction = Annotated[
+    str,
+    msgspec.Meta(
+        pattern="^[A-Za-z0-9._:-]{1,64}$",
+        description="Your own id of this transaction, for ever: it is booked once, however often it is sent.",
+    ),
+]
+AfterLine = Annotated[
+    str,
+    msgspec.Meta(
+        pattern="^([1-9][0-9]{0,14}-[0-9]{1,18})?$",
+        description="`next` of the answer before; empty for the newest lines.",
+    ),
+]
+
+
+class NewCredit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An amount that is added to a balance."""
+
+    transaction: Transaction
+    amount_micros: Annotated[int, msgspec.Meta(ge=1, le=MAX_AMOUNT)]
+
+
+class NewAdjustment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A correction of a balance up or down. The reason is kept in the ledger."""
+
+    transaction: Transaction
+    amount_micros: Annotated[int, msgspec.Meta(ge=-MAX_AMOUNT, le=MAX_AMOUNT)]
+    reason: Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
+
+
+class Booked(msgspec.Struct, frozen=True):
+    """A transaction, and the balance after it. `booked_before`: it was, with this amount, so that nothing was changed now."""
+
+    account: str
+    transaction: str
+    amount_micros: int
+    balance_micros: int
+    booked_before: bool
+
+
+class LedgerLines(msgspec.Struct, frozen=True):
+    """Which lines of a ledger are listed."""
+
+    limit: LongLimit = DEFAULT_PAGE
+    after: AfterLine = ""
+
+
+class Ledger(Page[Line], frozen=True):
+    """Lines of a ledger, newest first. `archived`: the oldest lines, which are no longer among them, as one sum."""
+
+    archived: ArchivedLines | None = None
+
+
+@operation("POST", "/accounts/{account}/credits", Scope.MONEY)
+async def credit(desk: LocalDesk, account: str, body: NewCredit) -> Booked:
+    """Add an amount to the balance, once for each transaction id.
+
+    409 `conflict` where the transaction was booked before with another amount.
+    """
+    credited = await desk.store.wallet.credit(account, body.transaction, body.amount_micros)
+    return _booked(desk, account, body, credited)
+
+
+@operation("POST", "/accounts/{account}/adjustments", Scope.MONEY)
+async def adjust(desk: LocalDesk, account: str, body: NewAdjustment) -> Booked:
+    """Correct the balance up or down, once for each transaction id.
+
+    409 `conflict` where the transaction was booked before with another amount.
+    """
+    adjusted = await desk.store.wallet.adjust(account, body.transaction, body.amount_micros, body.reason)
+    return _booked(desk, account, body, adjusted)
+
+
+@operation("GET", "/accounts/{account}/ledger", Scope.READ)
+async def ledger(desk: LocalDesk, account: str, query: LedgerLines) -> Ledger:
+    """List what changed the balance, newest first: credits, adjustments with their reasons, and the charge of each request."""
+    await existing(desk, account)
+    page = await desk.store.wallet.ledger(account, query.limit, query.after)
+    return Ledger(page.lines, bool(page.next), page.next or None, archived=page.archived)
+
+
+def _booked(desk: LocalDesk, account: str, body: NewCredit | NewAdjustment, credited: Credited) -> Booked:
+    if credited.outcome is Credit.NO_ACCOUNT:
+        raise unknown(account)
+    if credited.outcome is Credit.CONFLICT:
+        raise AccountError(
+            f"the transaction `{body.transaction}` was booked before with another amount: nothing was changed"
+        ).of_kind("conflict")
+    before = credited.outcome is Credit.DONE
+    booked = Booked(account, body.transaction, body.amount_micros, credited.balance, before)
+    desk.change.before = {"balance_micros": credited.balance - (0 if before else body.amount_micros)}
+    desk.change.after = booked
+    return booked

@@ -1,0 +1,133 @@
+"""An operation: one thing that an operator can do, with its place in the HTTP API, its scope and its types.
+
+The function of an operation names everything: its path parameters are its `str` parameters, `body` is the struct of its JSON body,
+`query` that of its query, and what it returns is the struct of the answer. It is called on a desk, which either does it here
+(`LocalDesk`) or sends it to a gateway's API: commands and pages do not know the difference.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from enum import StrEnum
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar, get_type_hints
+
+import msgspec
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+MAX_BODY: Final = 1024 * 1024
+"""Bytes of a body, unless the operation says otherwise."""
+_IN_PATH: Final = re.compile(r"\{([a-z_]+)\}")
+
+
+class Scope(StrEnum):
+    """What a management token may do. Each is for its own operations alone; `admin` is for management tokens and the audit log."""
+
+    READ = "read"
+    ACCOUNTS = "accounts"
+    TOKENS = "tokens"
+    MONEY = "money"
+    CHANNELS = "channels"
+    ADMIN = "admin"
+
+
+class Arguments(msgspec.Struct, frozen=True):
+    """What an operation is called with: the texts of its path, and its query and body, or None where it has none."""
+
+    path: Mapping[str, str]
+    query: msgspec.Struct | None = None
+    body: msgspec.Struct | None = None
+
+
+class Desk(Protocol):
+    """Where operations are done."""
+
+    async def perform(self, operation: Operation[Any, Any], arguments: Arguments) -> Any:
+        """Do an operation. Raises `Refused` and other errors of the gateway."""
+
+
+class Operation(Generic[Parameters, Result]):
+    """One thing that an operator can do. Calling it with a desk and the arguments of its function does it there."""
+
+    def __init__(
+        self,
+        function: Callable[..., Awaitable[Result]],
+        method: str,
+        path: str,
+        scope: Scope,
+        status: int,
+        max_body: int,
+        shown_once: str,
+    ) -> None:
+        hints = get_type_hints(function)
+        self.function = function
+        self.method = method
+        self.path = path
+        """As in `/accounts/{account}`, below the API's prefix."""
+        self.scope = scope
+        self.status = status
+        """Of the answer that says that it is done."""
+        self.max_body = max_body
+        """Bytes of the body at most."""
+        self.shown_once = shown_once
+        """The field of the answer that is a secret, and null where the answer is repeated; empty where there is none."""
+        self.name = f"{function.__module__.rpartition('.')[2]}.{function.__name__.rstrip('_')}"
+        """As in `accounts.create`: in the audit log, and in OpenAPI as `operationId`."""
+        self.in_path: tuple[str, ...] = tuple(_IN_PATH.findall(path))
+        self.query: type[msgspec.Struct] | None = hints.get("query")
+        self.body: type[msgspec.Struct] | None = hints.get("body")
+        self.returns: Any = hints["return"]
+        self._signature = inspect.signature(function)
+        _, *given = self._signature.parameters
+        if given != [*self.in_path, *(name for name in ("query", "body") if name in hints)]:
+            raise TypeError(f"{self.name}: the parameters are those of {path}, then query, then body")
+
+    @property
+    def writes(self) -> bool:
+        """Whether it changes something, so that it leaves lines in the audit log."""
+        return self.method != "GET"
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of its description."""
+        return self.description.partition("\n\n")[0].replace("\n", " ").partition(". ")[0].removesuffix(".") + "."
+
+    @property
+    def description(self) -> str:
+        """What it does, which errors it raises, in words."""
+        return inspect.getdoc(self.function) or ""
+
+    async def __call__(self, desk: Desk, /, *values: Parameters.args, **named: Parameters.kwargs) -> Result:
+        """Do it at `desk`."""
+        given = self._signature.bind(desk, *values, **named)
+        given.apply_defaults()
+        texts = {name: given.arguments[name] for name in self.in_path}
+        arguments = Arguments(texts, given.arguments.get("query"), given.arguments.get("body"))
+        result: Result = await desk.perform(self, arguments)
+        return result
+
+    async def run(self, desk: Any, arguments: Arguments) -> Result:
+        """Do it here. Only desks call this: it checks no scope and leaves no line in the audit log."""
+        named = {"query": arguments.query, "body": arguments.body}
+        others = {name: value for name, value in named.items() if value is not None}
+        return await self.function(desk, **arguments.path, **others)
+
+    def __repr__(self) -> str:
+        return f"<operation {self.name}: {self.method} {self.path}>"
+
+
+def operation(
+    method: str, path: str, scope: Scope, *, status: int = 200, max_body: int = MAX_BODY, shown_once: str = ""
+) -> Callable[[Callable[Concatenate[Any, Parameters], Awaitable[Result]]], Operation[Parameters, Result]]:
+    """Make an operation of a function, whose first parameter is the desk.
+
+    `shown_once`: the field of the answer that is a secret, such as the text of a new token.
+    """
+
+    def made(function: Callable[Concatenate[Any, Parameters], Awaitable[Result]]) -> Operation[Parameters, Result]:
+        return Operation(function, method, path, scope, status, max_body, shown_once)
+
+    return made

@@ -1,0 +1,118 @@
+"""Management tokens: what programs and people use the operator's API with. The store has their digests, not their texts.
+
+A text is random, of 256 bits, so that its digest needs no pepper: who reads the store learns no text, and
+cannot find one by trying.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import time
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Final
+
+import msgspec
+
+from gateway.errors import GatewayError
+from gateway.store.client.client import Client
+
+KEY: Final = "gw:{management}:tokens"
+PREFIX: Final = "sk-mgmt-"
+"""Commands and logs hide texts that begin with `sk-`."""
+MAX_TOKENS: Final = 1000
+
+
+class ManagementToken(msgspec.Struct, frozen=True):
+    """A management token. Times are in seconds since 1970. `made_by`: who made it, as in the audit log."""
+
+    id: str
+    name: str
+    scopes: tuple[str, ...]
+    created_at: int
+    expires_at: int | None = None
+    made_by: str = ""
+
+
+class _Stored(ManagementToken, frozen=True, kw_only=True):
+    digest: str
+
+
+class ManagementTokens:
+    """The management tokens of one store. Every method may also raise `StoreAway`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def create(
+        self, name: str, scopes: Sequence[str], expires_at: int | None, made_by: str, token_id: str = ""
+    ) -> tuple[ManagementToken, str]:
+        """Make a token and return it with its text, which is empty where one of the id `token_id` is there already."""
+        token_id = token_id or secrets.token_hex(6)
+        text = f"{PREFIX}{token_id}-{secrets.token_urlsafe(32)}"
+        stored = _Stored(
+            token_id,
+            name,
+            tuple(scopes),
+            int(time.time()),
+            expires_at,
+            made_by,
+            digest=sha256(text.encode()).hexdigest(),
+        )
+        if await self._client.call("HLEN", KEY) >= MAX_TOKENS:
+            raise GatewayError(f"there are {MAX_TOKENS} management tokens: revoke some")
+        if not await self._client.call("HSETNX", KEY, token_id, msgspec.json.encode(stored)):
+            made = await self.get(token_id)
+            if made is None:
+                raise unknown(token_id)
+            return made, ""
+        return _shown(stored), text
+
+    async def all(self) -> list[ManagementToken]:
+        """Return the tokens, the oldest first, with those that have expired."""
+        found = await self._client.call("HVALS", KEY)
+        return sorted((_shown(_decode(raw)) for raw in found), key=lambda token: (token.created_at, token.id))
+
+    async def get(self, token_id: str) -> ManagementToken | None:
+        """Return the token of this id, or None; also one that has expired."""
+        raw = await self._client.call("HGET", KEY, token_id)
+        return None if raw is None else _shown(_decode(raw))
+
+    async def revoke(self, token_id: str) -> ManagementToken:
+        """Delete a token: nothing is accepted with it from now on. Raises `GatewayError` for an unknown one."""
+        token = await self.get(token_id)
+        if token is None or not await self._client.call("HDEL", KEY, token_id):
+            raise unknown(token_id)
+        return token
+
+    async def authenticate(self, text: str) -> ManagementToken | None:
+        """Return the token with this text, or None for any other text and for one that has expired."""
+        token_id, _, _ = text.removeprefix(PREFIX).partition("-")
+        if not text.startswith(PREFIX) or not text.isascii():
+            return None
+        raw = await self._client.call("HGET", KEY, token_id)
+        if raw is None:
+            return None
+        stored = _decode(raw)
+        right = hmac.compare_digest(stored.digest, sha256(text.encode()).hexdigest())
+        return _shown(stored) if right and is_accepted(stored) else None
+
+
+def is_accepted(token: ManagementToken) -> bool:
+    """Return whether a token has not expired."""
+    return token.expires_at is None or time.time() < token.expires_at
+
+
+def unknown(token_id: str) -> GatewayError:
+    """Return the error for a token that is not there."""
+    return GatewayError(f"there is no management token `{token_id}`").of_kind("not_found")
+
+
+_decode = msgspec.json.Decoder(_Stored).decode
+
+
+def _shown(stored: _Stored) -> ManagementToken:
+    fields = msgspec.structs.asdict(stored)
+    del fields["digest"]
+    return ManagementToken(**fields)

@@ -1,0 +1,174 @@
+"""Replaces what matches patterns in a text, in pieces, so that others can be served in between. Sans-I/O.
+
+- A search of a pattern sees at most `WINDOW` characters: in a longer text each piece overlaps the next, so that a match of up to
+  `OVERLAP` characters is found wherever it is.
+- A text may itself be JSON, such as the arguments of a tool, or quote some. Escapes in it (`\\n`, `\\u0040`) are searched as the
+  characters that they stand for, too. A match takes each escape that it cuts with it, so that what was JSON still is.
+- The payload of a data URL is passed over, at the speed at which its end is found.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Generator, Iterable, Sequence
+from typing import Final
+
+PIECE: Final = 32 * 1024
+OVERLAP: Final = 16 * 1024
+WINDOW: Final = PIECE + OVERLAP
+BEFORE: Final = 256
+"""Characters before a piece that a pattern may look back at, where the piece has escapes."""
+PARTS: Final = 1024
+"""Parts of a text between data URLs that are searched without a pause."""
+SETTLED: Final = 4 * BEFORE
+"""How far before a piece no match of it can begin."""
+
+DATA_URL: Final = ";base64,"
+_PAYLOAD: Final = re.compile(r"[A-Za-z0-9+/=_-]*+")
+_ESCAPE: Final = re.compile(r'(?<!\\)\\++(?:u([0-9a-fA-F]{4})|(["/bfnrt]))')
+_MEANT: Final = {'"': '"', "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+
+Pauses = Generator[None, None, None]
+
+
+Span = tuple[int, int, int]
+"""Where something matches, from and to, and the number of the pattern. The garbage collector does not look at such tuples."""
+
+
+def replace(
+    patterns: Sequence[re.Pattern[str]], names: Sequence[str], text: str, *, payload: bool = False
+) -> Generator[None, None, str]:
+    """Return a text with the name of its pattern in place of each match, with a pause after each piece of a long one.
+
+    Matches that overlap are one, of the pattern that comes first. Where nothing matches, the same object is returned. `payload`:
+    the text begins with what may follow `;base64,`.
+    """
+    output, parts = _Output(text, names), 0
+    at = (yield from _payload_end(text, 0)) if payload else 0
+    while at < len(text):
+        parts += 1
+        if parts % PARTS == 0:
+            yield
+        begins = text.find(DATA_URL, at)
+        end = len(text) if begins < 0 else begins + len(DATA_URL)
+        yield from _search(patterns, text, at, end, output)
+        at = end if begins < 0 else (yield from _payload_end(text, end))
+    return output.whole()
+
+
+def _payload_end(text: str, at: int) -> Generator[None, None, int]:
+    while True:
+        match = _PAYLOAD.match(text, at, at + WINDOW)
+        end = match.end() if match else at
+        if end < at + WINDOW:
+            return end
+        at = end
+        yield
+
+
+def _search(patterns: Sequence[re.Pattern[str]], text: str, begin: int, end: int, output: _Output) -> Pauses:
+    """Note what matches from `begin` to `end`."""
+    for at in range(begin, end, PIECE):
+        stop = min(end, at + WINDOW)
+        next_piece = end if stop == end else at + PIECE
+        spans: list[Span] = []
+        escaped = None
+        if text.find("\\", at, stop) >= 0:
+            escaped = _Escaped(text, max(begin, at - BEFORE), stop)
+        for number, pattern in enumerate(patterns):
+            found = [match.span() for match in pattern.finditer(text, at, stop)]
+            if escaped is not None:
+                found = [escaped.widened(*span) for span in found]
+                found += [escaped.span(*match.span()) for match in pattern.finditer(escaped.text)]
+            spans += [(first, last, number) for first, last in found if first < last > at and first < next_piece]
+            if end - begin > WINDOW:
+                yield
+        output.add(spans, at)
+        if stop == end:
+            return
+
+
+class _Output:
+    """A text and what matches in it so far."""
+
+    def __init__(self, text: str, names: Sequence[str]) -> None:
+        self._text = text
+        self._names = names
+        self._parts: list[str] = []
+        self._at = 0
+        self._spans: list[Span] = []
+        """In order, without overlaps. What further pieces cannot change is in `_parts`."""
+
+    def add(self, spans: Iterable[Span], at: int) -> None:
+        """Add what matches in the piece from `at` on."""
+        for span in sorted(spans):
+            start, end, pattern = span
+            while self._spans and start < self._spans[-1][1]:
+                before = self._spans.pop()
+                start, end, pattern = min(start, before[0]), max(end, before[1]), min(pattern, before[2])
+            self._spans.append((start, end, pattern))
+        settled = 0
+        while settled < len(self._spans) and self._spans[settled][1] < at - SETTLED:
+            settled += 1
+        self._write(settled)
+
+    def whole(self) -> str:
+        """Return the text."""
+        self._write(len(self._spans))
+        return "".join((*self._parts, self._text[self._at :])) if self._parts else self._text
+
+    def _write(self, count: int) -> None:
+        parts: list[str] = []
+        for start, end, pattern in self._spans[:count]:
+            parts += (self._text[self._at : start], self._names[pattern])
+            self._at = end
+        del self._spans[:count]
+        if parts:
+            self._parts.append("".join(parts))
+
+
+class _Escaped:
+    """A piece of a text with its escapes read, and where in the text each of its characters is."""
+
+    def __init__(self, text: str, begin: int, end: int) -> None:
+        if (cut := text.rfind("\\", max(0, begin - 6), begin)) >= 0:  # an escape is not split
+            begin = cut - BEFORE if cut > BEFORE else 0
+            begin += len(text[begin:cut].rstrip("\\"))
+        self._begin = begin
+        self._starts: list[int] = []
+        """Where in the text each escape begins."""
+        self._ends: list[int] = []
+        self._places: list[int] = []
+        """Where in the piece its character is."""
+        parts: list[str] = []
+        at, length = begin, 0
+        for match in _ESCAPE.finditer(text, begin, end):
+            start, stop = match.span()
+            parts += (text[at:start], _MEANT[match[2]] if match[2] else chr(int(match[1], 16)))
+            length += start - at + 1
+            self._starts.append(start)
+            self._ends.append(stop)
+            self._places.append(length - 1)
+            at = stop
+        self.text = "".join((*parts, text[at:end]))
+
+    def widened(self, start: int, end: int) -> tuple[int, int]:
+        """Return a span of the text with the whole of each escape that it cuts."""
+        first, last = bisect_right(self._starts, start) - 1, bisect_right(self._starts, end - 1) - 1
+        if first >= 0 and start < self._ends[first]:
+            start = self._starts[first]
+        if last >= 0 and end < self._ends[last]:
+            end = self._ends[last]
+        return start, end
+
+    def span(self, start: int, end: int) -> tuple[int, int]:
+        """Return where in the text a span of the piece is."""
+        return self._place(start)[0], self._place(end - 1)[1] if start < end else 0
+
+    def _place(self, at: int) -> tuple[int, int]:
+        number = bisect_right(self._places, at) - 1
+        if number >= 0 and at == self._places[number]:
+            return self._starts[number], self._ends[number]
+        start = self._begin + at if number < 0 else self._ends[number] + at - self._places[number] - 1
+        return start, start + 1
