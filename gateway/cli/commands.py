@@ -26,6 +26,7 @@ COMMANDS: Final = {
     "prices": "Compare the configured prices with a public catalogue: import.",
     "account": "Manage accounts: create, credit, limit, suspend, close.",
     "token": "Manage tokens: create, list, set, rotate, disable, enable, delete.",
+    "admin": "Let people in at the pages of the operator's port: link.",
     "management-tokens": "Manage the tokens with which programs use the operator's API: create, list, revoke.",
     "audit": "Show who changed what, and how it was before: list.",
     "pepper": "Show where the key is that tokens are checked with (show), or change it (rotate).",
