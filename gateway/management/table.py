@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gateway.management import accounts, imports, management_tokens, money, tokens
+from gateway.management import accounts, imports, links, management_tokens, money, tokens
 from gateway.management.operation import Operation
 
 OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
@@ -18,6 +18,7 @@ OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     money.credit,
     money.adjust,
     money.ledger,
+    links.create,
     tokens.create,
     tokens.list_,
     tokens.list_all,
