@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
-import msgspec
 from aiohttp import web
 
 from gateway.admin.received import body_of, query_of
+from gateway.admin.repeats import REPLAYED, Answer, Repeatable, answered
 from gateway.admin.unbroken import Unbroken
 from gateway.management.desk import Actor, LocalDesk
 from gateway.management.errors import PREFIX, refused
@@ -41,13 +42,20 @@ def _handler(
     operation: Operation[Any, Any], desk_of: DeskOf, unbroken: Unbroken
 ) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(request: web.Request) -> web.Response:
-        desk = desk_of(request[ACTOR], "")
+        actor = request[ACTOR]
         query = query_of(request, operation)
-        body, _ = await body_of(request, operation)
-        work = desk.perform(operation, Arguments(dict(request.match_info), query, body))
-        result = await (unbroken.done(work) if operation.writes else work)
-        if result is None:
-            return web.Response(status=204)
-        return web.Response(status=operation.status, body=msgspec.json.encode(result), content_type="application/json")
+        body = await body_of(request, operation)
+        arguments = Arguments(dict(request.match_info), query, body)
+        repeatable = Repeatable.of(request, actor, operation, arguments)
+        desk = desk_of(actor, repeatable.desk_key)
+        if operation.writes:
+            work = partial(desk.perform, operation, arguments)
+            answer = await unbroken.done(answered(desk.store.client, repeatable, operation, work))
+        else:
+            answer = Answer.of(operation, await desk.perform(operation, arguments))
+        if not answer.body:
+            return web.Response(status=answer.status)
+        headers = {REPLAYED: "true"} if answer.replayed else None
+        return web.Response(status=answer.status, body=answer.body, headers=headers, content_type="application/json")
 
     return handle

@@ -45,8 +45,8 @@ def query_of(request: web.Request, operation: Operation[Any, Any]) -> msgspec.St
         _refuse(error, "query")
 
 
-async def body_of(request: web.Request, operation: Operation[Any, Any]) -> tuple[msgspec.Struct | None, bytes]:
-    """Return the body, also as it was received; without one, that of an empty object.
+async def body_of(request: web.Request, operation: Operation[Any, Any]) -> msgspec.Struct | None:
+    """Return the body; without one, that of an empty object.
 
     Raises `Refused`: 400 for what is no JSON or is not as the operation has it, 408, 413, 415.
     """
@@ -56,10 +56,10 @@ async def body_of(request: web.Request, operation: Operation[Any, Any]) -> tuple
     if operation.body is None:
         if raw.strip() not in (b"", b"{}"):
             raise Refused(400, "invalid_request", "This operation has no body.", param="body")
-        return None, raw
+        return None
     if len(raw) > LARGE:
-        return await asyncio.to_thread(_decoded, raw, operation.body), raw
-    return _decoded(raw or b"{}", operation.body), raw
+        return await asyncio.to_thread(_decoded, raw, operation.body)
+    return _decoded(raw or b"{}", operation.body)
 
 
 async def _read(request: web.Request, limit: int) -> bytes:

@@ -54,7 +54,7 @@ class DialectCalls:
         except BaseException as error:
             self._failed("request", error)
         if not isinstance(body, bytes) or not body:
-            self._wrong(self.dialect.request, f"returned {_shown(body)}, not the bytes of a body")
+            self._wrong("request", f"returned {_shown(body)}, not the bytes of a body")
         return body
 
     def reader(self) -> AnswerReader:
@@ -64,7 +64,7 @@ class DialectCalls:
         except BaseException as error:
             self._failed("reader", error)
         if not callable(getattr(reader, "read", None)):
-            self._wrong(self.dialect.reader, f"returned {_shown(reader)}, not an AnswerReader")
+            self._wrong("reader", f"returned {_shown(reader)}, not an AnswerReader")
         return reader
 
     def error(self, status: int, body: bytes) -> tuple[int, bytes]:
@@ -74,9 +74,9 @@ class DialectCalls:
         except BaseException as error:
             self._failed("error", error)
         if not (isinstance(said, tuple) and len(said) == 2 and type(said[0]) is int and isinstance(said[1], bytes)):
-            self._wrong(self.dialect.error, f"returned {_shown(said)}, not a status and the bytes of a body")
+            self._wrong("error", f"returned {_shown(said)}, not a status and the bytes of a body")
         if not 400 <= said[0] <= 599:
-            self._wrong(self.dialect.error, f"returned the status {said[0]}, not one from 400 to 599")
+            self._wrong("error", f"returned the status {said[0]}, not one from 400 to 599")
         return said
 
     def deltas(self, reader: AnswerReader, name: str, data: bytes) -> Iterator[AnswerDelta]:
@@ -84,12 +84,12 @@ class DialectCalls:
         try:
             read: Any = reader.read(name, data)
             if not isinstance(read, Iterable):
-                self._wrong(reader.read, f"returned {_shown(read)}, not AnswerDeltas: yield them, or return a list")
+                self._wrong("read", f"returned {_shown(read)}, not AnswerDeltas: yield them, or return a list", reader)
             for number, delta in enumerate(read):
                 if number == MAX_DELTAS:
-                    self._wrong(reader.read, f"gave more than {MAX_DELTAS} AnswerDeltas for one event")
+                    self._wrong("read", f"gave more than {MAX_DELTAS} AnswerDeltas for one event", reader)
                 if wrong := _wrong_delta(delta):
-                    self._wrong(reader.read, wrong)
+                    self._wrong("read", wrong, reader)
                 yield delta
         except (DialectFailed, GeneratorExit):
             raise
@@ -98,7 +98,7 @@ class DialectCalls:
 
     def note_unwritable(self, reader: AnswerReader, error: Exception) -> None:
         """Log that a reader gave what JSON does not have."""
-        self._note_wrong(reader.read, f"gave what JSON does not have: {error_text(error)}")
+        self._note_wrong("read", f"gave what JSON does not have: {error_text(error)}", reader)
 
     def _failed(self, method: str, error: BaseException, *, quiet: bool = False) -> NoReturn:
         note = log.warning if quiet else log.error
@@ -106,13 +106,13 @@ class DialectCalls:
         note("dialect_failed", **self._where(method), at=place_of(error), request_id=self._request_id, **said)
         raise DialectFailed(provider_of(self.dialect)) from None
 
-    def _wrong(self, method: Callable[..., object], reason: str) -> NoReturn:
-        self._note_wrong(method, reason)
+    def _wrong(self, method: str, reason: str, owner: object = None) -> NoReturn:
+        self._note_wrong(method, reason, owner)
         raise DialectFailed(provider_of(self.dialect))
 
-    def _note_wrong(self, method: Callable[..., object], reason: str) -> None:
-        where = self._where(getattr(method, "__name__", ""))
-        log.error("dialect_failed", **where, at=_place(method), request_id=self._request_id, reason=reason)
+    def _note_wrong(self, method: str, reason: str, owner: object) -> None:
+        at = _place(getattr(owner or self.dialect, method))
+        log.error("dialect_failed", **self._where(method), at=at, request_id=self._request_id, reason=reason)
 
     def _where(self, method: str) -> dict[str, str]:
         return {"plugin": provider_of(self.dialect), "dialect": self.dialect.name, "method": method}

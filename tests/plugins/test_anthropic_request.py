@@ -184,7 +184,7 @@ def test_names_of_calls_that_other_upstreams_made_up_are_the_same_in_call_and_re
 
 
 def test_what_another_upstream_added_to_its_answer_is_left_out() -> None:
-    answer = {
+    answer: Any = {
         "role": "assistant",
         "content": "Hi",
         "annotations": [],
