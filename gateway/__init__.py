@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gateway.chat.usage import Usage
     from gateway.errors import Refused, StoreAway, StoreError, model_not_found
     from gateway.exchange import Exchange, Operation, Outcome, Request
-    from gateway.facts import AccountLimits, AskedFor, Budgets, Caller, Candidate, CircuitBreaker, Limits, Route
+    from gateway.facts import AccountLimits, AskedFor, Budgets, Caller, Candidate, CircuitBreaker, Limits, Route, Trace
     from gateway.plugin import Plugin
     from gateway.prices import Price
     from gateway.reply import Reply
@@ -88,6 +88,7 @@ __all__ = [
     "Taken",
     "TokenLimits",
     "TokenRefused",
+    "Trace",
     "Usage",
     "address_of",
     "amount",
@@ -116,7 +117,7 @@ _PLACES = {
     "gateway.chat.usage": "Usage",
     "gateway.errors": "Refused StoreAway StoreError model_not_found",
     "gateway.exchange": "Exchange Operation Outcome Request",
-    "gateway.facts": "AccountLimits AskedFor Limits Budgets Caller Candidate CircuitBreaker Route",
+    "gateway.facts": "AccountLimits AskedFor Limits Budgets Caller Candidate CircuitBreaker Route Trace",
     "gateway.plugin": "Plugin",
     "gateway.prices": "Price",
     "gateway.reply": "Reply",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.chat.deltas import Delta, DeltaReader
+from gateway.chat.deltas import Delta, DeltaReader, WholeAnswer
 from gateway.chat.edit import changed
 from gateway.chat.request import Body
 from gateway.errors import GatewayError, Refused
@@ -80,41 +80,10 @@ class Exchange(ChargedExchange):
     """
 
     __slots__ = (
-        "_body",
-        "_body_refusal",
-        "_deltas",
-        "_facts",
-        "_on_body_dropped",
-        "_pending",
-        "_read_body",
-        "account",
-        "answered_by",
-        "arrived_at",
-        "bytes",
-        "changed_by",
-        "channel",
-        "check_body",
-        "ended",
-        "error",
-        "events",
-        "first_byte",
-        "generation",
-        "group",
-        "hooks",
-        "id",
-        "kept",
-        "longest_gap_s",
-        "model",
-        "on_stop",
-        "outcome",
-        "refused_by",
-        "request",
-        "requested_model",
-        "response_headers",
-        "started",
-        "status",
-        "stopped",
-        "token_id",
+        *("_body", "_body_refusal", "_facts", "_on_body_dropped", "_pending", "_read_body", "account", "answered_by"),
+        *("arrived_at", "bytes", "changed_by", "channel", "check_body", "ended", "error", "events", "first_byte"),
+        *("generation", "group", "hooks", "id", "kept", "longest_gap_s", "model", "on_stop", "outcome", "refused_by"),
+        *("request", "requested_model", "response_headers", "started", "status", "stopped", "texts", "token_id"),
     )
 
     def __init__(
@@ -135,7 +104,7 @@ class Exchange(ChargedExchange):
         self.generation = generation
         """The generation of the configuration that serves this exchange."""
         self.account = ""
-        """Whose request it is, for the record of a request that is refused before there is a `Caller`, which is used otherwise."""
+        """Whose request it is, for the record of one that is refused before there is a `Caller`."""
         self.token_id = self.group = ""
         self.model = ""
         """The model that the body names. Set when the body was read, and when a plugin changed it."""
@@ -168,7 +137,7 @@ class Exchange(ChargedExchange):
         self._on_body_dropped = on_body_dropped
         self._body: Body | None = None
         self._body_refusal: Refused | None = None
-        self._deltas: DeltaReader | None = None
+        self.texts: DeltaReader | WholeAnswer | None = None  # of the answer
         self._facts: dict[type, object] = {}
         self._pending: list[Awaitable[object]] = []
 
@@ -226,11 +195,19 @@ class Exchange(ChargedExchange):
             self.changed_by += (editor,)
         return body
 
-    def deltas(self, chunk: bytes) -> tuple[Delta, ...]:
-        """Return what the events of a chunk add to the texts of the answer. For `on_chunk`: ask for each chunk, or for none."""
-        if self._deltas is None:
-            self._deltas = DeltaReader()
-        return self._deltas.read(chunk)
+    @property
+    def answer(self) -> Any:
+        """The answer in JSON, decoded, from `on_response` on. None for one that is streamed, or no JSON."""
+        return None if self.texts is None else self.texts.value
+
+    def deltas(self, chunk: bytes | None = None) -> tuple[Delta, ...]:
+        """Return what the events of a chunk add to the texts of the answer. For `on_chunk`: ask for each chunk, or for none.
+
+        Without a chunk, in `on_response`: the texts of an answer that is not streamed.
+        """
+        if self.texts is None:
+            self.texts = DeltaReader()
+        return self.texts.read(chunk)
 
     def stop(self, error: Refused, *, keep: int = 0) -> None:
         """End the exchange with this error, which the caller gets. Called again, it changes nothing, but may keep less.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -155,6 +155,20 @@ class CircuitBreaker:
 
     def left(self, candidate: Candidate, request_id: str) -> None:
         """Note that the call is over, whatever its result."""
+
+
+class Trace:
+    """A fact: the trace that a request is part of (W3C Trace Context). Provided by `otel`.
+
+    Without it, upstreams get the caller's `traceparent` and `tracestate`.
+    """
+
+    recorded: bool = False
+    """Whether the trace is sent anywhere."""
+
+    def headers(self) -> Mapping[str, str]:
+        """Return `traceparent` and `tracestate` for the upstream that is called now: the last of `exchange.attempts`."""
+        return {}
 
 
 class Route(msgspec.Struct, frozen=True):

@@ -80,7 +80,11 @@ class Plugin(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, dict=True
         """
 
     def on_response(self, exchange: Exchange) -> None:
-        """Read the upstream's answer before anything is sent: the last chance to add to `response_headers`."""
+        """Read the answer before anything is sent: the last chance to add to `response_headers`.
+
+        One that is not streamed is there as a whole: `exchange.answer`. `exchange.stop` sends an error in its place, and so does
+        raising `Refused`.
+        """
 
     def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
         """Read complete events before they are written to the caller. They cannot be changed here.

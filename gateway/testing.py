@@ -20,6 +20,7 @@ from gateway.catalogue import Catalogue
 from gateway.chain.end_hooks import run_end_hooks
 from gateway.chain.entry import Entry
 from gateway.chain.request_hooks import RequestHooks
+from gateway.chat.deltas import WholeAnswer
 from gateway.chat.dialect import ChatRequest
 from gateway.chat.request import Body, BodyRules, check
 from gateway.config import schema
@@ -90,10 +91,12 @@ def exchange(
     path: str = "/v1/chat/completions",
     headers: Mapping[str, str] | None = None,
     peer: str = "127.0.0.1",
+    answer: Mapping[str, Any] | None = None,
 ) -> Exchange:
     """Return an exchange as it is when a request has arrived.
 
     A mapping as `body` is merged into a minimal chat completion, bytes are taken as they are. The body is checked on first need.
+    `answer`: what `on_response` finds as `exchange.answer`.
     """
     raw = body if isinstance(body, bytes) else msgspec.json.encode({**MINIMAL_BODY, **(body or {})})
 
@@ -104,6 +107,7 @@ def exchange(
     head = CIMultiDictProxy(CIMultiDict(headers or {}))
     made = Exchange(Request(method, path, head, peer, operation, argument), read)
     made.check_body = _check
+    made.texts = None if answer is None else WholeAnswer(msgspec.json.encode(answer))
     made.hooks = _DirectCall()
     return made
 

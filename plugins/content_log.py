@@ -1,4 +1,4 @@
-"""Keeps prompts and streamed answers of chosen callers in files, for a number of days.
+"""Keeps prompts and answers of chosen callers in files, for a number of days.
 
 What is to be written waits in a bounded queue, and a thread writes it. Where the disk does not accept it, or the queue is full, it
 is dropped and counted, and no request waits.
@@ -11,14 +11,17 @@ import re
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from gateway import Caller, Exchange, Operation, Plugin, Services, matches, utc
-from plugins.content_files import Content, ContentFiles
+from plugins.content_files import ContentFiles
+from plugins.content_lines import Content
 
 EVERY_S: Final = 1.0
 
 
 class ContentLog(Plugin):
-    """Keeps prompts and streamed answers in files, one JSON object a line. Put it below `auth`.
+    """Keeps prompts and answers, with tool calls, in files, one JSON object a line. Put it below `auth`.
 
     Without `groups`, `accounts` or `tokens` it keeps nothing.
     """
@@ -26,7 +29,7 @@ class ContentLog(Plugin):
     API = 1
     requires = (Caller,)
 
-    folder: str
+    folder: Path
     """The folder of the files, which only this user may read. Each worker writes one file a day (UTC)."""
     groups: tuple[str, ...] = ()
     """Groups whose requests are kept, as names or patterns with `*`."""
@@ -39,7 +42,7 @@ class ContentLog(Plugin):
     retention_days: int = 7
     """How many days a file is kept after its own."""
     max_bytes: int = 65_536
-    """Bytes of a prompt above which it is left out, and of an answer, as events, after which the rest is."""
+    """Bytes above which a prompt is left out, and an answer that is not streamed; of a stream, after which the rest is."""
     max_waiting: int = 16_777_216
     """Bytes that may wait to be written."""
 
@@ -51,7 +54,8 @@ class ContentLog(Plugin):
         """Make the folder, and begin to write."""
         try:
             patterns = [re.compile(pattern) for pattern in self.redact]
-            self._files = ContentFiles(Path(self.folder), patterns, self.retention_days, self.max_waiting)
+            self._files = ContentFiles(self.folder, patterns, self.retention_days, self.max_waiting)
+            await asyncio.to_thread(self._files.begin)
         except (re.error, OSError) as error:
             raise ValueError(str(error)) from None
         self._log, self._clock = services.log, services.clock
@@ -75,6 +79,14 @@ class ContentLog(Plugin):
         await self.on_request(exchange)
         return "keeps what is asked and answered" if Content in exchange else "keeps nothing"
 
+    def on_response(self, exchange: Exchange) -> None:
+        """Take an answer that is not streamed."""
+        content = exchange.get(Content)
+        if content is not None and exchange.answer is not None:
+            whole = msgspec.json.encode(exchange.answer)
+            if len(whole) <= self.max_bytes:
+                content.whole, content.size = whole, len(whole)
+
     def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
         """Take the answer, as far as it is kept."""
         content = exchange.get(Content)
@@ -97,11 +109,9 @@ class ContentLog(Plugin):
 
     async def _write(self) -> None:
         """Write what waits."""
-        waiting = self._files.take()
-        try:
-            unread = await asyncio.to_thread(self._files.write, waiting, self._clock.time())
-            if unread:
-                self._dropped.add("unreadable", by=unread)
-        except OSError as error:
-            self._dropped.add("disk", by=len(waiting))
-            self._log.error("content_not_written", reason=str(error), requests=len(waiting))
+        written = await asyncio.to_thread(self._files.write, self._files.take(), self._clock.time())
+        if written.unread:
+            self._dropped.add("unreadable", by=written.unread)
+        if written.error:
+            self._dropped.add("disk", by=written.lost)
+            self._log.error("content_not_written", reason=written.error, requests=written.lost)

@@ -1,24 +1,28 @@
 """Traces for OpenTelemetry: a SERVER span for each request, and below it a CLIENT span for each call of an upstream.
 
-All spans are made when the request has ended, so that nothing is done for an event. A thread of OpenTelemetry's sends them in
-batches over OTLP: where the collector does not keep up, spans are dropped, and no request waits.
+Nothing is done for an event. A thread of OpenTelemetry's sends the spans in batches over OTLP: where the collector does not keep
+up, spans are dropped, and no request waits. Upstreams are told the CLIENT span as their parent, in `traceparent` and `tracestate`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway import Exchange, Plugin, Services
+from gateway import Exchange, Plugin, Services, Trace
 
 EXPORT_S: Final = 2.0
 """How long the export of one batch may take."""
+NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 EVERY_MS: Final = 1000
 BATCH: Final = 512
 STOP_S: Final = 2.5
@@ -26,12 +30,14 @@ STOP_S: Final = 2.5
 
 
 class Otel(Plugin):
-    """Sends traces to a collector of OpenTelemetry, without any content. Put it at the top. Needs `sluicegate[otel]`.
+    """Sends traces to a collector of OpenTelemetry. Put it at the top. Needs `sluicegate[otel]`.
 
+    They have no content, unless `otel-content` stands below it.
     The CLIENT spans have the attributes `gen_ai.*` of OpenTelemetry's semantic conventions, the SERVER spans those of HTTP.
     """
 
     API = 1
+    provides = (Trace,)
 
     endpoint: str = "http://127.0.0.1:4318/v1/traces"
     """The address of the collector, with the path."""
@@ -49,13 +55,27 @@ class Otel(Plugin):
     """Spans that wait to be sent, at most."""
 
     def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.endpoint)
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+                raise ValueError(self.endpoint)
+        except ValueError:
+            raise ValueError("endpoint must be like http://127.0.0.1:4318/v1/traces") from None
+        for name, value in self.headers.items():
+            if not NAME.fullmatch(name) or not VALUE.fullmatch(value):
+                raise ValueError(f"headers: {name!r} is no name of a header, or its value is not visible ASCII")
+        if not self.service.strip():
+            raise ValueError("service must not be empty")
         if not 0 <= self.ratio <= 1:
             raise ValueError("ratio must be from 0 to 1")
         if self.queue < 1:
             raise ValueError("queue must be 1 or more")
 
     async def start(self, services: Services) -> None:
-        """Begin to export."""
+        """Begin to export. Raises `ValueError` for a provider of a channel that does not exist."""
+        channels = {name: channel.base_url for name, channel in services.catalogue.channels.items()}
+        if unknown := sorted(self.providers.keys() - channels.keys()):
+            raise ValueError(f"providers: there is no channel `{unknown[0]}`")
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
@@ -72,7 +92,6 @@ class Otel(Plugin):
         exporter = OTLPSpanExporter(self.endpoint, headers=dict(self.headers), timeout=EXPORT_S)
         batches = BatchSpanProcessor(exporter, self.queue, EVERY_MS, min(BATCH, self.queue))
         self._exported.add_span_processor(batches)
-        channels = {name: channel.base_url for name, channel in services.catalogue.channels.items()}
         self._spans = Spans(self._exported, channels, self.providers, continues=self.continues)
 
     async def stop(self) -> None:
@@ -90,14 +109,20 @@ class Otel(Plugin):
             await asyncio.wait_for(ended.wait(), STOP_S)
             ending.join()
 
+    async def on_request(self, exchange: Exchange) -> None:
+        """Begin the span of a request, or go on with the caller's trace."""
+        exchange[Trace] = self._spans.begin(exchange)
+
     async def explain(self, exchange: Exchange) -> str:
         """Return what it does. This plugin refuses no request."""
+        exchange[Trace] = Trace()
         return "traces the request"
 
     async def on_end(self, exchange: Exchange) -> None:
-        """Make the spans of a request."""
-        body = await exchange.body() if exchange.attempts else None
-        self._spans.add(exchange, body)
+        """End the spans of a request, with all that is known of it."""
+        if exchange[Trace].recorded:
+            body = await exchange.body() if exchange.attempts else None
+            self._spans.end(exchange[Trace], body)  # type: ignore[arg-type] # what `on_request` has put there
 
     def __repr__(self) -> str:
         return f"<Otel {self.endpoint}>"

@@ -4,17 +4,60 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
-from opentelemetry.trace import Span, SpanKind, StatusCode, TracerProvider, set_span_in_context
+from opentelemetry.propagators.textmap import Getter
+from opentelemetry.trace import Span, SpanKind, StatusCode, TracerProvider, get_current_span, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from gateway import Attempt, Body, Caller, Exchange, Operation, Outcome
+from gateway import Attempt, Body, Caller, Exchange, Operation, Outcome, Trace
+from plugins.span_content import SpanContent
 
 NS: Final = 1_000_000_000
+RANDOM: Final = 0x02
+"""The flag of a trace whose id is random (W3C Trace Context, level 2), which goes on with the trace."""
 
 Values = dict[str, str | int | float | bool]
+
+
+class _Headers(Getter[Mapping[str, str]]):
+    """Reads the headers of a request. Of several `traceparent` none counts; several `tracestate` are one list."""
+
+    def get(self, carrier: Any, key: str) -> list[str] | None:
+        found = carrier.getall(key, None)
+        return None if found is None or (key == "traceparent" and len(found) > 1) else list(found)
+
+    def keys(self, carrier: Mapping[str, str]) -> list[str]:
+        return list(carrier)
+
+
+class Tracing(Trace):
+    """The spans of a request in progress: the SERVER span, and a CLIENT span for each upstream that was called."""
+
+    def __init__(self, spans: Spans, exchange: Exchange, server: Span, flags: int) -> None:
+        self._spans = spans
+        self.exchange = exchange
+        self._flags = flags
+        self.server = server
+        self.clients: dict[int, Span] = {}
+        self.recorded = server.is_recording()
+
+    def headers(self) -> Mapping[str, str]:
+        """Begin the span of the upstream that is called now, and return what makes its own spans children of it.
+
+        Of a trace that is sent nowhere, one span stands for all.
+        """
+        span = self.server
+        if self.recorded:
+            number = len(self.exchange.attempts) - 1
+            span = self.clients[number] = self._spans.begin_client(self, self.exchange.attempts[number])
+        context = span.get_span_context()
+        flags = context.trace_flags | self._flags
+        headers = {"traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-{flags:02x}"}
+        if context.trace_state:
+            headers["tracestate"] = context.trace_state.to_header()
+        return headers
 
 
 class Spans:
@@ -28,22 +71,38 @@ class Spans:
         self._providers = providers
         self._context = TraceContextTextMapPropagator() if continues else None
 
-    def add(self, exchange: Exchange, body: Body | None) -> None:
-        """Make the spans of a request that has ended. `body`: that of a request with attempts."""
+    def begin(self, exchange: Exchange) -> Tracing:
+        """Begin the span of a request."""
+        parent = self._context.extract(exchange.request.headers, getter=_headers) if self._context else None
+        flags = 0 if parent is None else get_current_span(parent).get_span_context().trace_flags & RANDOM
+        route = _route(exchange)
+        name = f"{exchange.request.method} {route}".strip()
+        server = self._tracer.start_span(name, parent, SpanKind.SERVER, start_time=_ns(exchange, exchange.started))
+        return Tracing(self, exchange, server, flags)
+
+    def begin_client(self, tracing: Tracing, attempt: Attempt) -> Span:
+        """Begin the span of the call of an upstream."""
+        return self._tracer.start_span(
+            f"chat {attempt.model}",
+            set_span_in_context(tracing.server),
+            SpanKind.CLIENT,
+            start_time=_ns(tracing.exchange, attempt.began),
+        )
+
+    def end(self, tracing: Tracing, body: Body | None) -> None:
+        """End the spans of a request that has ended, and is traced. `body`: that of a request with attempts."""
+        exchange, server = tracing.exchange, tracing.server
         ended = exchange.ended or exchange.started
-        parent = self._context.extract(exchange.request.headers) if self._context else None
-        values, began = _of_request(exchange), _ns(exchange, exchange.started)
-        name = f"{exchange.request.method} {values.get('http.route', '')}".strip()
-        server = self._tracer.start_span(name, parent, SpanKind.SERVER, values, start_time=began)
-        if body is not None and server.is_recording():
-            within = set_span_in_context(server)
-            for attempt in exchange.attempts:
+        content = exchange.get(SpanContent)
+        said = {} if content is None else content.attributes()
+        if body is not None:
+            for number, attempt in enumerate(exchange.attempts):
                 last = attempt is exchange.attempts[-1]
-                values, began = self._of_attempt(exchange, attempt, body, last=last), _ns(exchange, attempt.began)
-                name = f"chat {attempt.model}"
-                client = self._tracer.start_span(name, within, SpanKind.CLIENT, values, start_time=began)
+                client = tracing.clients.get(number) or self.begin_client(tracing, attempt)
+                client.set_attributes(self._of_attempt(exchange, attempt, body, last=last) | (said if last else {}))
                 error = attempt.error or (_error(exchange) if last else "")
                 _end(client, error, _ns(exchange, ended if last else attempt.failed or ended))
+        server.set_attributes(_of_request(exchange) | ({} if exchange.attempts else said))
         failed = exchange.status >= 500 or exchange.outcome is Outcome.INTERNAL_ERROR
         _end(server, _error(exchange) if failed else "", _ns(exchange, ended))
 
@@ -72,12 +131,20 @@ class Spans:
         return {name: value for name, value in values.items() if value is not None}
 
 
+_headers: Final = _Headers()
+
+
+def _route(exchange: Exchange) -> str:
+    request = exchange.request
+    route = "" if request.operation is Operation.MISDIRECTED else request.path
+    return f"{route.removesuffix(request.argument)}{{id}}" if request.argument and route else route
+
+
 def _of_request(exchange: Exchange) -> Values:
     request, caller = exchange.request, exchange.get(Caller)
-    route = "" if request.operation is Operation.MISDIRECTED else request.path
     values: Values = {
         "http.request.method": request.method,
-        "http.route": f"{route.removesuffix(request.argument)}{{id}}" if request.argument and route else route,
+        "http.route": _route(exchange),
         "http.response.status_code": exchange.status,
         "url.path": request.path,
         "url.scheme": "http",
@@ -90,6 +157,7 @@ def _of_request(exchange: Exchange) -> Values:
         "sluicegate.outcome": str(exchange.outcome or ""),
         "sluicegate.error.code": exchange.error.code if exchange.error else "",
         "sluicegate.refused_by": exchange.refused_by,
+        "sluicegate.answered_by": exchange.answered_by,
         "sluicegate.charge_micros": exchange.charge_micros,
     }
     return {name: value for name, value in values.items() if value}

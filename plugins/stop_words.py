@@ -1,30 +1,43 @@
-"""Ends a stream before a forbidden word reaches the caller, also where the word comes in several events."""
+"""Ends an answer before a forbidden word reaches the caller, also where the word comes in several events.
+
+What it cannot do: take back the beginning of a word that came in an earlier event than its end; see a word that is encoded, or
+spelt with spaces; read comments between events, the names of fields, ids and errors of the gateway.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import ClassVar, Final
 
 import msgspec
 
 from gateway import Delta, Exchange, Operation, Plugin, Refused, Services
 
-MOST_TEXTS: Final = 128
+MOST_TEXTS: Final = 256
 """Texts of one answer (choices, their reasoning, tool calls) whose ends are kept. A stream that has more is ended."""
 
 
-class Tails(msgspec.Struct):
-    """The end of each text of an answer, in which a word may have begun."""
+class Tail(msgspec.Struct):
+    """The end of a text, in which a word may have begun, and that of what came in each of its fields."""
 
-    ends: dict[object, str] = {}
+    end: str = ""
+    fields: dict[str, str] = {}
+
+
+class Tails(msgspec.Struct):
+    """The ends of the texts of an answer."""
+
+    ends: dict[object, Tail] = {}
 
 
 class StopWords(Plugin):
-    """Ends a stream with an error before the event that completes one of some words. What came before it was delivered.
+    """Ends an answer with an error before a word reaches the caller. What came in events before the one that completes it was sent.
 
-    A word is looked for in each text by itself: in the answer, its reasoning, refusals, tool calls and transcripts. Its beginning
-    may have been delivered. An event that is too long to be read ends the stream, too. Requests that are not streamed are refused,
-    since nothing looks at their answers.
+    A word is looked for in each text by itself: in the answer, its reasoning, refusals, tool calls, transcripts, and every other
+    field. Where a text may come in two fields, such as `reasoning` and `reasoning_content`, also in each of them. What cannot be
+    read ends the answer, too: an event that is too long, or is no JSON. An answer that is not streamed is read before any of it is
+    sent.
     """
 
     API = 1
@@ -48,30 +61,52 @@ class StopWords(Plugin):
         self._keep = max(map(len, self.words)) - 1
 
     async def on_request(self, exchange: Exchange) -> None:
-        """Refuse a request whose answer would not be seen."""
+        """Begin to look at an answer."""
         if exchange.request.operation is Operation.CHAT:
-            if not (await exchange.body()).stream:
-                text = 'Answers are checked while they are streamed: add "stream": true to the body.'
-                raise Refused(400, "stream_required", text, param="stream")
             exchange[Tails] = Tails()
 
     async def explain(self, exchange: Exchange) -> str:
         """Do the same as `on_request`, which takes nothing."""
-        await self.on_request(exchange)
         return f"looks for {len(self.words)} words in the answer"
+
+    def on_response(self, exchange: Exchange) -> None:
+        """Search an answer that is not streamed."""
+        self._search(exchange, exchange.deltas())
 
     def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
         """Search each text with the end of what came before it."""
+        self._search(exchange, exchange.deltas(chunk))
+
+    def _search(self, exchange: Exchange, deltas: Iterable[Delta]) -> None:
         ends = exchange[Tails].ends
-        for delta in exchange.deltas(chunk):
+        for delta in deltas:
+            if delta.kind == "unread":
+                text = "The answer was ended: it has an event that is too long or is no JSON, so that it cannot be checked."
+                exchange.stop(Refused(400, "content_stopped", text), keep=delta.start)
+                return
             if self._forbidden(ends, delta):
                 exchange.stop(Refused(400, "content_stopped", self.message), keep=delta.start)
                 return
 
-    def _forbidden(self, ends: dict[object, str], delta: Delta) -> bool:
-        """Return whether a text has a word now, or cannot be searched. Keep its end."""
-        text = ends.get(delta.key, "") + delta.text
-        if delta.kind == "unread" or self._pattern.search(text) or len(ends) >= MOST_TEXTS:
+    def _forbidden(self, ends: dict[object, Tail], delta: Delta) -> bool:
+        """Return whether a text has a word now, or is one too many. Keep its end."""
+        tail = ends.get(delta.key)
+        if tail is None:
+            if len(ends) >= MOST_TEXTS:
+                return True
+            tail = ends[delta.key] = Tail(fields={delta.field: ""})
+        if delta.field not in tail.fields:
+            tail.fields[delta.field] = ""
+        text = tail.end + delta.text
+        if self._pattern.search(text):
             return True
-        ends[delta.key] = text[-self._keep :] if self._keep else ""
+        tail.end = self._end(text)
+        # As long as a text comes in one field, what came in this field is the text.
+        text = tail.fields[delta.field] + delta.text if len(tail.fields) > 1 else text
+        if len(tail.fields) > 1 and self._pattern.search(text):
+            return True
+        tail.fields[delta.field] = self._end(text)
         return False
+
+    def _end(self, text: str) -> str:
+        return text[-self._keep :] if self._keep else ""

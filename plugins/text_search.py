@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Generator, Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 PIECE: Final = 32 * 1024
 OVERLAP: Final = 16 * 1024
@@ -32,12 +32,8 @@ _MEANT: Final = {'"': '"', "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r",
 Pauses = Generator[None, None, None]
 
 
-class Span(NamedTuple):
-    """Where something matches, and the number of the pattern."""
-
-    start: int
-    end: int
-    pattern: int
+Span = tuple[int, int, int]
+"""Where something matches, from and to, and the number of the pattern. The garbage collector does not look at such tuples."""
 
 
 def replace(
@@ -85,7 +81,7 @@ def _search(patterns: Sequence[re.Pattern[str]], text: str, begin: int, end: int
             if escaped is not None:
                 found = [escaped.widened(*span) for span in found]
                 found += [escaped.span(*match.span()) for match in pattern.finditer(escaped.text)]
-            spans += [Span(first, last, number) for first, last in found if first < last > at and first < next_piece]
+            spans += [(first, last, number) for first, last in found if first < last > at and first < next_piece]
             if end - begin > WINDOW:
                 yield
         output.add(spans, at)
@@ -106,14 +102,14 @@ class _Output:
 
     def add(self, spans: Iterable[Span], at: int) -> None:
         """Add what matches in the piece from `at` on."""
-        for added in sorted(spans):
-            span = added
-            while self._spans and span.start < self._spans[-1].end:
-                last = self._spans.pop()
-                span = Span(min(span.start, last.start), max(span.end, last.end), min(span.pattern, last.pattern))
-            self._spans.append(span)
+        for span in sorted(spans):
+            start, end, pattern = span
+            while self._spans and start < self._spans[-1][1]:
+                before = self._spans.pop()
+                start, end, pattern = min(start, before[0]), max(end, before[1]), min(pattern, before[2])
+            self._spans.append((start, end, pattern))
         settled = 0
-        while settled < len(self._spans) and self._spans[settled].end < at - SETTLED:
+        while settled < len(self._spans) and self._spans[settled][1] < at - SETTLED:
             settled += 1
         self._write(settled)
 
@@ -124,9 +120,9 @@ class _Output:
 
     def _write(self, count: int) -> None:
         parts: list[str] = []
-        for span in self._spans[:count]:
-            parts += (self._text[self._at : span.start], self._names[span.pattern])
-            self._at = span.end
+        for start, end, pattern in self._spans[:count]:
+            parts += (self._text[self._at : start], self._names[pattern])
+            self._at = end
         del self._spans[:count]
         if parts:
             self._parts.append("".join(parts))

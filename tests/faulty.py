@@ -612,6 +612,14 @@ class KeepsTheText(Plugin):
         texts += [delta.text for delta in exchange.deltas(chunk)]
 
 
+class ReadsOnlyStreams(Plugin):
+    """Takes an answer that is not streamed for an event."""
+
+    def on_response(self, exchange: Exchange) -> None:
+        if exchange.answer is not None:
+            exchange.answer["choices"][0]["delta"]
+
+
 class AnswersHalf(Plugin):
     """Answers without an end."""
 

@@ -81,6 +81,7 @@ FAULTS = {
     "StopsBeyond": "streams: `on_chunk` keeps bytes that the chunk does not have",
     "StopsWithText": "request: `on_chunk` raised TypeError: an exchange is stopped with a Refused, not with 'enough'",
     "KeepsTheText": "streams: keeps ",
+    "ReadsOnlyStreams": "streams: `on_response` raised KeyError: 'delta' for an answer that is not streamed: {",
     "AnswersHalf": "streams: the events of its reply end before the answer is whole",
     "AnswersText": "streams: the events of its reply are str: they must be bytes",
     "AnswersAndFails": "streams: the events of its reply raised ZeroDivisionError",

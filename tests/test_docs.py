@@ -28,6 +28,7 @@ ROOT = Path(__file__).parent.parent
 PICTURE = ROOT / "gateway/request.svg"
 DOCUMENTS = ("README.md", "plugins/README.md", "deploy/README.md", "tests/bench/PROFILE.md")
 CORE_ALONE = {
+    "texts",
     "answer_usage",
     "check_body",
     "drop_body",

@@ -47,18 +47,19 @@ class Chain:
         self._failover_entries = tuple(entry for entry in self.entries if entry.defines("on_failover"))
         self._misdirected_entries = tuple(entry for entry in self._request_entries if entry.plugin.sees_misdirected)
         self.on_response = tuple(
-            _guarded(entry, entry.plugin.on_response) for entry in self.entries if entry.defines("on_response")
+            (entry.name, _guarded(entry, entry.plugin.on_response))
+            for entry in self.entries
+            if entry.defines("on_response")
         )
         self.on_chunk = tuple(
             (entry.name, _guarded(entry, entry.plugin.on_chunk)) for entry in self.entries if entry.defines("on_chunk")
         )
 
-    def hooks_of(self, entered: Sequence[Entry]) -> tuple[list[Hook], list[tuple[str, Hook]]]:
-        """Return `on_response` and, by the plugin's name, `on_chunk` of those that were entered, for the answer of one of them."""
-        names = {entry.name for entry in entered}
-        responses = [entry for entry in self.entries if entry.defines("on_response") and entry.name in names]
+    def hooks_of(self, entered: Sequence[Entry]) -> tuple[list[tuple[str, Hook]], list[tuple[str, Hook]]]:
+        """Return `on_response` and `on_chunk`, by names, of the last that was entered, which answers, and of those above."""
+        names = {entry.name for entry in self.entries[: self.entries.index(entered[-1]) + 1]}
         return (
-            [_guarded(entry, entry.plugin.on_response) for entry in responses],
+            [(name, hook) for name, hook in self.on_response if name in names],
             [(name, hook) for name, hook in self.on_chunk if name in names],
         )
 

@@ -59,7 +59,9 @@ def _in_words(described: dict[str, Any]) -> str:
         if names := described.get(key):
             lines.append(f"  {key} {', '.join(names)}")
     for setting in described.get("settings", ()):
-        default = msgspec.json.encode(setting["default"]).decode() if "default" in setting else "must be given"
+        default = (
+            msgspec.json.encode(setting["default"], enc_hook=str).decode() if "default" in setting else "must be given"
+        )
         lines.append(f"  {setting['name']}: {setting['type']} ({default})")
     return "\n".join(lines) + "\n"
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import UnionType
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
 from gateway.config.document import Document, KeyPath
+from gateway.config.places import absolute
 from gateway.config.section import WrongSetting
 
 Section = TypeVar("Section")
@@ -26,6 +28,7 @@ TYPE_NAMES: Final[Mapping[str, str]] = {
     "Decimal": "a number",
     "bool": "true or false",
     "null": "null",
+    "Path": "a path",
     "NoneType": "null",
 }
 """What error messages call the types of Python and of msgspec's errors."""
@@ -36,8 +39,16 @@ GIVEN_TYPE_NAMES: Final[Mapping[str, str]] = {**TYPE_NAMES, "float": "a fraction
 
 def convert(document: Document, key_path: KeyPath, value: object, kind: type[Section]) -> Section:
     """Return `value`, which stands at `key_path` in the file, as a `kind`. Raises `Misconfigured`."""
+
+    def path_of(kind: type[object], given: object) -> object:
+        if not issubclass(kind, Path):
+            return given  # which is refused unless it is one
+        if not isinstance(given, str) or not given:
+            raise ValueError("must be a path, as text")
+        return kind(absolute(document.folder, given))
+
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, kind, dec_hook=path_of)
     except msgspec.ValidationError as error:
         text, inner_path = _split(str(error))
         if isinstance(error.__cause__, WrongSetting):

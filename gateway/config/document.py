@@ -14,6 +14,7 @@ from typing import Any, Final
 import yaml
 from yaml.reader import Reader
 
+from gateway.config.places import folder_of
 from gateway.config.secret_files import PREFIX, SecretFiles
 from gateway.errors import Misconfigured
 
@@ -46,6 +47,7 @@ class Document:
     ) -> None:
         """Take secrets from their files, or those of `secrets` where they were read before. `folder`: where their paths start."""
         self.path = path
+        self.folder = folder or folder_of(path)
         self.files = SecretFiles(folder or path.parent, secrets)
         self.raw = raw
         """The bytes of the file."""

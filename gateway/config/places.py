@@ -30,14 +30,15 @@ def make_absolute(folder: Path, data: dict[str, Any]) -> None:
     places += [(each, "ca_file") for each in (channels.values() if isinstance(channels, Mapping) else ())]
     for section, name in places:
         if isinstance(section, dict) and isinstance(path := section.get(name), str) and (path or section is data):
-            section[name] = _absolute(folder, path)
+            section[name] = absolute(folder, path)
     if isinstance(data.get("redis"), str):
         data["redis"] = IN_URL.sub(
-            lambda match: f"{match[1]}={quote(_absolute(folder, unquote(match[2])))}", data["redis"]
+            lambda match: f"{match[1]}={quote(absolute(folder, unquote(match[2])))}", data["redis"]
         )
 
 
-def _absolute(folder: Path, path: str) -> str:
+def absolute(folder: Path, path: str) -> str:
+    """Return a path that starts at a folder, unless it starts at the root or at the home of a user."""
     return os.path.abspath(folder / Path(path).expanduser())  # noqa: PTH100 - links stay as they are named
 
 

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from functools import partial
 
 from aiohttp import ClientError
 
 from gateway import crash_points
 from gateway.errors import Refused
-from gateway.facts import Caller
+from gateway.facts import Caller, Trace
 from gateway.log import Logger
 from gateway.proxy import failure
 from gateway.proxy.body import read_body
 from gateway.proxy.call import Call
 from gateway.proxy.chunk_hooks import ChunkHooks
+from gateway.proxy.dialect_calls import DialectCalls, DialectFailed
 from gateway.proxy.end_reason import STREAM_HEADERS, EndReason
 from gateway.proxy.ending import conclude, meter_stream
 from gateway.proxy.failure import CallerGone, UpstreamFailure
@@ -29,6 +31,7 @@ from gateway.proxy.pool import Target, UpstreamPool
 from gateway.proxy.relay import Relay
 from gateway.proxy.relay_state import RelayState
 from gateway.proxy.reply_stream import ReplyStream
+from gateway.proxy.response_hooks import run_response_hooks
 from gateway.proxy.translated_relay import TranslatedRelay
 from gateway.proxy.upstream import UpstreamConnection
 from gateway.proxy.upstream_headers import keep_only_id, kept_id, trace_lines
@@ -61,16 +64,23 @@ class UpstreamCall(Call):
             )
         else:
             try:
-                self.parts = foreign_parts(self.dialect, self.body, self.candidate)
+                self.parts = await foreign_parts(
+                    DialectCalls(self.dialect, self.exchange.id), self.body, self.candidate
+                )
             except Refused as refused:
+                refused.__traceback__ = refused.__context__ = (
+                    None  # they hold the body, which the next attempt is to free
+                )
                 return UpstreamFailure(refused, unfit=True)
+            except DialectFailed as broken:
+                return failure.of_dialect(broken.plugin)
         accept = "text/event-stream" if self.streamed else "application/json"
         account = caller.account if (caller := self.exchange.get(Caller)) else ""
+        trace = self.exchange.get(Trace)
+        lines = trace_lines(self.exchange.request.headers if trace is None else trace.headers())
         while True:
             credential = target.credentials.next(name, account)
-            self.message = target.message(
-                self.parts, credential=credential, accept=accept, trace=trace_lines(self.exchange.request.headers)
-            )
+            self.message = target.message(self.parts, credential=credential, accept=accept, trace=lines)
             failed = await self._send(target, relays)
             if not target.credentials.another(credential, name, account, failed):
                 return failed
@@ -83,7 +93,11 @@ class UpstreamCall(Call):
                 return failure.unreachable()
             upstream, used = opened
             self.upstream = upstream
-            relay = self._relay(upstream)
+            try:
+                relay = self._relay(upstream)
+            except DialectFailed as broken:
+                upstream.release()
+                return failure.of_dialect(broken.plugin)
             relays.add(relay)
             self.exchange.on_stop = partial(relay.end, EndReason.STOPPING)
             try:
@@ -182,7 +196,8 @@ class UpstreamCall(Call):
             return self.interrupted()
         status, text = upstream.status, b"" if upstream.encoded else read.data
         if self.dialect is not None:
-            status, text = self.dialect.error(status, text)
+            with suppress(DialectFailed):
+                status, text = DialectCalls(self.dialect, self.exchange.id).error(status, text)
         failed = failure.of_answer(status, upstream.headers, text, self.candidate.channel.scrubbed)
         if failed.final:
             self.answered()
@@ -191,8 +206,8 @@ class UpstreamCall(Call):
     def _begin(self) -> dict[str, str]:
         """Return the headers of the response: the first event has arrived."""
         self.answered()
-        for hook in self.chain.on_response:
-            hook(self.exchange)
+        if self.chain.on_response:
+            run_response_hooks(self.exchange, self.chain.on_response)
         self.exchange.drop_body()  # no retry follows
         self.parts.clear()
         self.message.clear()

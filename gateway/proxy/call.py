@@ -6,16 +6,23 @@ import time
 
 from gateway.attempt import Attempt
 from gateway.chain.chain import Chain
+from gateway.chat.deltas import WholeAnswer
 from gateway.chat.request import Body, BodyPart
 from gateway.chat.usage import Usage
-from gateway.errors import unavailable
+from gateway.errors import Refused, unavailable
 from gateway.exchange import Exchange, Outcome
 from gateway.facts import Candidate, CircuitBreaker
 from gateway.proxy import failure
 from gateway.proxy.caller import CallerConnection
 from gateway.proxy.failure import CallerGone, UpstreamFailure
 from gateway.proxy.gathering import Gathering
+from gateway.proxy.response_hooks import run_response_hooks
 from gateway.proxy.upstream import UpstreamConnection
+
+
+def without_output(usage: Usage) -> Usage:
+    """Return what is charged of an attempt whose output the caller did not get."""
+    return Usage(usage.prompt_tokens, 0, usage.source, usage.cached_tokens, usage.cache_write_tokens)
 
 
 class Call:
@@ -71,12 +78,23 @@ class Call:
         self.answered()
         return {}
 
-    def prepare_json(self, text: bytes) -> None:
-        """Prepare a JSON answer, which is written once it is charged."""
+    def prepare_json(self, text: bytes) -> UpstreamFailure | None:
+        """Prepare a JSON answer, which is written once it is charged. Return why there is none: a plugin ended the exchange.
+
+        Of such an answer the output is not charged, and nothing where a plugin fails.
+        """
         exchange = self.exchange
-        for hook in self.chain.on_response:
-            hook(exchange)
         text = failure.scrubbed(text.decode("utf-8", "replace"), self.candidate.channel.scrubbed).encode()
+        used, self.attempt.usage = self.attempt.usage, Usage()
+        if self.chain.on_response:
+            exchange.texts = WholeAnswer(text)
+            try:
+                run_response_hooks(exchange, self.chain.on_response)
+            except Refused as refused:
+                self.attempt.usage = without_output(used)
+                return UpstreamFailure(refused.with_traceback(None), final=True)
         self.caller.prepare(200, {"Content-Type": "application/json", **exchange.response_headers}, text)
+        self.attempt.usage = used
         exchange.first_byte, exchange.bytes = time.monotonic(), len(text)
         exchange.status, exchange.outcome = 200, Outcome.COMPLETED
+        return None

@@ -15,7 +15,7 @@ import msgspec
 from gateway.chat.usage import Usage
 from gateway.errors import Refused, unavailable
 from gateway.proxy import failure
-from gateway.proxy.call import Call
+from gateway.proxy.call import Call, without_output
 from gateway.proxy.end_reason import INCOMPLETE, EndReason
 from gateway.proxy.ending import is_complete, meter_stream
 from gateway.proxy.failure import CallerGone, UpstreamFailure
@@ -36,9 +36,8 @@ def finish_gathering(call: Call, gathering: Gathering, relay: Relay, reason: End
         raise CallerGone
     credentials, usage = call.candidate.channel.scrubbed, attempt.usage
     if events.error is None and not gathering.invalid and is_complete(relay, reason) and (text := _encoded(gathering)):
-        call.prepare_json(text)
-        return None
-    attempt.usage = _without_output(usage)
+        return call.prepare_json(text)
+    attempt.usage = without_output(usage)
     if reason is EndReason.STOPPING:
         return UpstreamFailure(exchange.stopped or unavailable(), final=True)
     failed = _failure_of(gathering, reason, events.error, usage, credentials)
@@ -70,8 +69,3 @@ def _failure_of(
     status = 504 if incomplete.code == "upstream_timeout" else 502
     broken = Refused(status, incomplete.code, incomplete.message, type=incomplete.type, should_retry=False)
     return UpstreamFailure(broken, maybe_billed=True)
-
-
-def _without_output(usage: Usage) -> Usage:
-    """Return what is charged of an attempt whose output the caller did not get."""
-    return Usage(usage.prompt_tokens, 0, usage.source, usage.cached_tokens, usage.cache_write_tokens)

@@ -29,9 +29,8 @@ async def pass_on(call: Call, upstream: UpstreamConnection, ended: asyncio.Futur
         return response
     call.answered()
     call.attempt.completion_id = failure.scrubbed(response.completion_id, channel.scrubbed)
-    call.prepare_json(response.text)
     meter(call.attempt, response.usage, response.estimate_output, call.body, call.candidate)
-    return None
+    return call.prepare_json(response.text)
 
 
 async def _read(

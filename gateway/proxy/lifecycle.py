@@ -18,6 +18,7 @@ from gateway import crash_points
 from gateway.chain.chain import Chain
 from gateway.chain.entry import Entry
 from gateway.chain.failures import is_cancellation, note_failure
+from gateway.chat.deltas import WholeAnswer
 from gateway.errors import GatewayError, Refused, StoreAway, StoreError, as_refused
 from gateway.exchange import Exchange, Operation, Outcome
 from gateway.log import Logger
@@ -27,6 +28,7 @@ from gateway.proxy.failover import Failover
 from gateway.proxy.failure import CallerGone
 from gateway.proxy.head import InvalidHeader, valid_headers
 from gateway.proxy.reply_stream import answer_with_events
+from gateway.proxy.response_hooks import run_response_hooks
 from gateway.reply import Reply
 
 END_LIMIT_S: Final = 5.0
@@ -136,6 +138,9 @@ class ExchangeRunner:
                 return
             if reply is None:
                 reply = await local(exchange)
+            elif reply.status < 400 and exchange.request.operation is Operation.CHAT:
+                exchange.texts = WholeAnswer(reply.body) if reply.body else None
+                run_response_hooks(exchange, chain.hooks_of(entered)[0])
             _reply(exchange, caller, reply)
         except BaseException as error:
             if is_cancellation(error):

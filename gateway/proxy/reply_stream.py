@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any, Final
 
 from gateway.chain.failures import is_cancellation, origin_of
+from gateway.chat.deltas import WholeAnswer
 from gateway.chat.reply_events import ReplyEvents
 from gateway.chat.request import Body
 from gateway.errors import Refused, render, unavailable
@@ -25,6 +26,7 @@ from gateway.proxy.end_reason import INCOMPLETE, STREAM_HEADERS, EndReason
 from gateway.proxy.failure import CallerGone
 from gateway.proxy.gathering import Gathering
 from gateway.proxy.reply_usage import usage_of
+from gateway.proxy.response_hooks import NamedResponse, run_response_hooks
 from gateway.reply import Reply
 
 LONGEST_S: Final = 600.0
@@ -34,7 +36,7 @@ CLOSE_S: Final = 3.0
 
 log = Logger("gateway.proxy.reply_stream")
 
-Responses = Sequence[Callable[[Exchange], None]]
+Responses = Sequence[NamedResponse]
 
 
 class ReplyStream:
@@ -151,8 +153,10 @@ class ReplyStream:
 
     def _begin(self) -> None:
         exchange = self._exchange
-        for hook in self._responses if self._gathering is None else ():
-            hook(exchange)
+        try:
+            run_response_hooks(exchange, () if self._gathering else self._responses)
+        except Refused:
+            return  # the answer has ended
         exchange.drop_body()
         headers = {**STREAM_HEADERS, **exchange.response_headers, **self._reply.headers}
         head = (self._gathering or self._caller).stream_head(headers)
@@ -225,6 +229,12 @@ class ReplyStream:
             text = b""
         if not text:
             self.failure = RuntimeError("the events of its reply are no chunks of a chat completion")
+            return EndReason.PLUGIN
+        exchange.texts = WholeAnswer(text)
+        try:
+            run_response_hooks(exchange, self._responses)
+        except Exception as error:
+            self.failure = error
             return EndReason.PLUGIN
         headers = {"Content-Type": "application/json", **exchange.response_headers, **self._reply.headers}
         self._caller.prepare(200, headers, text)

@@ -14,7 +14,7 @@ class TranslatedRelay(Relay):
 
     def __init__(self, dialect: Dialect, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.translation = self._translation = Translation(dialect, self.events.usage)
+        self.translation = self._translation = Translation(dialect, self.events.usage, self._exchange.id)
 
     def _flow(self) -> None:
         self._upstream.flow_to(self._on_untranslated, self._on_untranslated_end)
@@ -25,6 +25,12 @@ class TranslatedRelay(Relay):
     def _on_untranslated(self, data: bytes) -> bool:
         if self.ended.done():
             return False
+        received = self._received + len(data)
+        kept = self._on_translated(data)
+        self._received = max(self._received, received)  # events that say nothing count, too: they may never end
+        return kept
+
+    def _on_translated(self, data: bytes) -> bool:
         if self.hooks is None:
             return self._on_data(self._translation.feed(data))
         self._on_data(b"")

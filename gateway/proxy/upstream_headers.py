@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, MutableMapping
 from typing import Final
 
+from multidict import MultiDict, MultiDictProxy
+
 UPSTREAM_ID: Final = "x-request-id"
 OTHER_ID: Final = "request-id"
 """Anthropic's name of the same."""
@@ -23,13 +25,21 @@ TRACE_VALUE: Final = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,511}")
 
 
 def trace_lines(headers: Mapping[str, str]) -> str:
-    """Return the lines of a request's head that pass on the caller's trace (W3C Trace Context)."""
-    lines = []
-    for name in ("traceparent", "tracestate"):
-        value = headers.get(name)
-        if value is not None and TRACE_VALUE.fullmatch(value):
-            lines.append(f"{name}: {value}\r\n")
-    return "".join(lines)
+    """Return the lines of a request's head that pass on a trace (W3C Trace Context): the caller's, or that of a plugin.
+
+    Several `tracestate` are one list. They mean nothing without one `traceparent`.
+    """
+    parent = headers.get("traceparent")
+    if parent is None or not TRACE_VALUE.fullmatch(parent):
+        return ""
+    states = headers.get("tracestate")
+    if isinstance(headers, (MultiDict, MultiDictProxy)):
+        if len(headers.getall("traceparent")) > 1:
+            return ""
+        states = ",".join(headers.getall("tracestate", ()))
+    if not states or not TRACE_VALUE.fullmatch(states):
+        return f"traceparent: {parent}\r\n"
+    return f"traceparent: {parent}\r\ntracestate: {states}\r\n"
 
 
 def kept_id(headers: Mapping[str, str]) -> str:

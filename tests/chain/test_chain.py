@@ -307,7 +307,7 @@ def test_observing_hooks_run_in_order_and_fail_unless_errors_are_ignored() -> No
     first(exchange(), b"data: x\n\n")
     with pytest.raises(RuntimeError):
         second(exchange(), b"data: x\n\n")
-    for hook in chain.on_response:
+    for _, hook in chain.on_response:
         hook(exchange())
     assert calls == ["a chunk", "b chunk", "a response", "b response"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -96,8 +96,24 @@ def test_a_valid_value_is_converted() -> None:
         (dict[str, Any], "a mapping"),
         (Inner | None, "a mapping or null"),
         (Any, "Any"),
-        (Path, "Path"),
+        (PurePath, "PurePath"),
+        (Path, "a path"),
     ],
 )
 def test_a_type_is_described_in_words(type_: object, description: str) -> None:
     assert describe_type(type_) == description
+
+
+class Placed(msgspec.Struct):
+    at: Path = Path("default")
+    more: dict[str, Path] = {}
+
+
+def test_a_path_starts_at_the_folder_of_the_file(tmp_path: Path) -> None:
+    document = Document(tmp_path / "gateway.yaml")
+    found = convert(document, (), {"at": "./a/../b", "more": {"x": "/c"}}, Placed)
+    assert (found.at, found.more) == (tmp_path / "b", {"x": Path("/c")})
+    assert convert(document, (), {"at": "~"}, Placed).at == Path.home()
+    for wrong in (7, "", None, ["a"]):
+        with pytest.raises(Misconfigured, match="at: must be a path, as text"):
+            convert(document, (), {"at": wrong}, Placed)

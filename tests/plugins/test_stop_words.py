@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway import Exchange, Refused, Services
-from gateway.chat.request import BodyRules, check
+from gateway import Services
+from gateway.chat.deltas import WholeAnswer
 from gateway.store.client.client import Client
 from gateway.testing import exchange, run_request, services, started
 from plugins.stop_words import MOST_TEXTS, StopWords
@@ -68,17 +68,83 @@ async def test_what_cannot_be_searched_ends_the_stream(given: Services) -> None:
     assert await stopped_at(given, many, "word") == (MOST_TEXTS, 0)
 
 
-async def test_a_request_that_is_not_streamed_is_refused(given: Services) -> None:
+SPLIT: list[list[dict[str, Any]]] = [
+    [{"refusal": "wo"}, {"refusal": "rd"}],
+    [{"reasoning": "wo"}, {"reasoning_content": "rd"}],
+    [{"reasoning_content": "wo", "reasoning": "x"}, {"reasoning_content": "rd", "reasoning": "y"}],
+    [{"reasoning": "wo"}, {"reasoning_content": "x"}, {"reasoning": "rd"}],
+    [{"reasoning_content": "wo", "reasoning": "wo"}, {"reasoning_content": "rd", "reasoning": "rd"}],
+    [{"reasoning_details": [{"text": "wo"}]}, {"reasoning_details": [{"text": "rd"}]}],
+    [
+        {"reasoning_details": [{"summary": "wo", "index": 1}]},
+        {"content": "x", "reasoning_details": [{"summary": "rd", "index": 1}]},
+    ],
+    [{"thinking_blocks": [{"thinking": "a word"}]}],
+    [
+        {"tool_calls": [{"index": 0, "custom": {"input": "wo"}}]},
+        {"tool_calls": [{"index": 0, "custom": {"input": "rd"}}]},
+    ],
+    [{"tool_calls": [{"index": 0, "function": {"name": "word"}}]}],
+    [
+        {"tool_calls": [{"index": 0, "function": {"arguments": "w"}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "ord"}}]},
+    ],
+    [{"function_call": {"arguments": "wo"}}, {"function_call": {"arguments": "rd"}}],
+    [{"audio": {"transcript": "wo"}}, {"audio": {"data": "AAAA"}}, {"audio": {"transcript": "rd"}}],
+    [{"content": [{"type": "text", "text": "wo"}]}, {"content": "rd"}],
+    [{"annotations": [{"url_citation": {"title": "a word"}}]}],
+    [{"anything": {"else": ["word"]}}],
+]
 
+
+@pytest.mark.parametrize("deltas", SPLIT)
+async def test_every_text_of_an_answer_is_searched(given: Services, deltas: list[dict[str, Any]]) -> None:
+    chunks = [event(**delta) for delta in deltas]
+    assert await stopped_at(given, chunks, "word") == (len(chunks) - 1, 0)
+    assert await stopped_at(given, chunks, "nothing") is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"data: word", b'data: {"choices":[{"delta":{"content":"wo', b'data: {"choices":[{"delta":' + b'{"a":' * 5000],
+)
+async def test_what_is_no_json_ends_the_stream(given: Services, data: bytes) -> None:
+    first = event(content="a")
+    assert await stopped_at(given, [first + data + b"\n\n"], "other") == (0, len(first))
+
+
+ANSWERS: list[dict[str, Any]] = [
+    {"content": "a word"},
+    {"content": None, "refusal": "a word"},
+    {"content": None, "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": '{"a":"word"}'}}]},
+    {
+        "content": None,
+        "tool_calls": [{"id": "c"}, {"id": "d", "type": "custom", "custom": {"name": "f", "input": "word"}}],
+    },
+    {"content": None, "function_call": {"name": "f", "arguments": "word"}},
+    {"content": "x", "audio": {"id": "a", "data": "AAAA", "transcript": "a word"}},
+    {"content": "x", "reasoning_details": [{"type": "reasoning.text", "text": "word"}]},
+]
+
+
+@pytest.mark.parametrize("message", ANSWERS)
+async def test_an_answer_in_json_is_searched(given: Services, message: dict[str, Any]) -> None:
+    for words, status in (("word", 400), ("nothing", None)):
+        answer = {"id": "word", "choices": [{"index": 0, "message": message}]}
+        plugin, of = await started(StopWords(words=(words,)), given), exchange(answer=answer)
+        await run_request(plugin, of, given)
+        plugin.on_response(of)
+        assert status == (of.stopped and of.stopped.status)
+        assert of.answer["choices"][0]["message"] == message
+
+
+async def test_an_answer_that_cannot_be_read_is_not_sent(given: Services) -> None:
     plugin, of = await started(StopWords(words=("x",)), given), exchange()
-
-    async def read() -> Any:
-        raw = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
-        return check(raw, BodyRules(allow_non_streaming=True))
-
-    plain = Exchange(of.request, read)
-    with pytest.raises(Refused, match="Answers are checked while they are streamed"):
-        await run_request(plugin, plain, given)
+    await run_request(plugin, of, given)
+    of.texts = WholeAnswer(b"<html>")
+    plugin.on_response(of)
+    assert of.stopped is not None
+    assert "cannot be checked" in of.stopped.message
 
 
 def test_words_have_a_length() -> None:

@@ -152,9 +152,6 @@ async def test_before_the_first_byte_the_caller_gets_an_error_with_a_status(
         await last_end_record(gateway)
         assert await charged(gateway) == spent + CHARGE
 
-        plain = await ask(gateway.port, chat(token, {"stream": False}))
-        assert (plain.status, plain.error["code"]) == (400, "stream_required")
-
 
 async def test_what_is_held_back_to_the_end_is_seen_too(store_url: str, client: Client, tmp_path: Path) -> None:
     """The end of an event by carriage returns is only seen with the end of the answer."""
