@@ -83,6 +83,7 @@ class Otel(Plugin):
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
             from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
+            from plugins.span_queue import SpanQueue
             from plugins.spans import Spans
         except ImportError as error:
             raise ValueError(f"`{error.name}` is not installed: pip install 'sluicegate[otel]'") from None
@@ -90,9 +91,10 @@ class Otel(Plugin):
         sampler = ParentBasedTraceIdRatio(self.ratio)
         self._exported = TracerProvider(sampler, Resource.create(names), shutdown_on_exit=False)
         exporter = OTLPSpanExporter(self.endpoint, headers=dict(self.headers), timeout=EXPORT_S)
-        batches = BatchSpanProcessor(exporter, self.queue, EVERY_MS, min(BATCH, self.queue))
+        queue = SpanQueue(exporter, self.queue)
+        batches = BatchSpanProcessor(queue, self.queue, EVERY_MS, min(BATCH, self.queue))
         self._exported.add_span_processor(batches)
-        self._spans = Spans(self._exported, channels, self.providers, continues=self.continues)
+        self._spans = Spans(self._exported, queue, channels, self.providers, continues=self.continues)
 
     async def stop(self) -> None:
         """Send what is left. A collector that does not answer is not waited for: the thread does not outlive the process."""
