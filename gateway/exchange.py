@@ -9,12 +9,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.attempt import Attempt
 from gateway.chat.deltas import Delta, DeltaReader, WholeAnswer
 from gateway.chat.edit import changed
 from gateway.chat.request import Body
-from gateway.chat.usage import Usage
 from gateway.errors import GatewayError, Refused
+from gateway.exchange_charge import ChargedExchange
 from gateway.exchange_hooks import RunningHooks, dropped_body, nothing, unchecked
 from gateway.request_id import new_id
 
@@ -68,24 +67,23 @@ class Request(msgspec.Struct, frozen=True):
     query: str = ""
 
 
-class Exchange:
+class Exchange(ChargedExchange):
     """One request on its way through the chain, and its response.
 
     **Facts** are what plugins share: one sets `exchange[Caller] = Caller(...)`, and those below read `exchange[Caller]`. The
     type is the key. **`body()`** reads and checks the body when it is first needed. **`before_upstream(future)`** lets the
     chain continue while something is written that must have succeeded before an upstream is called.
 
-    A plugin may set facts, `response_headers`, and, where it charges, `charge_micros` and `price`. One that authenticates may
-    set `account`, `token_id` and `group`, for the record of what it refuses. All else is for the gateway to set.
+    A plugin may set facts and `response_headers`; the one that charges says so with `charge`. One that authenticates may set
+    `account`, `token_id` and `group`, for the record of what it refuses. All else is set by the gateway and may be read by every
+    plugin.
     """
 
     __slots__ = (
-        *("_body", "_body_refusal", "_facts", "_on_body_dropped", "_pending"),
-        *("_read_body", "account", "answer_usage", "answered_by", "arrived_at", "attempts", "bytes"),
-        *("changed_by", "channel", "charge_micros", "check_body", "ended", "error", "events", "first_byte"),
-        *("generation", "group", "hooks", "id", "kept", "longest_gap_s", "model", "on_stop", "outcome"),
-        *("price", "refused_by", "request", "requested_model", "response_headers", "started", "status"),
-        *("stopped", "texts", "token_id"),
+        *("_body", "_body_refusal", "_facts", "_on_body_dropped", "_pending", "_read_body", "account", "answered_by"),
+        *("arrived_at", "bytes", "changed_by", "channel", "check_body", "ended", "error", "events", "first_byte"),
+        *("generation", "group", "hooks", "id", "kept", "longest_gap_s", "model", "on_stop", "outcome", "refused_by"),
+        *("request", "requested_model", "response_headers", "started", "status", "stopped", "texts", "token_id"),
     )
 
     def __init__(
@@ -97,6 +95,7 @@ class Exchange:
         generation: int = 0,
         id: str = "",  # noqa: A002
     ) -> None:
+        super().__init__()
         self.id = id or new_id()
         self.request = request
         self.arrived_at = time.time()
@@ -114,7 +113,6 @@ class Exchange:
         self.changed_by: tuple[str, ...] = ()
         """The names of the plugins that changed the request."""
         self.channel = ""
-        self.attempts: list[Attempt] = []
         self.status = 0
         self.outcome: Outcome | None = None
         self.error: Refused | None = None
@@ -122,12 +120,7 @@ class Exchange:
         """The plugin that refused the request, or ended its stream."""
         self.answered_by = ""
         """The plugin that answered in place of an upstream."""
-        self.answer_usage: Usage | None = None
-        """What its answer is charged as."""
         self.response_headers: dict[str, str] = {}
-        self.charge_micros = 0
-        self.price: dict[str, object] = {}
-        """What the charge was computed from, as it is stored in the record."""
         self.first_byte: float | None = None
         self.ended: float | None = None
         self.longest_gap_s = 0.0
@@ -254,27 +247,6 @@ class Exchange:
         pending, self._pending = self._pending, []
         for future in pending:
             await future
-
-    @property
-    def usage(self) -> Usage:
-        """The usage of all attempts together, or of the answer that a plugin gave."""
-        if len(self.attempts) == 1:
-            return self.attempts[0].usage
-        total = self.answer_usage or Usage()
-        for attempt in self.attempts:
-            total += attempt.usage
-        return total
-
-    @property
-    def cost_micros(self) -> int | None:
-        """What the exchange costs the operator, in micros; None where one of its attempts has a cost that is not known."""
-        total = 0
-        for attempt in self.attempts:
-            cost = attempt.cost_micros
-            if cost is None:
-                return None
-            total += cost
-        return total
 
     @property
     def first_byte_ms(self) -> float | None:

@@ -18,9 +18,8 @@ class Reply(msgspec.Struct, frozen=True):
     """A response that a plugin gives in place of the upstream: complete, or, for a chat completion, a stream of `events`.
 
     `events` yields whole events as an upstream sends them, to `data: [DONE]`: what follows that is left out. It is closed when the
-    caller leaves, and may raise `Refused`. A caller that does not stream gets the answer in one piece. `charge`: nothing is
-    charged and counted, or what an upstream's answer would be, by `usage`, or else by what the events report, or else by an
-    estimate.
+    caller leaves, and may raise `Refused`. A caller that does not stream gets the answer in one piece. `charge`: nothing is charged
+    and counted, or what an upstream's answer would be, by `usage`, or else by what the events report, or else by an estimate.
 
     Raises `TypeError` or `ValueError` for values that no caller could be sent.
     """

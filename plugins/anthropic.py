@@ -9,22 +9,11 @@ import msgspec
 
 from gateway import AnswerReader, ChatRequest, Dialect, Plugin
 from plugins.anthropic_answer import MessageReader
+from plugins.anthropic_errors import error_of
 from plugins.anthropic_request import message_request
 
 SPENT: Final = ("your credit balance is too low", "you have reached your specified api usage limits")
 """How a 400 begins that is about the gateway's account, not about the request."""
-
-
-class _Error(msgspec.Struct, frozen=True):
-    type: str = ""
-    message: str = ""
-
-
-class _Body(msgspec.Struct):
-    error: _Error = _Error()
-
-
-_body: Final = msgspec.json.Decoder(_Body)
 
 
 class Messages(Dialect):
@@ -44,12 +33,12 @@ class Messages(Dialect):
         return MessageReader()
 
     def error(self, status: int, body: bytes) -> tuple[int, bytes]:
-        """Return 402 for an account of the gateway without credit, which Anthropic says with 400. Else the shape is OpenAI's."""
-        try:
-            message = _body.decode(body).error.message.lower()
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        """Return the error as OpenAI writes it. Of an account of the gateway without credit, Anthropic says 400: that is a 402."""
+        kind, message = error_of(body)
+        if not message:
             return status, body
-        return (402 if status == 400 and message.startswith(SPENT) else status), body
+        spent = status == 400 and message.lower().startswith(SPENT)
+        return (402 if spent else status), msgspec.json.encode({"error": {"message": message, "type": kind}})
 
 
 class Anthropic(Plugin):

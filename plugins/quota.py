@@ -108,6 +108,7 @@ class Quota(Plugin):
             then=partial(self._held, exchange),
             budgets=budgets,
         )
+        exchange.charge(self, 0)
         # Set before the step is sent: if the reply is lost, the hold may exist all the same, and `end_step` must release it.
         exchange[PlacedHold] = PlacedHold(account, price, amount, min(full, LARGEST_AMOUNT), step, budgets)
         return step
@@ -148,7 +149,7 @@ class Quota(Plugin):
             raise hold.refusal(reply, self.calendar, self.max_holds, await self._fitting(exchange, hold.price))
 
     async def explain(self, exchange: Exchange) -> str:
-        """Return the hold, the available balance and each budget, and set `exchange.price`.
+        """Return the hold, the available balance and each budget, and charge nothing.
 
         Expired holds count until they are swept.
         """
@@ -165,12 +166,8 @@ class Quota(Plugin):
         answered = Usage(body.prompt_tokens_estimate, 0, "estimated", answers=1)
         spare = self.catalogue.attempts(body.model) - 1
         most = await self._most(exchange, price, spare * body.prompt_tokens_estimate)
-        exchange.price = {
-            **price.record(answered),
-            "hold_micros": amount,
-            "most_micros": most,
-            "available_micros": available,
-        }
+        shown = {"hold_micros": amount, "most_micros": most, "available_micros": available}
+        exchange.charge(self, 0, price.record(answered) | shown)
         if account.holds >= self.max_holds:
             raise refusal(Hold.BUSY, self.max_holds)
         fitting = await self._fitting(exchange, price)
@@ -196,22 +193,23 @@ class Quota(Plugin):
             return None
         usage = exchange.usage
         cost = hold.price.of(usage)
-        exchange.price = hold.price.record(usage)
+        price = hold.price.record(usage)
         if hold.extended:
-            exchange.price["hold_micros"] = hold.amount
+            price["hold_micros"] = hold.amount
         if hold.not_extended:
-            exchange.price["hold_refused_micros"] = hold.not_extended
+            price["hold_refused_micros"] = hold.not_extended
         if cost > hold.full:
             hold.log_capped(self.log, exchange, cost)
-            cost = exchange.price["capped_micros"] = hold.full
-        exchange.charge_micros = cost
+            cost = price["capped_micros"] = hold.full
+        exchange.charge(self, cost, price, usage)
         answered = usage.answers > 0 and hold.marks != ""
         then = partial(self._settled, exchange)
         return self.wallet.settle_step(hold.account, exchange.id, cost, then=then, answered=answered, marks=hold.marks)
 
     async def _settled(self, exchange: Exchange, settled: Settled) -> bool:
         changed = settled.charged != exchange.charge_micros
-        exchange.charge_micros = settled.charged
+        if changed:
+            exchange.charge(self, settled.charged)
         for mark, used in settled.used:
             exchange[PlacedHold].note_use(self.alerts, exchange[Caller], mark, used)
         return changed

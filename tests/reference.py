@@ -22,8 +22,6 @@ code. [README.md](README.md) leads through it; `gateway/plugin.py` has what the 
 """
 WIDTH: Final = 120
 
-Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-
 
 def page() -> str:
     """Return the whole page."""
@@ -44,8 +42,11 @@ def _described(module: str, name: str) -> Iterator[str]:
     where = found.__module__ if inspect.isclass(found) or inspect.isfunction(found) else gateway._MODULES[name]
     tree = ast.parse(inspect.getsource(import_module(where)))
     for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
-        if isinstance(node, Definition) and node.name == name:
-            yield from _class(node) if isinstance(node, ast.ClassDef) else _function(node, "")
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            yield from _class(node)
+            yield from _inherited(found)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name:
+            yield from _function(node, "")
         elif name in _names(node):
             yield f"\n```python\n{ast.unparse(node)}\n```\n"
             yield f"{_below(after)}\n"
@@ -61,11 +62,22 @@ def _class(node: ast.ClassDef) -> Iterator[str]:
             yield f"- `{ast.unparse(each)}`" + (f": {' '.join(text.split())}" if text else "")
         elif isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant):
             yield f"- `{ast.unparse(each)}`"
+    yield from _methods(node, f"{node.name}.", "__init__")
+
+
+def _inherited(kind: type) -> Iterator[str]:
+    """Describe the parts of a class that are classes of their own, which have its name in theirs."""
+    for base in kind.__mro__[1:]:
+        if base.__name__.endswith(kind.__name__):
+            (node,) = ast.parse(inspect.getsource(base)).body
+            assert isinstance(node, ast.ClassDef)
+            yield from _methods(node, f"{kind.__name__}.")
+
+
+def _methods(node: ast.ClassDef, owner: str, *more: str) -> Iterator[str]:
     for each in node.body:
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and (
-            each.name[0] != "_" or each.name == "__init__"
-        ):
-            yield from _function(each, f"{node.name}.")
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and (each.name[0] != "_" or each.name in more):
+            yield from _function(each, owner)
 
 
 def _function(node: ast.FunctionDef | ast.AsyncFunctionDef, owner: str) -> Iterator[str]:

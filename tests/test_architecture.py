@@ -38,7 +38,7 @@ LAYERS = (
     ("usage", "metrics", "alerts"),
     ("store", "store.money"),
     ("store.client",),
-    ("attempt", "budgets", "catalogue", "exchange", "exchange_hooks", "facts", "prices", "reply"),
+    ("attempt", "budgets", "catalogue", "exchange", "exchange_charge", "exchange_hooks", "facts", "prices", "reply"),
     ("config", "chat"),
     ("fake_upstream",),
     ("errors", "request_id", "addresses", "amounts", "durable", "crash_points", "compiled", "log"),

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from gateway.attempt import Attempt
 from gateway.chat.request import Body
+from gateway.chat.usage import Usage
 from gateway.errors import Refused
 from gateway.exchange import Exchange, Operation, Request
 from gateway.reply import Reply
@@ -46,3 +48,37 @@ async def test_a_refused_body_is_refused_again_without_being_read() -> None:
         with pytest.raises(Refused, match="max_tokens"):
             await of.body()
     assert read == ["body"]
+
+
+async def _no_body() -> Body:
+    raise AssertionError
+
+
+def new_exchange() -> Exchange:
+    return Exchange(Request("POST", "/v1/chat/completions", {}, "127.0.0.1", Operation.CHAT), _no_body)
+
+
+def test_what_was_charged_is_said_by_one_plugin_alone() -> None:
+    of, quota, other = new_exchange(), object(), "other"
+    of.attempts.append(Attempt("a", "m", 200, usage=Usage(3, 4, "upstream")))
+    assert (of.charge_micros, of.price, of.usage.prompt_tokens) == (0, {}, 3)
+    of.charge(quota, 11, {"input": 1}, of.usage)
+    of.charge(quota, 9)
+    with pytest.raises(RuntimeError, match="str charges a request that object charges"):
+        of.charge(other, 0)
+    for name, value in (("charge_micros", 0), ("price", {}), ("usage", Usage()), ("cost_micros", 0)):
+        with pytest.raises(AttributeError, match=f"property '{name}' of 'Exchange' object has no setter"):
+            setattr(of, name, value)
+    of.price.clear()
+    of.attempts.clear()
+    assert (of.charge_micros, of.price, of.usage.prompt_tokens) == (9, {"input": 1}, 3)
+
+
+@pytest.mark.parametrize("wrong", ["12", 1.0, True, None, -1, 2**63, 2**70])
+def test_a_charge_that_no_record_can_have_is_refused(wrong: Any) -> None:
+    of = new_exchange()
+    with pytest.raises((TypeError, ValueError), match="a charge is"):
+        of.charge("quota", wrong)
+    with pytest.raises((TypeError, ValueError)):
+        of.charge("quota", 1, ["input"])  # type: ignore[arg-type]
+    assert (of.charge_micros, of.price) == (0, {})

@@ -65,7 +65,7 @@ def exact(model: Model, usage: Usage, ratio: Fraction) -> Fraction:
     return (total + usage.answers * Fraction(model.request or 0) * 1_000_000) * ratio
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(models(), usages(), ratios)
 def test_a_charge_is_the_exact_one_rounded_up_once_and_can_be_computed_again(
     model: Model, usage: Usage, ratio: Fraction
@@ -76,7 +76,7 @@ def test_a_charge_is_the_exact_one_rounded_up_once_and_can_be_computed_again(
     assert price_from(price.record(usage)).of(usage) == charge
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(st.data(), models(), ratios, st.integers(0, 300_000), st.integers(0, 300_000), st.integers(1, 3))
 def test_a_charge_is_never_more_than_the_hold(
     data: st.DataObject, model: Model, ratio: Fraction, bound: int, ceiling: int, attempts: int
@@ -150,7 +150,7 @@ WRONG = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(["cached_tokens", "prompt_cache_hit_tokens", "cache_read_input_tokens"]), WRONG, counts, counts)
 def test_a_wrong_number_of_cached_tokens_never_lowers_a_charge(
     name: str, wrong: object, prompt: int, output: int
@@ -161,7 +161,7 @@ def test_a_wrong_number_of_cached_tokens_never_lowers_a_charge(
     assert charge(price, {**plain, "prompt_tokens_details": {name: wrong}}) >= charge(price, plain)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(counts, counts, st.integers(0, 10**6))
 def test_more_cached_tokens_than_the_prompt_has_never_lower_a_charge(prompt: int, output: int, more: int) -> None:
     price = price_of(Model(["a"], Decimal(2), Decimal(8), cached_input=Decimal("0.2")))
@@ -169,7 +169,7 @@ def test_more_cached_tokens_than_the_prompt_has_never_lower_a_charge(prompt: int
     assert charge(price, {**plain, "cached_tokens": prompt + 1 + more}) >= charge(price, plain)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(WRONG, counts, st.sampled_from(["prompt_tokens", "completion_tokens", "total_tokens"]))
 def test_a_wrong_count_never_costs_less_than_if_it_was_not_told(wrong: object, count: int, name: str) -> None:
     price = price_of(Model(["a"], Decimal(2), Decimal(8)))

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
 from datetime import date
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from aiohttp import web
@@ -25,7 +26,7 @@ from gateway.admin.api import ACTOR, DeskOf
 from gateway.admin.callers import Callers
 from gateway.admin.live import LIVE, LiveUsage
 from gateway.config.schema import host_port
-from gateway.errors import GatewayError, Refused, StoreAway, cannot_listen, headers_of, internal, render
+from gateway.errors import GatewayError, Refused, StoreError, cannot_listen, headers_of, internal, render
 from gateway.log import Logger
 from gateway.management.operation import Scope
 from gateway.metrics.exporter import Exporter
@@ -35,8 +36,6 @@ from gateway.usage.tables import GROUPS
 
 RETRY_INTERVAL_S: Final = 10.0
 SHUTDOWN_TIMEOUT_S: Final = 0.5
-MAX_BODY: Final = 10 * 1024 * 1024
-"""Bytes."""
 NOTHING: Final = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 ID: Final = web.RequestKey("request_id", str)
 MAX_GAPS: Final = 20
@@ -77,26 +76,44 @@ async def serving(admin: Admin, address: str) -> AsyncIterator[int]:
         await runner.cleanup()
 
 
+class OwnPages(Protocol):
+    """Pages, which find out themselves who looks at them."""
+
+    def add_routes(self, application: web.Application) -> AbstractSet[web.AbstractResource]:
+        """Add their routes, and return what these belong to."""
+
+
 class Admin:
     """The routes of the admin port, and the check of who calls before them."""
 
-    def __init__(self, folder: Path, callers: Callers, exporter: Exporter, desk_of: DeskOf | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        callers: Callers,
+        exporter: Exporter,
+        desk_of: DeskOf | None = None,
+        pages: OwnPages | None = None,
+    ) -> None:
         """Answer from the usage log in `folder` and the metrics of `exporter`; and with `desk_of`, serve the API."""
         self._folder = folder
         self._exporter = exporter
         self._callers = callers
         self._desk_of = desk_of
         self._live = LiveUsage(folder)
+        self._pages = pages
+        self._of_pages: AbstractSet[web.AbstractResource] = frozenset()
 
     def application(self) -> web.Application:
         """Return the application with all routes."""
-        application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY)
+        application = web.Application(middlewares=[self._guard])
         application.router.add_get("/healthz", self._health)
         application.router.add_get("/metrics", self._metrics)
         application.router.add_get(LIVE, self._live.get)
         application.router.add_get("/usage/summary", self._summary)
         if self._desk_of is not None:
             api.add_routes(application, self._desk_of)
+        if self._pages is not None:
+            self._of_pages = self._pages.add_routes(application)
         application.on_shutdown.append(self._live.stop)
         application.on_response_prepare.append(_add_headers)
         return application
@@ -106,6 +123,8 @@ class Admin:
         """Find out who calls, and turn what the handler raises into an error response."""
         request[ID] = new_id()
         try:
+            if request.match_info.route.resource in self._of_pages:
+                return await handler(request)
             if request.path != "/healthz":
                 authorization = request.headers.get("Authorization", "")
                 request[ACTOR] = actor = await self._callers.of(authorization, request.remote or "")
@@ -115,12 +134,15 @@ class Admin:
         except Refused as refused:
             return _error_response(request, refused)
         except web.HTTPException as error:
+            if error.status < 400:
+                raise
             return _error_response(request, _of_http(error))
         except ConnectionError:
             raise
+        except StoreError as error:
+            log.error("admin_request_failed", reason=str(error))
+            return _error_response(request, internal())
         except GatewayError as error:
-            if not isinstance(error, StoreAway):
-                log.error("admin_request_failed", reason=str(error))
             return _error_response(request, api.refused(error))
         except Exception as error:
             log.error("admin_request_failed", exc_info=error)
@@ -158,7 +180,7 @@ def _of_http(error: web.HTTPException) -> Refused:
         allowed = error.headers.get("Allow", "")
         return Refused(405, "method_not_allowed", f"Allowed here: {allowed}.", headers={"Allow": allowed})
     if error.status == 413:
-        return Refused(413, "body_too_large", f"A body is at most {MAX_BODY} bytes.")
+        return Refused(413, "body_too_large", "The body is too large.")
     if error.status == 404:
         return Refused(404, "unknown_path", f"Known here: GET /metrics, /usage/live, /usage/summary, and {api.PREFIX}.")
     return Refused(max(400, error.status), "invalid_request", f"{error.reason}.")
@@ -174,6 +196,6 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
     response.headers.setdefault("Content-Security-Policy", NOTHING)
     response.headers.setdefault("Cache-Control", "no-store")
     response.headers["X-Content-Type-Options"] = "nosniff"
-    response.headers["Referrer-Policy"] = "no-referrer"
+    response.headers.setdefault("Referrer-Policy", "no-referrer")
     if ID in request:
         response.headers.setdefault("x-request-id", request[ID])

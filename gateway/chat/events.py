@@ -237,7 +237,7 @@ class EventStream:
     def _relay_overlong(self, piece: bytes) -> bytes:
         if self.error is not None:
             return b""
-        self.output.add_unread(piece)
+        self.output.add_unread(len(piece))
         return piece
 
     def _take_event(self, event: bytes) -> bytes:

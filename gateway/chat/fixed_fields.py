@@ -22,9 +22,13 @@ class FixedFields:
         self._always = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in always.items()}
         self._replaced = frozenset(map(fold_case, (*always, *never)))
 
+    def replaces(self, name: str) -> bool:
+        """Return whether a field of a caller is dropped, or set to another value."""
+        return fold_case(name) in self._replaced
+
     def apply(self, top: MutableMapping[str, Any]) -> None:
         """Drop and set the fields of a body's top level."""
-        for name in [name for name in top if fold_case(name) in self._replaced]:
+        for name in filter(self.replaces, list(top)):
             del top[name]
         top.update(self._always)
 

@@ -5,10 +5,10 @@ An upstream may report its usage after `[DONE]`, and what it sends is read as it
 
 from __future__ import annotations
 
-from gateway.chat.events import EventStream
+from gateway.chat.withheld import WatchedEvents
 
 
-class ReplyEvents(EventStream):
+class ReplyEvents(WatchedEvents):
     """An event stream of which nothing is relayed, read or counted after `[DONE]`."""
 
     __slots__ = ()

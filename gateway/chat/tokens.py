@@ -113,9 +113,9 @@ class OutputCounter:
         self.bytes += size
         self.events = before + events
 
-    def add_unread(self, data: bytes) -> None:
-        """Count a part of an event that is too long to be read, all of it as text."""
-        self._unread_bytes += len(data)
+    def add_unread(self, size: int) -> None:
+        """Count so many bytes of an event that is too long to be read, all of them as text."""
+        self._unread_bytes += size
 
     def add_measured(self, event: bytes) -> None:
         """Count an event that is unlike the others, so that they are not estimated by its size."""
@@ -125,16 +125,13 @@ class OutputCounter:
         else:
             self._measure(event)
 
-    def withdraw(self, event: bytes) -> None:
-        """Count an event no longer, which was added and is not delivered after all."""
-        tokens = measure(event).tokens
-        self._measured_events -= 1
-        self._measured_least -= tokens > 0
-        self._measured_text -= tokens
-
-    def withdraw_unread(self, data: bytes) -> None:
-        """Count a part of an event that is too long to be read no longer."""
-        self._unread_bytes -= len(data)
+    def copy(self) -> OutputCounter:
+        """Return a counter that counts on from here by itself."""
+        made = OutputCounter()
+        for name in self.__slots__:
+            value = getattr(self, name)
+            setattr(made, name, value.copy() if isinstance(value, list) else value)
+        return made
 
     def tokens(self) -> int:
         """Return the estimated number of tokens; 0 only if there was no text."""

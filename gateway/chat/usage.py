@@ -92,11 +92,6 @@ class ReportedUsage(msgspec.Struct):
         self.prompt_final, self.completion_final = certain and self.prompt > 0, certain and self.completion > 0
         self.total_final = certain and self.total > 0
 
-    def forget_output(self) -> None:
-        """Forget the reported output, which counts text that was not delivered. What was reported of the prompt stays."""
-        self.completion = self.total = 0
-        self.completion_final = self.total_final = False
-
     def usage(self, estimate_prompt: Callable[[], int], estimate_completion: Callable[[], int]) -> Usage:
         """Return the usage to charge: what is final, and else the larger of reported and estimated, for each side."""
         if self.prompt_final and self.completion_final:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gateway.amounts import amount
 from gateway.cli.allowance import budgets_in_words, limits_in_words
@@ -20,9 +20,16 @@ OPTIONAL: Final = ("own limits", "own budgets", "credit line", "held")
 def print_account(account: Account, as_json: bool) -> None:
     """Print an account, for people or for scripts."""
     if as_json:
-        print_json(account)
+        print_json(json_of(account))
     else:
         print_fields(fields_of(account))
+
+
+def json_of(account: Account) -> dict[str, Any]:
+    """Return what scripts read of an account: also of one with further fields, these alone."""
+    from gateway.store.accounts import Account
+
+    return {name: getattr(account, name) for name in Account.__struct_fields__}
 
 
 def fields_of(account: Account) -> dict[str, str]:

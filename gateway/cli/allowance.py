@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import typer
@@ -12,11 +12,6 @@ import typer
 from gateway.cli.common import amount, micros
 from gateway.config.allowance import LARGEST_BUDGET, LARGEST_BUDGET_AMOUNT, LARGEST_RATE
 from gateway.facts import AccountLimits, Budgets
-
-if TYPE_CHECKING:
-    from gateway.config.schema import Config
-    from gateway.services import Store
-    from gateway.store.accounts import Account
 
 WINDOWS: Final = Budgets.__struct_fields__
 NONE: Final = "none"
@@ -107,21 +102,6 @@ def given_limits(
         "concurrent": concurrent,
     }
     return {name: value or None for name, value in options.items() if value is not None}
-
-
-async def budget_reports(store: Store, config: Config, account: Account) -> list[dict[str, object]]:
-    """Return what each budget of the account counts now: those of its own, and those of its group."""
-    from gateway.budgets import Calendar
-    from gateway.catalogue import Catalogue
-    from gateway.facts import Caller
-    from gateway.services import SystemClock
-
-    catalogue = Catalogue(config)
-    calendar = Calendar(catalogue.time_zone, SystemClock())
-    budgets = catalogue.budgets(account.group, account.budgets)
-    caller = Caller(account=account.id, token_id="", group=account.group, budgets=budgets)
-    uses = await store.wallet.budgets(account.id, calendar.budgets(caller))
-    return [calendar.report(use) for use in uses]
 
 
 def report_in_words(report: Mapping[str, Any]) -> tuple[str, str]:

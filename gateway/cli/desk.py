@@ -6,12 +6,14 @@ import getpass
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from datetime import UTC, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from gateway.cli.common import found, store_of
+from gateway.errors import Misconfigured
 
 if TYPE_CHECKING:
     from gateway.management.operation import Desk
@@ -32,12 +34,20 @@ ApiOption = Annotated[
 
 
 def run_at_desk(config: Path | None, api: str | None, work: Callable[[Desk], Awaitable[Result]]) -> Result:
-    """Run `work` with the desk of the configuration at `config`, or of the API at `api`, and return its result."""
+    """Run `work` with the desk of the configuration at `config`, or of the API at `api`, and return its result.
+
+    Raises `Misconfigured` for an address or a token that cannot be used, as an empty one: nothing is done at the store instead.
+    """
     import asyncio
 
     async def inner() -> Result:
         if api is not None:
-            raise typer.BadParameter("--api is not there yet")
+            from gateway.management.remote import TOKEN, RemoteDesk
+
+            if config is not None:
+                raise Misconfigured("--config names a store and --api (or $GATEWAY_API) a gateway: give one of them")
+            async with RemoteDesk.open(api, os.environ.get(TOKEN, "")) as desk:
+                return await work(desk)
         from gateway.config.without_keys import load_without_keys
         from gateway.management.desk import Actor, LocalDesk
 
@@ -55,3 +65,11 @@ def who() -> str:
     except (KeyError, OSError):
         user = str(os.getuid())
     return f"command of {user}@{socket.gethostname()}"
+
+
+async def zone_at(desk: Desk) -> tzinfo:
+    """Return the time zone in which a desk's configuration counts days."""
+    from gateway.config.time_zone import time_zone
+
+    settings = getattr(desk, "config", None)
+    return UTC if settings is None else time_zone(settings.time_zone)

@@ -16,14 +16,14 @@ from gateway.cli.common import (
     print_json,
     print_table,
     printable,
-    run_with_store,
 )
-from gateway.cli.named import account_of
-from gateway.store.accounts import unknown
-from gateway.store.money.ledger_page import ArchivedLines, LedgerPage, Line
+from gateway.cli.desk import ApiOption, run_at_desk
+from gateway.cli.named import account_at
 
 if TYPE_CHECKING:
-    from gateway.services import Store
+    from gateway.management.money import Ledger
+    from gateway.management.operation import Desk
+    from gateway.store.money.ledger_page import Line
 
 PAGE: Final = 1000
 ARCHIVED: Final = "archived"
@@ -33,6 +33,7 @@ def ledger(
     account_id: Annotated[str, typer.Argument(metavar="ID", help="The account's id.")],
     limit: Annotated[int, typer.Option(min=1, help="How many lines to list at most.")] = 50,
     config: ConfigOption = None,
+    api: ApiOption = None,
     as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV; amounts in millionths of a currency unit.")] = False,
 ) -> None:
@@ -43,15 +44,13 @@ def ledger(
 
     Example: `gateway account ledger alice --limit 1000 --csv > alice.csv`
     """
-    account_id = account_of(config, account_id)
 
-    async def work(store: Store) -> LedgerPage:
-        if await store.accounts.get(account_id) is None:
-            raise unknown(account_id)
-        return await _read(store, account_id, limit)
+    async def work(desk: Desk) -> tuple[str, Ledger]:
+        name = await account_at(desk, account_id)
+        return name, await _read(desk, name, limit)
 
-    found = run_with_store(config, work)
-    rows = [*map(_row, found.lines), *_archived(found)]
+    name, found = run_at_desk(config, api, work)
+    rows = [*map(_row, found.data), *_archived(found)]
     if as_csv:
         print_csv(rows)
     elif as_json:
@@ -61,30 +60,36 @@ def ledger(
         print_table(
             ("time (UTC)", "kind", "amount", "request or transaction"),
             map(_cells, rows),
-            empty=f"The ledger of `{account_id}` has no lines yet.",
+            empty=f"The ledger of `{name}` has no lines yet.",
         )
     if found.next:
         typer.echo(f"note: there are older lines; --limit {limit * 10} lists more of them", err=True)
 
 
-async def _read(store: Store, account: str, limit: int) -> LedgerPage:
+async def _read(desk: Desk, account: str, limit: int) -> Ledger:
     """Return the newest lines, up to `limit`, read in parts."""
+    from gateway.management import money
+    from gateway.management.money import LedgerLines
+
     lines: list[Line] = []
     while True:
-        page = await store.wallet.ledger(account, min(PAGE, limit - len(lines)), lines[-1].id if lines else "")
-        lines += page.lines
+        query = LedgerLines(min(PAGE, limit - len(lines)), lines[-1].id if lines else "")
+        page = await money.ledger(desk, account, query=query)
+        lines += page.data
         if not page.next or len(lines) >= limit:
-            return LedgerPage(lines, page.next, page.archived)
+            return msgspec.structs.replace(page, data=lines)
 
 
 def _row(line: Line) -> dict[str, Any]:
     return msgspec.structs.asdict(line)
 
 
-def _archived(found: LedgerPage) -> Iterator[dict[str, Any]]:
+def _archived(found: Ledger) -> Iterator[dict[str, Any]]:
     """Yield the line for what was archived, where the list reaches it."""
-    archived: ArchivedLines | None = found.archived
+    archived = found.archived
     if archived is not None and not found.next:
+        from gateway.store.money.ledger_page import Line
+
         text = f"{archived.lines} older lines, moved by `gateway account archive`"
         yield _row(Line("", archived.until, ARCHIVED, archived.amount_micros, reason=text))
 

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import tzinfo
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from msgspec import UNSET
 
 from gateway.cli.allowance import BudgetOption, TokenLimitOption, given_budgets, given_limits
-from gateway.cli.common import ConfigOption, JsonOption, YesOption, configuration, print_json, run_with_store
+from gateway.cli.common import ConfigOption, JsonOption, YesOption, print_json
+from gateway.cli.desk import ApiOption, run_at_desk, zone_at
 from gateway.cli.expiry import ExpiresOption, duration
-from gateway.cli.named import account_of, names_in, note_models
+from gateway.cli.named import account_at, names_in, print_notes
 from gateway.cli.token_tables import print_token, print_tokens
-from gateway.config.time_zone import time_zone
-from gateway.facts import AccountLimits, Budgets
-from gateway.store.known_tokens import Token, TokenStatus
 
 if TYPE_CHECKING:
-    from gateway.config.schema import Config
-    from gateway.services import Store
-    from gateway.store.tokens import Created
+    from gateway.management.operation import Desk
+    from gateway.management.page import Page
+    from gateway.management.tokens import ChangedToken, MadeToken
+    from gateway.store.known_tokens import Token
 
 LONGEST_OVERLAP_S: Final = 365 * 86_400
 
@@ -48,7 +47,7 @@ AccountArgument = Annotated[
     str, typer.Argument(metavar="ACCOUNT", help="The account's id, or `ext:` and its external id.")
 ]
 PAGE: Final = 500
-"""Tokens of a table, where all are listed."""
+"""Tokens that are asked for at once, and of one table where all are listed."""
 
 
 @token.command()
@@ -65,6 +64,7 @@ def create(
     tokens_per_minute: TokenLimitOption = None,
     concurrent: TokenLimitOption = None,
     config: ConfigOption = None,
+    api: ApiOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create a token. It is printed now and cannot be shown again.
@@ -73,24 +73,25 @@ def create(
 
     Example: `gateway token create alice --name laptop --expires 30d --models gpt-4o-mini --budget day=1`
     """
-    settings, zone = _settings(config)
-    account = account_of(config, account)
-    expires_at = expires and expires.at(zone)
 
-    async def work(store: Store) -> Created:
-        return await store.tokens.create(
-            account,
+    async def work(desk: Desk) -> tuple[MadeToken, tzinfo]:
+        from gateway.management import tokens
+        from gateway.management.allowance import GivenBudgets, GivenLimits
+        from gateway.management.tokens import NewToken
+
+        zone = await zone_at(desk)
+        body = NewToken(
             name=name,
-            expires_at=expires_at,
-            models=names_in(models),
-            addresses=names_in(addresses),
-            budgets=Budgets(**given_budgets(budget)),
-            limits=AccountLimits(**given_limits(requests_per_minute, tokens_per_minute, concurrent)),
+            expires_at=expires and expires.at(zone),
+            models=tuple(names_in(models)),
+            addresses=tuple(names_in(addresses)),
+            budgets=GivenBudgets(**given_budgets(budget)),
+            limits=GivenLimits(**given_limits(requests_per_minute, tokens_per_minute, concurrent)),
         )
+        return await tokens.create(desk, await account_at(desk, account), body=body), zone
 
-    created = run_with_store(config, work)
-    if models:
-        _note_models(config, settings, created)
+    created, zone = run_at_desk(config, api, work)
+    print_notes(created.notes)
     print_token(created, zone, as_json)
     if not as_json:
         typer.echo("\nThe token, which cannot be shown again:\n", err=True)
@@ -104,32 +105,49 @@ def list_(
         typer.Argument(metavar="ACCOUNT", help="The account's id, or `ext:` and its external id; none for all."),
     ] = None,
     config: ConfigOption = None,
+    api: ApiOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List an account's tokens, or those of all accounts by the accounts' ids.
 
     Example: `gateway token list alice`, or `gateway token list --json | jq -r 'select(.expires_at == null).id'`
     """
-    zone = _settings(config)[1]
+
+    async def all_of(desk: Desk, name: str) -> tuple[str, list[Token], tzinfo]:
+        from gateway.management import tokens
+        from gateway.management.tokens import TokenList
+
+        account_id = await account_at(desk, name)
+        found: list[Token] = []
+        async for page in _pages(lambda after: tokens.list_(desk, account_id, query=TokenList(PAGE, after))):
+            found += page.data
+        return account_id, found, await zone_at(desk)
+
     if account is None:
-        run_with_store(config, lambda store: _list_all(store, zone, as_json))
+        run_at_desk(config, api, lambda desk: _print_all(desk, as_json))
         return
-    name = account_of(config, account)
-    tokens = run_with_store(config, lambda store: store.tokens.all_of(name))
-    print_tokens(tokens, zone, as_json, empty=f"`{name}` has no tokens. Create one: gateway token create {name}")
+    name, found, zone = run_at_desk(config, api, lambda desk: all_of(desk, account))
+    print_tokens(found, zone, as_json, empty=f"`{name}` has no tokens. Create one: gateway token create {name}")
 
 
-async def _list_all(store: Store, zone: tzinfo, as_json: bool) -> None:
+async def _print_all(desk: Desk, as_json: bool) -> None:
     """Print the tokens of all accounts in tables of `PAGE`, so that no more of them are in memory."""
-    page: list[Token] = []
+    from gateway.management import tokens
+    from gateway.management.tokens import TokenList
+
+    zone = await zone_at(desk)
     empty = "There are no tokens yet. Create one: gateway token create ACCOUNT"
-    async for token in store.tokens.all():
-        page.append(token)
-        if len(page) == PAGE:
-            print_tokens(page, zone, as_json, empty="")
-            page, empty = [], ""
-    if page or empty:
-        print_tokens(page, zone, as_json, empty=empty)
+    async for page in _pages(lambda after: tokens.list_all(desk, query=TokenList(PAGE, after))):
+        print_tokens(page.data, zone, as_json, empty=empty)
+
+
+async def _pages(read: Callable[[str], Awaitable[Page[Token]]]) -> AsyncIterator[Page[Token]]:
+    """Yield all pages of a list, which `read` returns by the `next` of the one before."""
+    after: str | None = ""
+    while after is not None:
+        page = await read(after)
+        yield page
+        after = page.next
 
 
 @token.command("set")
@@ -148,30 +166,33 @@ def set_(
     tokens_per_minute: TokenLimitOption = None,
     concurrent: TokenLimitOption = None,
     config: ConfigOption = None,
+    api: ApiOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Change a token, from its next request on. What is not given stays as it is; `--expires none` lets it never expire.
 
     Example: `gateway token set alice-1a2b3c4d --expires 2027-01-31 --models gpt-* --budget day=1 --budget total=none`
     """
-    settings, zone = _settings(config)
     limits = given_limits(requests_per_minute, tokens_per_minute, concurrent)
-    expires_at = UNSET if expires is None else expires.at(zone)
 
-    async def work(store: Store) -> Token:
-        return await store.tokens.change(
-            token_id,
-            name=name,
-            expires_at=expires_at,
-            models=None if models is None else names_in(models),
-            addresses=None if addresses is None else names_in(addresses),
-            budgets=given_budgets(budget),
-            limits=limits,
+    async def work(desk: Desk) -> tuple[ChangedToken, tzinfo]:
+        from gateway.management import tokens
+        from gateway.management.allowance import GivenBudgets, GivenLimits
+        from gateway.management.tokens import TokenChange
+
+        zone = await zone_at(desk)
+        body = TokenChange(
+            name=UNSET if name is None else name,
+            expires_at=UNSET if expires is None else expires.at(zone),
+            models=UNSET if models is None else tuple(names_in(models)),
+            addresses=UNSET if addresses is None else tuple(names_in(addresses)),
+            budgets=GivenBudgets(**given_budgets(budget)),
+            limits=GivenLimits(**limits),
         )
+        return await tokens.change(desk, token_id, body=body), zone
 
-    changed = run_with_store(config, work)
-    if models:
-        _note_models(config, settings, changed)
+    changed, zone = run_at_desk(config, api, work)
+    print_notes(changed.notes)
     print_token(changed, zone, as_json)
 
 
@@ -186,6 +207,7 @@ def rotate(
     ],
     expires: ExpiresOption = None,
     config: ConfigOption = None,
+    api: ApiOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Replace a token by a new one with the same settings, which is printed now and cannot be shown again.
@@ -194,9 +216,15 @@ def rotate(
 
     Example: `gateway token rotate alice-1a2b3c4d --overlap 24h`
     """
-    zone = _settings(config)[1]
-    expires_at = expires and expires.at(zone)
-    created = run_with_store(config, lambda store: store.tokens.rotate(token_id, overlap, expires_at))
+
+    async def work(desk: Desk) -> tuple[MadeToken, tzinfo]:
+        from gateway.management import tokens
+        from gateway.management.tokens import Rotation
+
+        zone = await zone_at(desk)
+        return await tokens.rotate(desk, token_id, body=Rotation(overlap, expires and expires.at(zone))), zone
+
+    created, zone = run_at_desk(config, api, work)
     print_token(created, zone, as_json)
     if not as_json:
         until = "is no longer accepted" if not overlap else "is accepted until the overlap ends or it expires"
@@ -205,54 +233,67 @@ def rotate(
 
 
 @token.command()
-def disable(token_id: IdArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+def disable(
+    token_id: IdArgument, config: ConfigOption = None, api: ApiOption = None, as_json: JsonOption = False
+) -> None:
     """Refuse requests with a token until it is enabled. Those in progress end within two seconds, charged for what they used.
 
     Example: `gateway token disable alice-1a2b3c4d`
     """
-    _set_status(config, token_id, TokenStatus.DISABLED, as_json)
+
+    async def work(desk: Desk) -> tuple[Token, tzinfo]:
+        from gateway.management import tokens
+
+        return await tokens.disable(desk, token_id), await zone_at(desk)
+
+    print_token(*run_at_desk(config, api, work), as_json)
 
 
 @token.command()
-def enable(token_id: IdArgument, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+def enable(
+    token_id: IdArgument, config: ConfigOption = None, api: ApiOption = None, as_json: JsonOption = False
+) -> None:
     """Accept a disabled token again.
 
     Example: `gateway token enable alice-1a2b3c4d`
     """
-    _set_status(config, token_id, TokenStatus.ACTIVE, as_json)
+
+    async def work(desk: Desk) -> tuple[Token, tzinfo]:
+        from gateway.management import tokens
+
+        return await tokens.enable(desk, token_id), await zone_at(desk)
+
+    print_token(*run_at_desk(config, api, work), as_json)
 
 
 @token.command()
 def delete(
-    token_id: IdArgument, yes: YesOption = False, config: ConfigOption = None, as_json: JsonOption = False
+    token_id: IdArgument,
+    yes: YesOption = False,
+    config: ConfigOption = None,
+    api: ApiOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete a token permanently. Its requests in progress end as with `disable`.
 
     Example: `gateway token delete alice-1a2b3c4d --yes`
     """
-    result = run_with_store(config, lambda store: store.tokens.get(token_id))
+
+    async def look(desk: Desk) -> Token:
+        from gateway.management import tokens
+
+        return await tokens.read(desk, token_id)
+
+    async def work(desk: Desk) -> None:
+        from gateway.management import tokens
+
+        await tokens.delete(desk, token_id)
+
     if not yes:
-        typer.confirm(f"Delete `{result.id}` {result.name!r}?", abort=True, err=True)
-    run_with_store(config, lambda store: store.tokens.delete(token_id))
+        found = run_at_desk(config, api, look)
+        typer.confirm(f"Delete `{found.id}` {found.name!r}?", abort=True, err=True)
+    run_at_desk(config, api, work)
     if as_json:
         print_json({"id": token_id, "deleted": True})
     else:
         typer.echo(f"Deleted `{token_id}`.")
-
-
-def _set_status(config: Path | None, token_id: str, status: TokenStatus, as_json: bool) -> None:
-    result = run_with_store(config, lambda store: store.tokens.set_status(token_id, status))
-    print_token(result, _settings(config)[1], as_json)
-
-
-def _settings(config: Path | None) -> tuple[Config, tzinfo]:
-    settings = configuration(config)
-    return settings, time_zone(settings.time_zone)
-
-
-def _note_models(config: Path | None, settings: Config, changed: Token) -> None:
-    """Warn of models of a token that there are not, or that its account may not use."""
-    account = run_with_store(config, lambda store: store.accounts.get(changed.id.rpartition("-")[0]))
-    group = settings.groups.get(account.group) if account else None
-    others = (account.models if account else (), group.models if group else ())
-    note_models(settings, changed.models, *others, whose=f"`{changed.id}`")

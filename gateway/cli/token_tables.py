@@ -24,7 +24,9 @@ OPTIONAL: Final = ("rotated", "created", "addresses", "limits", "budgets", "mode
 def print_token(token: Token, zone: tzinfo, as_json: bool) -> None:
     """Print a token, for people with times in a time zone, or for scripts."""
     if as_json:
-        print_json(token)
+        from gateway.store.tokens import Created
+
+        print_json({name: getattr(token, name) for name in Created.__struct_fields__ if hasattr(token, name)})
     else:
         print_fields(dict(zip(COLUMNS, _cells(token, zone), strict=True)))
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import islice
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.catalogue import Catalogue
-from gateway.config.schema import ACCOUNT_ID
 from gateway.facts import NO_BUDGETS, NO_LIMITS
 from gateway.management.allowance import BudgetUse, GivenBudgets, GivenLimits, budget_use
 from gateway.management.desk import LocalDesk
+from gateway.management.model_notes import model_notes
 from gateway.management.operation import Scope, operation
 from gateway.management.page import DEFAULT_PAGE, After, LongLimit, Page
 from gateway.store.accounts import MAX_AMOUNT, Account, AccountError, AccountStatus, unknown
@@ -21,7 +22,10 @@ from gateway.store.directory import Entry
 
 AccountId = Annotated[
     str,
-    msgspec.Meta(pattern="^[a-z0-9]{3,32}$", description="The account's id: 3 to 32 characters, a-z and 0-9."),
+    msgspec.Meta(
+        description="The account's id: 3 to 32 characters, a-z and 0-9.",
+        extra_json_schema={"pattern": "^[a-z0-9]{3,32}$"},  # the store checks it, in words
+    ),
 ]
 Micros = Annotated[int, msgspec.Meta(ge=0, le=MAX_AMOUNT)]
 ModelName = Annotated[str, msgspec.Meta(pattern="^[^,]+$", max_length=256)]
@@ -84,8 +88,14 @@ class AccountNow(Account, frozen=True, kw_only=True):
     budget_use: list[BudgetUse]
 
 
+class ChangedAccount(Account, frozen=True, kw_only=True):
+    """An account as it is now. `notes`: what is probably a mistake of what was given, in words."""
+
+    notes: tuple[str, ...] = ()
+
+
 @operation("POST", "/accounts", Scope.ACCOUNTS, status=201)
-async def create(desk: LocalDesk, body: NewAccount) -> Account:
+async def create(desk: LocalDesk, body: NewAccount) -> ChangedAccount:
     """Create an active account with a balance of zero.
 
     404 where the configuration has no such group; 409 `exists` where there is an account of this id, or another one with this
@@ -103,7 +113,7 @@ async def create(desk: LocalDesk, body: NewAccount) -> Account:
             external_id=body.external_id,
             key=desk.key,
         )
-    return account
+    return _with_notes(desk, account, body.models) if body.models else ChangedAccount(**_fields(account))
 
 
 @operation("GET", "/accounts", Scope.READ)
@@ -132,12 +142,11 @@ async def read(desk: LocalDesk, account: str) -> AccountNow:
     uses = await budget_use(desk.store, catalogue, found)
     group = catalogue.group(found.group)
     served = found.status is AccountStatus.ACTIVE and group is not None and group.enabled
-    fields = {name: getattr(found, name) for name in found.__struct_fields__}
-    return AccountNow(**fields, may_spend_micros=_may_spend(found, uses) if served else None, budget_use=uses)
+    return AccountNow(**_fields(found), may_spend_micros=_may_spend(found, uses) if served else None, budget_use=uses)
 
 
 @operation("PATCH", "/accounts/{account}", Scope.ACCOUNTS)
-async def change(desk: LocalDesk, account: str, body: AccountChange) -> Account:
+async def change(desk: LocalDesk, account: str, body: AccountChange) -> ChangedAccount:
     """Change an account. A suspended one is served no more: its requests in progress end, charged for what they used.
 
     404 where there is no such account or group, 400 where the account is closed, 409 `exists` where another account has this
@@ -147,12 +156,15 @@ async def change(desk: LocalDesk, account: str, body: AccountChange) -> Account:
         _check_group(desk, body.group)
     desk.change.before = before = await existing(desk, account)
     if body.external_id is UNSET:
-        desk.change.after = after = await _changed(desk, before, body, None)
-        return after
-    external_id = body.external_id or ""
-    async with desk.store.external_ids.claimed(account, external_id):
-        desk.change.after = after = await _changed(desk, before, body, external_id)
-    return after
+        after = await _changed(desk, before, body, None)
+    else:
+        external_id = body.external_id or ""
+        async with desk.store.external_ids.claimed(account, external_id):
+            after = await _changed(desk, before, body, external_id)
+    desk.change.after = after
+    if body.models is UNSET and body.group is UNSET:
+        return ChangedAccount(**_fields(after))
+    return _with_notes(desk, after, () if body.models is UNSET else body.models or ())
 
 
 @operation("POST", "/accounts/{account}/close", Scope.ACCOUNTS)
@@ -167,7 +179,7 @@ async def close(desk: LocalDesk, account: str) -> Account:
 
 async def existing(desk: LocalDesk, account: str) -> Account:
     """Return an account. Raises `AccountError` where there is none."""
-    found = await desk.store.accounts.get(account) if ACCOUNT_ID.fullmatch(account) else None
+    found = await desk.store.accounts.get(account)
     if found is None:
         raise unknown(account)
     return found
@@ -178,6 +190,17 @@ def _check_group(desk: LocalDesk, group: str) -> None:
     if group not in groups:
         has = ", ".join(groups) or "none yet"
         raise AccountError(f"the configuration has no group `{group}`; it has: {has}").of_kind("not_found")
+
+
+def _fields(account: Account) -> dict[str, Any]:
+    return {name: getattr(account, name) for name in Account.__struct_fields__}
+
+
+def _with_notes(desk: LocalDesk, account: Account, given: Sequence[str]) -> ChangedAccount:
+    group = desk.config.groups.get(account.group)
+    allowed = group.models if group else ()
+    notes = model_notes(desk.config, given, account.models, allowed, whose=f"`{account.id}`")
+    return ChangedAccount(**_fields(account), notes=tuple(notes))
 
 
 def _selects(query: Accounts, entry: Entry) -> bool:

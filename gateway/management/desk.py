@@ -9,12 +9,15 @@ from typing import Any, Final
 import msgspec
 
 from gateway.config.schema import Loaded
-from gateway.errors import GatewayError, Refused
-from gateway.management.audit import Audit
+from gateway.errors import GatewayError, Refused, StoreAway
+from gateway.log import Logger
+from gateway.management.audit_lines import Audit
 from gateway.management.operation import Arguments, Operation, Scope
 from gateway.services import Store
 
 ALL_SCOPES: Final = frozenset(Scope)
+
+log = Logger("gateway.management.desk")
 
 
 class Actor(msgspec.Struct, frozen=True):
@@ -88,8 +91,13 @@ class LocalDesk:
         line = await audit.begin(self.actor.name, operation.name, arguments)
         try:
             result = await operation.run(own, arguments)
+        except StoreAway:  # whether something was changed is not known: the line stays as it is
+            raise
         except GatewayError as error:
             await audit.refused(line, error.code if isinstance(error, Refused) else error.kind)
             raise
-        await audit.done(line, own.change.before, own.change.after)
+        try:
+            await audit.done(line, own.change.before, own.change.after)
+        except StoreAway as error:  # it is done, whatever the log can say of it
+            log.warning("audit_line_lost", operation=operation.name, line=line, reason=str(error))
         return result

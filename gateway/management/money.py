@@ -74,7 +74,6 @@ async def credit(desk: LocalDesk, account: str, body: NewCredit) -> Booked:
 
     409 `conflict` where the transaction was booked before with another amount.
     """
-    await existing(desk, account)
     credited = await desk.store.wallet.credit(account, body.transaction, body.amount_micros)
     return _booked(desk, account, body, credited)
 
@@ -85,7 +84,6 @@ async def adjust(desk: LocalDesk, account: str, body: NewAdjustment) -> Booked:
 
     409 `conflict` where the transaction was booked before with another amount.
     """
-    await existing(desk, account)
     adjusted = await desk.store.wallet.adjust(account, body.transaction, body.amount_micros, body.reason)
     return _booked(desk, account, body, adjusted)
 

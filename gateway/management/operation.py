@@ -18,6 +18,8 @@ import msgspec
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
+MAX_BODY: Final = 1024 * 1024
+"""Bytes of a body, unless the operation says otherwise."""
 _IN_PATH: Final = re.compile(r"\{([a-z_]+)\}")
 
 
@@ -57,6 +59,8 @@ class Operation(Generic[Parameters, Result]):
         path: str,
         scope: Scope,
         status: int,
+        max_body: int,
+        shown_once: str,
     ) -> None:
         hints = get_type_hints(function)
         self.function = function
@@ -66,6 +70,10 @@ class Operation(Generic[Parameters, Result]):
         self.scope = scope
         self.status = status
         """Of the answer that says that it is done."""
+        self.max_body = max_body
+        """Bytes of the body at most."""
+        self.shown_once = shown_once
+        """The field of the answer that is a secret, and null where the answer is repeated; empty where there is none."""
         self.name = f"{function.__module__.rpartition('.')[2]}.{function.__name__.rstrip('_')}"
         """As in `accounts.create`: in the audit log, and in OpenAPI as `operationId`."""
         self.in_path: tuple[str, ...] = tuple(_IN_PATH.findall(path))
@@ -112,11 +120,14 @@ class Operation(Generic[Parameters, Result]):
 
 
 def operation(
-    method: str, path: str, scope: Scope, *, status: int = 200
+    method: str, path: str, scope: Scope, *, status: int = 200, max_body: int = MAX_BODY, shown_once: str = ""
 ) -> Callable[[Callable[Concatenate[Any, Parameters], Awaitable[Result]]], Operation[Parameters, Result]]:
-    """Make an operation of a function, whose first parameter is the desk."""
+    """Make an operation of a function, whose first parameter is the desk.
+
+    `shown_once`: the field of the answer that is a secret, such as the text of a new token.
+    """
 
     def made(function: Callable[Concatenate[Any, Parameters], Awaitable[Result]]) -> Operation[Parameters, Result]:
-        return Operation(function, method, path, scope, status)
+        return Operation(function, method, path, scope, status, max_body, shown_once)
 
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -14,6 +15,7 @@ from gateway.facts import NO_BUDGETS, NO_LIMITS, AccountLimits, Budgets
 from gateway.management.accounts import Models, existing
 from gateway.management.allowance import BudgetUse, GivenBudgets, GivenLimits, changes, use_of_token
 from gateway.management.desk import LocalDesk
+from gateway.management.model_notes import model_notes
 from gateway.management.operation import Scope, operation
 from gateway.management.page import DEFAULT_PAGE, After, LongLimit, Page
 from gateway.services import SystemClock
@@ -80,12 +82,22 @@ class TokenList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MadeToken(Token, frozen=True, kw_only=True):
-    """A new token. `token` is its text, which is shown once: null where a request that is repeated finds it made before."""
+    """A new token. `token` is its text, which is shown once: null where a request that is repeated finds it made before.
+
+    `notes`: what is probably a mistake of what was given, in words.
+    """
 
     token: str | None
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<MadeToken {self.id}>"
+
+
+class ChangedToken(Token, frozen=True, kw_only=True):
+    """A token as it is now. `notes`: what is probably a mistake of what was given, in words."""
+
+    notes: tuple[str, ...] = ()
 
 
 class TokenNow(Token, frozen=True, kw_only=True):
@@ -94,13 +106,12 @@ class TokenNow(Token, frozen=True, kw_only=True):
     budget_use: list[BudgetUse]
 
 
-@operation("POST", "/accounts/{account}/tokens", Scope.TOKENS, status=201)
+@operation("POST", "/accounts/{account}/tokens", Scope.TOKENS, status=201, shown_once="token")
 async def create(desk: LocalDesk, account: str, body: NewToken) -> MadeToken:
     """Create a token. Its text is in the answer and cannot be shown again.
 
     Repeated with the same `Idempotency-Key`, it makes no second one: the answer has the token's id, and null for its text.
     """
-    await existing(desk, account)
     try:
         made: Token = await desk.store.tokens.create(
             account,
@@ -114,7 +125,7 @@ async def create(desk: LocalDesk, account: str, body: NewToken) -> MadeToken:
         )
     except MadeBefore as error:
         made = error.token
-    return _made(desk, made)
+    return _made(desk, made, await _notes(desk, made) if body.models else ())
 
 
 @operation("GET", "/accounts/{account}/tokens", Scope.READ)
@@ -152,7 +163,7 @@ async def read(desk: LocalDesk, token: str) -> TokenNow:
 
 
 @operation("PATCH", "/tokens/{token}", Scope.TOKENS)
-async def change(desk: LocalDesk, token: str, body: TokenChange) -> Token:
+async def change(desk: LocalDesk, token: str, body: TokenChange) -> ChangedToken:
     """Change a token, from its next request on."""
     desk.change.before = before = await desk.store.tokens.get(token)
     desk.change.after = after = await desk.store.tokens.change(
@@ -164,7 +175,8 @@ async def change(desk: LocalDesk, token: str, body: TokenChange) -> Token:
         budgets=changes(body.budgets, Budgets),
         limits=changes(body.limits, AccountLimits),
     )
-    return after
+    notes = await _notes(desk, after) if body.models else ()
+    return ChangedToken(**msgspec.structs.asdict(after), notes=tuple(notes))
 
 
 @operation("POST", "/tokens/{token}/disable", Scope.TOKENS)
@@ -185,7 +197,7 @@ async def delete(desk: LocalDesk, token: str) -> None:
     desk.change.before = await desk.store.tokens.delete(token)
 
 
-@operation("POST", "/tokens/{token}/rotate", Scope.TOKENS, status=201)
+@operation("POST", "/tokens/{token}/rotate", Scope.TOKENS, status=201, shown_once="token")
 async def rotate(desk: LocalDesk, token: str, body: Rotation) -> MadeToken:
     """Replace a token by a new one with the same settings, whose text is in the answer and cannot be shown again.
 
@@ -213,10 +225,18 @@ def _short_id(desk: LocalDesk, what: str) -> str:
     return short_id_of(f"{desk.key} {what}") if desk.key else ""
 
 
-def _made(desk: LocalDesk, made: Token) -> MadeToken:
+def _made(desk: LocalDesk, made: Token, notes: Sequence[str] = ()) -> MadeToken:
     fields = {name: getattr(made, name) for name in Token.__struct_fields__}
     desk.change.after = Token(**fields)
-    return MadeToken(**fields, token=getattr(made, "token", None))
+    return MadeToken(**fields, token=getattr(made, "token", None), notes=tuple(notes))
+
+
+async def _notes(desk: LocalDesk, token: Token) -> list[str]:
+    """Return notes on models of a token that there are not, or that its account may not use."""
+    account = await existing(desk, token.id.rpartition("-")[0])
+    group = desk.config.groups.get(account.group)
+    others = (account.models, group.models if group else ())
+    return model_notes(desk.config, token.models, *others, whose=f"`{token.id}`")
 
 
 def _page(found: list[Token], limit: int) -> Page[Token]:

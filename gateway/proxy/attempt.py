@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from functools import partial
 
 from aiohttp import ClientError
@@ -19,6 +20,7 @@ from gateway.proxy import failure
 from gateway.proxy.body import read_body
 from gateway.proxy.call import Call
 from gateway.proxy.chunk_hooks import ChunkHooks
+from gateway.proxy.dialect_calls import DialectCalls, DialectFailed
 from gateway.proxy.end_reason import STREAM_HEADERS, EndReason
 from gateway.proxy.ending import conclude, meter_stream
 from gateway.proxy.failure import CallerGone, UpstreamFailure
@@ -62,9 +64,16 @@ class UpstreamCall(Call):
             )
         else:
             try:
-                self.parts = foreign_parts(self.dialect, self.body, self.candidate)
+                self.parts = await foreign_parts(
+                    DialectCalls(self.dialect, self.exchange.id), self.body, self.candidate
+                )
             except Refused as refused:
+                refused.__traceback__ = refused.__context__ = (
+                    None  # they hold the body, which the next attempt is to free
+                )
                 return UpstreamFailure(refused, unfit=True)
+            except DialectFailed as broken:
+                return failure.of_dialect(broken.plugin)
         accept = "text/event-stream" if self.streamed else "application/json"
         account = caller.account if (caller := self.exchange.get(Caller)) else ""
         trace = self.exchange.get(Trace)
@@ -84,7 +93,11 @@ class UpstreamCall(Call):
                 return failure.unreachable()
             upstream, used = opened
             self.upstream = upstream
-            relay = self._relay(upstream)
+            try:
+                relay = self._relay(upstream)
+            except DialectFailed as broken:
+                upstream.release()
+                return failure.of_dialect(broken.plugin)
             relays.add(relay)
             self.exchange.on_stop = partial(relay.end, EndReason.STOPPING)
             try:
@@ -183,7 +196,8 @@ class UpstreamCall(Call):
             return self.interrupted()
         status, text = upstream.status, b"" if upstream.encoded else read.data
         if self.dialect is not None:
-            status, text = self.dialect.error(status, text)
+            with suppress(DialectFailed):
+                status, text = DialectCalls(self.dialect, self.exchange.id).error(status, text)
         failed = failure.of_answer(status, upstream.headers, text, self.candidate.channel.scrubbed)
         if failed.final:
             self.answered()

@@ -50,6 +50,7 @@ class CallerConnection:
         "gone",
         "on_flow",
         "on_gone",
+        "request_id",
         "started",
     )
 
@@ -69,6 +70,8 @@ class CallerConnection:
         self._keep_alive = keep_alive
         self._last = b""
         self.chunked = http_1_1
+        self.request_id = ""
+        """The id of the exchange, which each response names."""
         self.started = False
         self.finished = False
         self.gone = transport is None
@@ -105,6 +108,7 @@ class CallerConnection:
 
     def refuse(self, error: Refused, request_id: str, headers: Mapping[str, str]) -> None:
         """Write a complete error response, in the one error shape."""
+        self.request_id = request_id
         merged = {"Content-Type": _JSON, **headers, **headers_of(error)}
         self.reply(error.status, merged, render(error, request_id))
 
@@ -180,5 +184,8 @@ class CallerConnection:
             self._transport.write(data)
 
     def _head(self, status: int, headers: Mapping[str, str], framing: str) -> bytes:
-        connection = "" if self._keep_alive else "Connection: close\r\n"
-        return render_head(status, headers, framing + connection)
+        if self.request_id:
+            framing += f"x-request-id: {self.request_id}\r\n"
+        if not self._keep_alive:
+            framing += "Connection: close\r\n"
+        return render_head(status, headers, framing)

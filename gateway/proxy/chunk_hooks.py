@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from gateway.chain.failures import origin_of
-from gateway.chat.events import EventStream
-from gateway.chat.withheld import whole_up_to, withdraw
+from gateway.chat.sse import whole_events
+from gateway.chat.withheld import END, WatchedEvents, whole_up_to
 from gateway.errors import Refused
 from gateway.exchange import Exchange
 from gateway.log import Logger
 from gateway.proxy.end_reason import EndReason
+from gateway.proxy.redaction import Redaction
 
 log = Logger("gateway.proxy.chunk_hooks")
 
@@ -38,8 +39,11 @@ class ChunkHooks:
         """Why the stream ended, once something is withheld."""
         return EndReason.STOPPING if self.failure is None else EndReason.PLUGIN
 
-    def deliverable(self, chunk: bytes, events: EventStream) -> bytes:
-        """Return what the plugins let pass of the whole events that `events` relayed last. It may be nothing."""
+    def deliverable(self, chunk: bytes, events: WatchedEvents, secrets: Redaction | None = None) -> bytes:
+        """Return what the plugins let pass of the whole events that `events` relayed last. It may be nothing.
+
+        `secrets` has replaced some of their bytes, and holds an end of them back.
+        """
         exchange, passed = self._exchange, chunk
         for name, hook in self._hooks:
             try:
@@ -59,8 +63,9 @@ class ChunkHooks:
                 if not passed:
                     break
         if self.withheld:
-            withdraw(events, chunk[len(passed) :])
+            events.withdraw(sum(1 for _ in whole_events(passed + END)) if passed else 0)
             self.at_boundary = bool(passed) or self.at_boundary
         else:
+            events.deliver(0 if secrets is None else secrets.held)
             self.at_boundary = events.at_boundary
         return passed

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from gateway.chat import error_objects
-from gateway.errors import Refused
+from gateway.errors import Refused, internal
 from gateway.proxy.advice import retry_after_s, should_retry
 from gateway.proxy.spelling import without
 
@@ -52,7 +52,7 @@ class UpstreamFailure(msgspec.Struct, frozen=True):
     upstream may have worked on the request. `cool_s`: for how long the upstream is not to be called, None where it did not say
     so. `credential_refused`: the upstream refused the gateway's credential. `forbidden`: it refused the credential or what the
     request contains. `not_the_request`: no request can cause this. `unfit`: the request cannot be said in the upstream's dialect,
-    and was not sent. `why`: the status with which a credential was refused.
+    and was not sent. `why`: the status with which a credential was refused. `plugin`: the one whose dialect failed.
     """
 
     error: Refused
@@ -64,6 +64,7 @@ class UpstreamFailure(msgspec.Struct, frozen=True):
     not_the_request: bool = False
     unfit: bool = False
     why: str = ""
+    plugin: str = ""
 
 
 def of_answer(status: int, headers: Mapping[str, str], body: bytes, credentials: Sequence[str]) -> UpstreamFailure:
@@ -105,6 +106,11 @@ def of_event(
     detail = _detail(error, credentials)
     message = detail.get("message") or "no reason given"
     return UpstreamFailure(failed(f"The upstream answered with an error: {message}"))
+
+
+def of_dialect(plugin: str) -> UpstreamFailure:
+    """Return the failure of a dialect, before anything was sent."""
+    return UpstreamFailure(internal(), unfit=True, plugin=plugin)
 
 
 def failed(message: str, code: str = "upstream_error") -> Refused:

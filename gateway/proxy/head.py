@@ -21,8 +21,10 @@ _NOT_IN_VALUE: Final = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 _IN_LINES: Final = bytes([*b"\t", *range(0x20, 0x7F), *range(0x80, 0x100)])
 """What the lines of headers may have besides their ends."""
 
-FRAMING: Final = frozenset({"content-length", "transfer-encoding"})
-"""Headers that say where the body ends. Two of them let a client and a proxy in between disagree about that."""
+OWN: Final = frozenset({"connection", "content-length", "date", "transfer-encoding", "x-request-id"})
+"""Headers that the gateway writes itself. Two that say where the body ends let a client and a proxy in between disagree about that;
+two ids name two requests.
+"""
 
 
 class InvalidHeader(GatewayError):
@@ -30,7 +32,7 @@ class InvalidHeader(GatewayError):
 
 
 def render_head(status: int, headers: Mapping[str, str], framing: str) -> bytes:
-    """Return the head of a response. `framing`: lines about the body and the connection. Raises `InvalidHeader`."""
+    """Return the head of a response. `framing`: the lines of the gateway's own. Raises `InvalidHeader`."""
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     try:
         encoded = lines.encode("latin-1")
@@ -57,7 +59,7 @@ def _are_valid(names: tuple[str, ...]) -> bool:
 def _invalid(headers: Mapping[str, str]) -> InvalidHeader:
     """Return the error about the first header that cannot be sent."""
     name = next(name for name, value in headers.items() if not _is_valid(name, value))
-    if str(name).lower() in FRAMING:
+    if str(name).lower() in OWN:
         return InvalidHeader(f"the response header {name!r} cannot be sent: the gateway writes its own")
     return InvalidHeader(
         f"the response header {str(name)[:MAX_SHOWN]!r} cannot be sent: a name is a token, and a value has no control "
@@ -66,7 +68,7 @@ def _invalid(headers: Mapping[str, str]) -> InvalidHeader:
 
 
 def _is_valid(name: str, value: str) -> bool:
-    return _is_sendable(name, value) and str(name).lower() not in FRAMING
+    return _is_sendable(name, value) and str(name).lower() not in OWN
 
 
 def _is_sendable(name: str, value: str) -> bool:

@@ -33,21 +33,30 @@ class Redaction:
         for secret in self._secrets:
             self.shortest = min(self.shortest, 0 if QUOTE in secret else len(secret))
 
+    @property
+    def held(self) -> int:
+        """How many bytes are held back."""
+        return len(self._tail)
+
     def redact_whole(self, whole: bytes) -> bytes:
-        """Replace the secrets in `whole`, and hold back an end of it in which one may be split."""
-        if self._tail:
-            whole, self._tail = self._tail + whole, b""
-        whole = self._redact(whole)
+        """Replace the secrets in `whole`, and hold back an end of it in which one may be split. That end is not counted yet."""
+        whole = self._redact(self._take_held() + whole)
         if not self._events.at_boundary:
             # Part of an event that is too long to wait for: a secret may be split here.
             keep = max(1, *(LONGEST * len(secret) - 1 for secret in self._secrets))
             whole, self._tail = whole[:-keep], whole[-keep:]
+            self._events.output.add_unread(-len(self._tail))
         return whole
 
     def redact_rest(self, rest: bytes) -> bytes:
         """Replace the secrets in the rest of the stream, after what was held back."""
-        rest, self._tail = self._tail + rest, b""
-        return self._redact(rest)
+        return self._redact(self._take_held() + rest)
+
+    def _take_held(self) -> bytes:
+        held, self._tail = self._tail, b""
+        if held:
+            self._events.output.add_unread(len(held))
+        return held
 
     def _redact(self, data: bytes) -> bytes:
         for secret in self._secrets:

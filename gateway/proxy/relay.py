@@ -75,7 +75,7 @@ class Relay:
         self.failure: Exception | None = None
         """What `begin` raised, or why its headers cannot be sent."""
         gathered = isinstance(caller, Gathering)
-        self.events = events_of(body, channel, gathered=gathered)
+        self.events = events_of(body, channel, gathered=gathered, watched=hooks is not None)
         self.translation: Translation | None = None
         self._max_prelude = channel.max_response_bytes if gathered else MAX_PRELUDE
         self._streamed = body.stream or gathered
@@ -207,7 +207,7 @@ class Relay:
         """Return what the plugins let pass of whole events. Where one ends the stream, the relay ends."""
         if self.hooks is None or not whole:
             return whole
-        passed = self.hooks.deliverable(whole, self.events)
+        passed = self.hooks.deliverable(whole, self.events, self._secrets)  # type: ignore[arg-type]
         if self.hooks.withheld:
             self.failure = self.hooks.failure
             self.end(self.hooks.reason)

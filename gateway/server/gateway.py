@@ -157,9 +157,7 @@ class Gateway:
             peer = self._proxies.caller_of(peer, request.headers)
         path, _, query = request.raw_path.partition("?")
         head = Request(request.method, path, request.headers, peer, operation, argument, query)
-        exchange = Exchange(head, read_body, on_body_dropped=on_body_dropped, generation=self.chain.generation)
-        exchange.response_headers["x-request-id"] = exchange.id
-        return exchange
+        return Exchange(head, read_body, on_body_dropped=on_body_dropped, generation=self.chain.generation)
 
     def _on_unserved(self, request: ReceivedRequest, *, left: bool) -> None:
         """Leave a record of a request that was read and is not served, because its connection closes."""

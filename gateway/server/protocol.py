@@ -268,6 +268,5 @@ class ServerProtocol(PipelinedHandler):
 
     def _send_error(self, transport: asyncio.Transport, error: Refused) -> CallerConnection:
         caller = CallerConnection(self, transport, http_1_1=True, keep_alive=False)
-        request_id = new_id()
-        caller.refuse(error, request_id, {"x-request-id": request_id})
+        caller.refuse(error, new_id(), {})
         return caller

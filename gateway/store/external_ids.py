@@ -163,5 +163,12 @@ def check(external_id: str) -> None:
         raise AccountError("an external id does not begin or end with a space")
 
 
+def no_owner(external_id: str) -> AccountError:
+    """Return the error for an external id that no account has."""
+    return AccountError(f"no account has the external id {external_id!r}: `gateway account list` shows all").of_kind(
+        "not_found"
+    )
+
+
 def _is_old(claim: Claim, now_ms: int) -> bool:
     return now_ms - claim.at_ms > UNCONFIRMED_S * 1000

@@ -38,10 +38,12 @@ class TokenRotation(TokenChanges):
         for last in (False,) * (_TRIES - 1) + (True,):
             raw = await self._read(token_id)
             record = decode(raw)
+            if short_id and record.token.replaced_by == f"{account}-{short_id}":
+                successor = decode(await self._read(record.token.replaced_by))
+                if given is None or successor.digest != self._codec.digest(given[1]):
+                    raise MadeBefore(successor.token)
             if (done := made.get(record.token.replaced_by)) is not None:  # the reply was lost
                 return done
-            if short_id and record.token.replaced_by == f"{account}-{short_id}":
-                raise MadeBefore(await self.get(record.token.replaced_by))
             await self._check_account(account)
             old = record.token
             if old.replaced_by and not await self._client.call(

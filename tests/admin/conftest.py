@@ -13,12 +13,17 @@ from pytest_aiohttp import AiohttpClient
 
 from gateway.admin.app import Admin
 from gateway.admin.callers import Callers
+from gateway.config.schema import load
+from gateway.management.desk import Actor, LocalDesk
 from gateway.metrics.exporter import Exporter
+from gateway.services import Store
 from gateway.store.client.client import Client as StoreClient
 from gateway.store.management_tokens import ManagementTokens
+from gateway.store.pepper import VARIABLE
 from gateway.usage.database import UsageDatabase
 from tests.patience import PATIENCE_S
 
+CONFIG: Final = "redis: {url}\ndata: {folder}\nstore: {{timeout: {timeout}}}\ngroups: {{default: {{}}}}\n"
 TOKEN: Final = "an-admin-token-of-31-characters"
 
 Client = TestClient[Any, Any]
@@ -66,3 +71,36 @@ def client_with(aiohttp_client: AiohttpClient, application: web.Application) -> 
 async def client(client_with: ClientWith) -> Client:
     """A client with the right token."""
     return await client_with(TOKEN)
+
+
+@pytest.fixture
+async def desk(tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalDesk]:
+    """A desk of the store that the API works with."""
+    monkeypatch.setenv(VARIABLE, "p" * 40)
+    file = tmp_path / "gateway.yaml"
+    file.write_text(CONFIG.format(url=store_url, folder=tmp_path, timeout=PATIENCE_S))
+    loaded = load(file)
+    async with Store.open(loaded.config, store_url) as store:
+        yield LocalDesk(loaded, store, Actor("test"))
+
+
+@pytest.fixture
+async def api(desk: LocalDesk, callers: Callers, aiohttp_client: AiohttpClient) -> Client:
+    """A client of the API, without a token of its own."""
+
+    def desk_of(actor: Actor, key: str) -> LocalDesk:
+        return LocalDesk(desk.loaded, desk.store, actor, key)
+
+    admin = Admin(desk.store.usage.folder, callers, Exporter({}), desk_of)
+    return await aiohttp_client(admin.application(), timeout=ClientTimeout(PATIENCE_S))
+
+
+async def call(
+    client: Client, method: str, path: str, body: Any = None, token: str = TOKEN, **headers: str
+) -> tuple[int, Any]:
+    """Return the status and the body of an answer. `headers`: further ones, with underscores for hyphens."""
+    headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    async with client.request(method, f"/api/v1{path}", json=body, headers=headers) as response:
+        return response.status, (await response.json() if response.status != 204 else None)

@@ -2,46 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
-
-import pytest
-from aiohttp import ClientTimeout
-from pytest_aiohttp import AiohttpClient
-
-from gateway.admin.app import Admin
-from gateway.admin.callers import Callers
-from gateway.config.schema import load
-from gateway.management.desk import Actor, LocalDesk
-from gateway.metrics.exporter import Exporter
-from gateway.services import Store
-from tests.admin.conftest import TOKEN, Client
-from tests.patience import PATIENCE_S
-
-CONFIG = "redis: {url}\ndata: {folder}\nstore: {{timeout: {timeout}}}\ngroups: {{default: {{}}}}\n"
-
-
-@pytest.fixture
-async def api(tmp_path: Path, store_url: str, callers: Callers, aiohttp_client: AiohttpClient) -> AsyncIterator[Client]:
-    """A client of the API, without a token of its own."""
-    file = tmp_path / "gateway.yaml"
-    file.write_text(CONFIG.format(url=store_url, folder=tmp_path, timeout=PATIENCE_S))
-    loaded = load(file)
-    async with Store.open(loaded.config, store_url) as store:
-
-        def desk_of(actor: Actor, key: str) -> LocalDesk:
-            return LocalDesk(loaded, store, actor, key)
-
-        admin = Admin(store.usage.folder, callers, Exporter({}), desk_of)
-        yield await aiohttp_client(admin.application(), timeout=ClientTimeout(PATIENCE_S))
-
-
-async def call(client: Client, method: str, path: str, body: Any = None, token: str = TOKEN) -> tuple[int, Any]:
-    """Return the status and the body of an answer."""
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    async with client.request(method, f"/api/v1{path}", json=body, headers=headers) as response:
-        return response.status, (await response.json() if response.status != 204 else None)
+from tests.admin.conftest import TOKEN, Client, call
 
 
 async def test_an_account_is_created_once_listed_and_read(api: Client) -> None:

@@ -16,7 +16,8 @@ from typing import Any, Final
 import msgspec
 
 from tests.bench.gateways import OURS, Gateway, Ours, Upstream, python_of
-from tests.bench.process import PATIENCE_S, ROOT, free_port, listens, pinned, running
+from tests.bench.process import PATIENCE_S, ROOT, listens, pinned, running
+from tests.cli.processes import free_port
 
 Row = dict[str, float]
 Rows = dict[str, Row]

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from gateway.store.client.embedded import SETTINGS, find_server
-from tests.bench.process import free_port, listens, running
+from tests.bench.process import listens, running
+from tests.cli.processes import free_port
 
 DELAY_US: Final = 500
 """Microseconds in each direction: a round trip takes one millisecond more."""

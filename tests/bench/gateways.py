@@ -19,8 +19,10 @@ from typing import ClassVar, Final
 from tests.bench.distant_store import distant_store
 from tests.bench.encryption import AUTHORITY, CERTIFICATE, KEY, write_certificate
 from tests.bench.machine import commit
-from tests.bench.process import ROOT, family, free_port, running
+from tests.bench.process import ROOT, family, running
 from tests.bench.question import PATH, question
+from tests.cli.processes import free_port
+from tests.forked import FORKED
 
 OURS: Final = "sluicegate"
 API_KEY: Final = "sk-bench-channel-0123456789"
@@ -159,7 +161,8 @@ class Ours(Gateway):
 
     def run(self, *words: str) -> str:
         """Run one of its commands and return the output. Raise `subprocess.CalledProcessError` if it fails."""
-        command = [*self.program, *words, "-c", str(self.configuration)]
+        program = [FORKED, "-m", "gateway"] if self.checkout == ROOT else self.program
+        command = [*program, *words, "-c", str(self.configuration)]
         return subprocess.run(command, capture_output=True, text=True, check=True, cwd=self.checkout).stdout
 
     def _prepare(self, redis: str) -> None:

@@ -35,9 +35,10 @@ from typing import Final
 
 from gateway.store.client.embedded import EmbeddedStore
 from tests.bench.gateways import CHAIN, GENEROUS
-from tests.bench.process import ROOT, free_port
+from tests.bench.process import ROOT
 from tests.bench.question import PATH, question
 from tests.bench.upstream import END, EVENT, HEAD, chunk
+from tests.cli.processes import free_port
 
 TOOLS: Final = ("valgrind", "callgrind_control")
 SLACK: Final = 1.05

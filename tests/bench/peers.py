@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from tests.bench.gateways import Gateway
-from tests.bench.process import free_port
+from tests.cli.processes import free_port
 
 NGINX: Final = """worker_processes {workers};
 daemon off;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import resource
 import shutil
 import signal
@@ -17,21 +16,12 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 PATIENCE_S: Final = 60.0
-PORTS: Final = iter(random.sample(range(20_000, 30_000), 1000))
 
 
 def raise_descriptors() -> None:
     """Raise the limit of open files as far as the system allows, also for processes started later."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def free_port() -> int:
-    """Return a free port that was not returned before and is below the system's ephemeral ports."""
-    for port in PORTS:
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise RuntimeError("no port is free")
 
 
 def pinned(cores: str) -> list[str]:

@@ -77,7 +77,11 @@ def test_a_field_that_json_does_not_have_is_refused_by_its_name(field: Any, why:
 
 
 def test_every_value_that_json_has_is_accepted() -> None:
-    value = {"a": [None, True, 1, -0.5, 10**30, "\u00e9\U0001f600", (1, [])], "": {}, "raw": msgspec.Raw(b" [1.0e0] ")}
+    value: dict[str, Any] = {
+        "a": [None, True, 1, -0.5, 10**30, "\u00e9\U0001f600", (1, [])],
+        "": {},
+        "raw": msgspec.Raw(b" [1.0e0] "),
+    }
     made = edited(body(), {"x": value}, [])
     assert made is not None
     assert msgspec.json.decode(made)["x"]["a"] == [None, True, 1, -0.5, 10**30, "\u00e9\U0001f600", [1, []]]

@@ -55,7 +55,7 @@ def test_half_an_event_and_other_line_ends_are_left() -> None:
     assert plain_events(crlf + PLAIN) == (len(crlf), 1)
 
 
-@settings(max_examples=2000)
+@settings(max_examples=600)
 @given(st.lists(st.sampled_from([PLAIN, *ODD, *PLAIN.split(b'"')]), max_size=8).map(b"".join))
 @example(b"")
 @example(b"\n\n")

@@ -103,7 +103,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 PIECES = st.lists(st.one_of(EVENTS, EVENTS, EVENTS, damaged(), EVENTS.map(lambda data: data[:30])), max_size=25)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(PIECES, st.sampled_from((1, 1, 1, 2)))
 @example([event("a"), event("b"), event("error"), event("c")], 1)
 @example([event("a"), event("b"), event("x\r"), event("c")], 1)

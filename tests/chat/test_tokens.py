@@ -72,7 +72,7 @@ def test_a_token_in_each_event_is_estimated_as_one_each() -> None:
 
 
 @pytest.mark.parametrize("top", [0, 5, 20])
-@pytest.mark.parametrize("events", [1, 10, 50, 500, 3000])
+@pytest.mark.parametrize("events", [1, 10, 50, 500, 1000])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_log_probabilities_are_not_text(top: int, events: int, seed: int) -> None:
     stream = token_stream(events, top=top, seed=seed)

@@ -121,9 +121,10 @@ def test_an_account_is_created_once() -> None:
 def test_a_bad_id_and_an_unknown_group_are_refused() -> None:
     assert "3 to 32" in refused("create", "Alice")
     for command in (("create", "alice", "--group", "nope"), ("set", "alice", "--group", "nope")):
-        result = call(*command)
-        assert result.exit_code == 3
-        assert "no group `nope`; it has: default, trial" in result.output
+        error = call(*command).exception
+        assert isinstance(error, AccountError)
+        assert error.kind == "not_found"
+        assert "no group `nope`; it has: default, trial" in str(error)
     assert "no account" in refused("show", "alice")
 
 

@@ -10,7 +10,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway.cli.commands import program
+from gateway.crash_points import EXIT_CODE
 from gateway.store.client.client import Client
+from tests.cli.processes import gateway
 from tests.patience import PATIENCE_S
 
 
@@ -126,3 +128,23 @@ def test_two_lines_of_an_account_keep_its_external_id_and_one_of_another_account
     file.write_text("id,amount,amount,transaction\ndup000,1,100,twice\n")
     result = CliRunner().invoke(program(), ["account", "credit", "--from", str(file)])
     assert (result.exit_code, "names a column twice" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("label", ["import.row:1", "import.row:700", "external.claimed:400", "external.written:650"])
+async def test_an_import_that_was_killed_is_completed_by_running_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, label: str
+) -> None:
+    file = written(
+        tmp_path, "id,external_id,amount", *(f"user{number:04},u{number}@example.com,5.00" for number in range(800))
+    )
+    monkeypatch.setenv("GATEWAY_CRASH_AT", label)
+    assert (await gateway("account", "import", str(file), cwd=tmp_path))[0] == EXIT_CODE
+    monkeypatch.delenv("GATEWAY_CRASH_AT")
+    code, out, err = await gateway("account", "import", str(file), "--json", cwd=tmp_path)
+    assert (code, err) == (0, "")
+    again = json.loads(out)
+    assert again["credited"] + again["credited_before"] == again["rows"] == 800
+    assert again["credited"] > 0
+    code, out, err = await gateway("verify", cwd=tmp_path)
+    assert code == 0, out + err
+    assert "800 accounts, 800 ledger lines" in out

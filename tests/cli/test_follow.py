@@ -13,10 +13,13 @@ from aiohttp import web
 from pytest_aiohttp import AiohttpRawServer
 
 from gateway.admin.app import Admin, serving
-from gateway.admin.token import AdminToken, token_of
+from gateway.admin.callers import Callers
 from gateway.cli import follow
 from gateway.config.schema import Config
+from gateway.management.admin_token import AdminToken, token_of
 from gateway.metrics.exporter import Exporter
+from gateway.store.client.client import Client as StoreClient
+from gateway.store.management_tokens import ManagementTokens
 from gateway.usage.database import UsageDatabase
 from gateway.usage.record import Record
 from tests.cli.processes import free_port
@@ -27,6 +30,12 @@ from tests.records import arrival, end
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
     return Config(data=str(tmp_path), admin=f"127.0.0.1:{free_port()}")
+
+
+def admin_of(config: Config, client: StoreClient) -> Admin:
+    """Return the operator's port of a configuration."""
+    callers = Callers(AdminToken(config), ManagementTokens(client))
+    return Admin(config.data_path / "usage", callers, Exporter({}))
 
 
 async def first_of(ended: AsyncIterator[Record], rows: UsageDatabase) -> list[Record]:
@@ -40,10 +49,13 @@ async def first_of(ended: AsyncIterator[Record], rows: UsageDatabase) -> list[Re
     return written[written.index(await first) + 1 :]
 
 
-async def test_a_broken_connection_is_continued_in_the_files(config: Config) -> None:
+async def test_a_broken_connection_is_continued_in_the_files(config: Config, client: StoreClient) -> None:
     rows = UsageDatabase(config.data_path / "usage")
     async with AsyncExitStack() as running, aclosing(follow.ended(config)) as ended:
-        served = serving(Admin(rows.folder, AdminToken(config), Exporter({})), cast(str, config.admin))
+        served = serving(
+            Admin(rows.folder, Callers(AdminToken(config), ManagementTokens(client)), Exporter({})),
+            cast(str, config.admin),
+        )
         await running.enter_async_context(served)
         waiting = await first_of(ended, rows)
         assert [await anext(ended) for _ in waiting] == waiting
@@ -58,10 +70,14 @@ async def test_a_broken_connection_is_continued_in_the_files(config: Config) -> 
     rows.close()
 
 
-async def test_the_admin_port_is_tried_first(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_admin_port_is_tried_first(
+    config: Config, client: StoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = UsageDatabase(config.data_path / "usage")
     monkeypatch.setattr(follow, "POLL_S", 3600)
-    served = serving(Admin(rows.folder, AdminToken(config), Exporter({})), cast(str, config.admin))
+    served = serving(
+        Admin(rows.folder, Callers(AdminToken(config), ManagementTokens(client)), Exporter({})), cast(str, config.admin)
+    )
     async with served, aclosing(follow.ended(config)) as ended, asyncio.timeout(PATIENCE_S):
         await first_of(ended, rows)
     rows.close()

@@ -8,24 +8,27 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from types import ModuleType
 from typing import Any, Final, Literal
 
 from multidict import CIMultiDict
 
+from gateway.chat.dialect import Dialect
 from gateway.chat.prompt_bound import PromptBound
 from gateway.chat.request import Body
 from gateway.config.channel import Channel
 from gateway.exchange import Exchange, Operation, Request
 from gateway.proxy import event_pass, upstream
 from gateway.proxy.caller import CallerConnection
-from gateway.proxy.chunk_hooks import ChunkHooks
+from gateway.proxy.chunk_hooks import ChunkHook, ChunkHooks
 from gateway.proxy.relay import Relay
+from gateway.proxy.translated_relay import TranslatedRelay
 
 KEY: Final = "sk-a-credential-of-the-channel"
 DATE: Final = re.compile(rb"Date: [^\r]+")
-NOT_COMPARED: Final = {"_head", "template"}
-"""Of an event stream: what it remembers of earlier events only to be faster."""
+NOT_COMPARED: Final = {"_at_mark", "_head", "output", "template"}
+"""Of an event stream: what it remembers of earlier events, only to be faster or to count them again; its output is compared."""
 
 
 def connections(compiled: bool) -> Any:
@@ -169,18 +172,21 @@ class Twin:
         asked_usage: bool = False,
         http_1_1: bool = True,
         hooked: bool = False,
+        hook: ChunkHook | None = None,
+        dialect: Dialect | None = None,
         credential: str = KEY,
         drain: bool = False,
         empty_choices: Literal["drop", "pass"] = "drop",
     ) -> None:
         read_body: Callable[[], Awaitable[Body]] = _no_body
-        body = Body("m", True, None, choices, asked_usage, 100, 1, 10, PromptBound(100), {}, {})
-        channel = Channel(
+        self.body = Body("m", True, None, choices, asked_usage, 100, 1, 10, PromptBound(100), {}, {})
+        self.channel = Channel(
             base_url="http://upstream/v1",
             api_key=credential,
             max_response_bytes=max_bytes,
             empty_choices=empty_choices,
             on_caller_gone="drain" if drain else "cancel",
+            dialect=dialect.name if dialect else None,
         )
         self.exchange = Exchange(REQUEST, read_body, id="one")
         self.exchange.started = 1000.0
@@ -189,8 +195,10 @@ class Twin:
         self.pooled, self.turns = Pooled(), Queue()
         self.upstream = connection(self.pooled, self.turns)
         self.hooked: list[bytes] = []
-        hooks = ChunkHooks(self.exchange, [("hook", lambda _, data: self.hooked.append(data))]) if hooked else None
-        self.relay = Relay(self.exchange, body, channel, self.caller, self.upstream, dict, hooks)
+        seen = hook or (lambda _, data: self.hooked.append(data))
+        hooks = ChunkHooks(self.exchange, [("hook", seen)]) if hooked or hook else None
+        make = Relay if dialect is None else partial(TranslatedRelay, dialect)
+        self.relay = make(self.exchange, self.body, self.channel, self.caller, self.upstream, dict, hooks)
 
     def read(self, data: bytes) -> None:
         """Let the upstream's transport read."""
@@ -238,5 +246,6 @@ class Twin:
 
 
 def _slots(value: Any) -> list[object]:
-    names = [name for name in type(value).__slots__ if name not in NOT_COMPARED and name != "output"]
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    names = [name for name in slots if name not in NOT_COMPARED]
     return [(name, getattr(value, name)) for name in names]

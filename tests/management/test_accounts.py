@@ -84,7 +84,9 @@ async def test_a_change_leaves_what_is_not_given_and_takes_away_what_is_null(des
     await created(desk, "alice", credit_line_micros=9, budgets=budgets, limits=limits, external_id="a", models=["m"])
     before = await accounts.read(desk, "alice")
     assert (before.budgets.day, before.limits.concurrent, before.models) == (5, 3, ("m",))
-    assert await accounts.change(desk, "alice", body=changed()) == await desk.store.accounts.get("alice")
+    unchanged, stored = await accounts.change(desk, "alice", body=changed()), await desk.store.accounts.get("alice")
+    assert stored is not None
+    assert msgspec.structs.asdict(unchanged) == msgspec.structs.asdict(stored) | {"notes": ()}
     after = await accounts.change(
         desk, "alice", body=changed(budgets={"day_micros": None, "week_micros": 8}, limits=None, external_id=None)
     )

@@ -39,7 +39,7 @@ def served(model: str = "words", channel: str = "fake") -> Exchange:
     one.model, one.channel, one.outcome = model, channel, Outcome.COMPLETED
     one.first_byte, one.ended, one.longest_gap_s = one.started + 0.2, one.started + 3, 0.07
     one.attempts.append(Attempt(channel, model, 200, usage=Usage(11, 5, "upstream")))
-    one.charge_micros = 21
+    one.charge("quota", 21)
     return one
 
 
@@ -90,7 +90,8 @@ def test_costs_and_margins_are_counted_where_they_are_known() -> None:
     metrics = Metrics(shared, CATALOGUE)
     for cost, charge in ((Price(1_000_000, 2_000_000), 30), (Price(1_000_000, 8_000_000), 30), (None, 30)):
         one = served()
-        one.attempts[0].cost, one.charge_micros = cost, charge
+        one.attempts[0].cost = cost
+        one.charge("quota", charge)
         one.attempts[0].usage = Usage(11, 5, "upstream", 7, 2, answers=1)
         metrics.ended(one)
     metrics.ended(refused("rate_limited"))

@@ -3,131 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import anthropic
 import openai
 import pytest
-from openai.types.chat import ChatCompletion
 
 from gateway.chat.counts import read_counts
-from gateway.testing import Running, running
 from gateway.usage.record import Record
 from plugins.anthropic import Messages
-from plugins.anthropic_answer import FINISH_REASONS
-from tests.patience import PATIENCE_S
-from tests.plugins.anthropic_streams import CACHED, ERROR, MICROS, PRICE, STREAMS, TEXT, event, start, wire
+from tests.plugins.anthropic_streams import CACHED, ERROR, MICROS, STREAMS, TEXT, event, start, wire
+from tests.plugins.anthropic_upstream import (
+    KEY,
+    LONG,
+    MESSAGES,
+    answered,
+    assert_same,
+    client_of,
+    of_openai,
+    refused,
+    whole,
+)
 from tests.whole.aftermath import end_records, last_end_record
-from tests.whole.conftest import CHAIN
 from tests.whole.raw import ask, chat
-from tests.whole.scripted import CHUNKED, LAST, Fin, Scripted, Step, chunk
-from tests.whole.test_stream import STREAM
-
-KEY = "sk-ant-canary-4711"
-MESSAGES: Any = [{"role": "user", "content": "Hi"}]
-LONG: Any = [{"role": "user", "content": "word " * 5000}]
-"""As long as what the streams report: no charge is above what the request can cost."""
-PLAIN: list[Step] = [CHUNKED + chunk(STREAM) + LAST]
-
-
-def answered(data: bytes) -> list[Step]:
-    """Return a script that answers with a stream."""
-    head = CHUNKED.replace(b"\r\n\r\n", b"\r\nrequest-id: req_01\r\n\r\n")
-    return [head + chunk(data) + LAST]
-
-
-def refused(status: int, kind: str, message: str = "No.", more: str = "") -> list[Step]:
-    """Return a script that answers with an error."""
-    body = json.dumps({"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_01"}).encode()
-    head = f"HTTP/1.1 {status} Oops\r\nContent-Type: application/json\r\n{more}Content-Length: {len(body)}\r\n\r\n"
-    return [head.encode() + body]
-
-
-def configuration(claude: str, plain: str, spare: int) -> str:
-    """Return YAML with a model that is served by Anthropic first, one the other way round, and one by Anthropic alone.
-
-    `spare`: the number of further models of either kind, with channels of their own, each of which may fail once.
-    """
-    both = "{use: %s, priority: 0}, {use: %s, priority: 1}"
-    prices = json.dumps(PRICE).strip("{}").replace('"', "")
-    channel = f'{{base_url: "{claude}", api_key: {KEY}, dialect: anthropic}}'
-    pairs = [(f"alone-{number}", f"alone{number}") for number in range(spare)]
-    first = [(f"both-{number}", f"claude{number}") for number in range(spare)]
-    channels = "".join(f"  {name}: {channel}\n" for _, name in pairs + first)
-    models = "".join(f"  {model}: {{{prices}, channels: [{name}]}}\n" for model, name in pairs)
-    models += "".join(f"  {model}: {{{prices}, channels: [{both % (name, 'plain')}]}}\n" for model, name in first)
-    return f"""
-channels:
-{channels}
-  claude: {channel}
-  plain: {{base_url: "{plain}"}}
-models:
-{models}
-  words: {{{prices}, max_output_tokens: 100, channels: [{{use: claude, model: claude-sonnet-4-5}}]}}
-  claude-first: {{{prices}, max_output_tokens: 100, channels: [{both % ("claude", "plain")}]}}
-  plain-first: {{{prices}, max_output_tokens: 100, channels: [{both % ("plain", "claude")}]}}
-groups: {{default: {{}}}}
-port: {{allow_non_streaming: true}}
-store: {{timeout: {PATIENCE_S}}}
-{CHAIN}
-  - use: anthropic
-"""
-
-
-@asynccontextmanager
-async def whole(
-    folder: Path, url: str, *scripts: list[Step], plain: list[Step] = PLAIN, spare: int = 0
-) -> AsyncIterator[Any]:
-    """Yield a gateway in front of an upstream of either kind, and a token."""
-    async with (
-        Scripted(*scripts) as claude,
-        Scripted(plain) as other,
-        running(configuration(claude.base_url, other.base_url, spare), folder, url) as gateway,
-    ):
-        yield gateway, await gateway.token(credit=50_000_000), claude, other
-
-
-async def of_openai(client: openai.AsyncOpenAI, **fields: Any) -> ChatCompletion:
-    """Return the completion that the official client puts together from the stream."""
-    asked = {"model": "words", "messages": LONG, "stream_options": {"include_usage": True}, **fields}
-    async with client.chat.completions.stream(**asked) as stream:
-        async for _ in stream:
-            pass
-        return stream.current_completion_snapshot
-
-
-def client_of(gateway: Running, token: str) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=gateway.base_url, api_key=token, max_retries=0)
-
-
-def assert_same(ours: ChatCompletion, theirs: anthropic.types.Message) -> None:
-    """Assert that two clients read the same from one stream."""
-    (choice,) = ours.choices
-    message, usage = choice.message, ours.usage
-    blocks: list[Any] = list(theirs.content)
-    assert (ours.id, ours.model) == (theirs.id, theirs.model)
-    assert choice.finish_reason == FINISH_REASONS[str(theirs.stop_reason)]
-    assert (message.content or "") == "".join(block.text for block in blocks if block.type == "text")
-    calls: list[Any] = list(message.tool_calls or ())
-    assert [(call.id, call.function.name, json.loads(call.function.arguments)) for call in calls] == [
-        (block.id, block.name, block.input) for block in blocks if block.type == "tool_use"
-    ]
-    extra = message.model_extra or {}
-    thoughts = [block for block in blocks if "thinking" in block.type]
-    assert extra.get("reasoning_content", "") == "".join(getattr(block, "thinking", "") for block in thoughts)
-    given = [
-        {name: value for name, value in each.items() if name != "index"} for each in extra.get("thinking_blocks", [])
-    ]
-    assert given == [block.to_dict() for block in thoughts]
-    assert usage is not None
-    assert usage.prompt_tokens_details is not None
-    cached, written = theirs.usage.cache_read_input_tokens or 0, theirs.usage.cache_creation_input_tokens or 0
-    assert usage.prompt_tokens == theirs.usage.input_tokens + cached + written
-    assert usage.prompt_tokens_details.cached_tokens == cached
-    assert usage.completion_tokens == theirs.usage.output_tokens
+from tests.whole.scripted import CHUNKED, Fin, Step, chunk
 
 
 async def test_both_clients_read_the_same_and_the_charge_is_right(store_url: str, tmp_path: Path) -> None:

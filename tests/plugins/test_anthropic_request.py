@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from gateway import Refused
+from gateway.chat.fixed_fields import FixedFields
+from gateway.chat.request import BodyRules, check
+from gateway.proxy.foreign_request import foreign_chat
 from gateway.testing import chat_request
 from plugins.anthropic import Messages
 
@@ -93,6 +96,7 @@ def test_pictures_and_files() -> None:
             "content": [
                 {"type": "image_url", "image_url": {"url": PNG, "detail": "high"}},
                 {"type": "image_url", "image_url": "https://h/a.png"},
+                {"type": "image_url", "image_url": "data:image/jpeg;name=a.jpg;charset=x;base64,/9j="},
                 {"type": "file", "file": {"file_data": PDF, "filename": "a.pdf"}},
             ],
         }
@@ -100,6 +104,7 @@ def test_pictures_and_files() -> None:
     assert body["messages"][0]["content"] == [
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}},
         {"type": "image", "source": {"type": "url", "url": "https://h/a.png"}},
+        {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": "/9j="}},
         {
             **{"type": "document", "title": "a.pdf"},
             "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="},
@@ -110,12 +115,24 @@ def test_pictures_and_files() -> None:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"temperature": 1.7, "top_p": 0.5, "stop": "x"}, {"temperature": 1, "top_p": 0.5, "stop_sequences": ["x"]}),
+        ({"temperature": 1, "top_p": 0.5, "stop": "x"}, {"temperature": 1, "top_p": 0.5, "stop_sequences": ["x"]}),
         ({"temperature": 0, "stop": ["x", "y"]}, {"temperature": 0, "stop_sequences": ["x", "y"]}),
         ({"user": "u", "metadata": {"a": "b"}}, {"metadata": {"user_id": "u"}}),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
         ({"top_k": 4, "seed": 1, "logit_bias": {}, "logprobs": False, "stop": None}, {"top_k": 4}),
-        ({"speed": "fast", "service_tier": "priority", "inference_geo": "us", "tool_choice": "auto"}, {}),
+        ({"speed": "standard", "service_tier": "auto", "inference_geo": None, "tool_choice": "auto"}, {}),
+        ({"stop": "", "temperature": None, "top_p": None, "user": "", "tools": None, "tool_choice": None}, {}),
+        ({"stop": [], "tool_choice": "none", "parallel_tool_calls": False, "response_format": None}, {}),
+        ({"metadata": {"a": "b"}, "store": True, "seed": 7, "prediction": {"type": "content", "content": "x"}}, {}),
+        ({"prompt_cache_key": "k", "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}}, {}),
+        ({"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "top_logprobs": 0, "logprobs": False}, {}),
+        ({"modalities": ["text"], "verbosity": "medium", "functions": [], "function_call": "auto", "audio": None}, {}),
+        ({"stream_options": {"include_usage": True, "include_obfuscation": False}, "n": 1, "later": None}, {}),
+        ({"safety_identifier": "s", "user": "u"}, {"metadata": {"user_id": "s"}}),
+        ({"reasoning_effort": "low"}, {"output_config": {"effort": "low"}}),
+        ({"reasoning_effort": "xhigh", "output_config": {"x": 1}}, {"output_config": {"x": 1, "effort": "xhigh"}}),
+        ({"reasoning_effort": "none"}, {"thinking": {"type": "disabled"}}),
+        ({"reasoning_effort": None}, {}),
         ({"response_format": {"type": "text"}, "tools": []}, {}),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}},
@@ -150,6 +167,50 @@ def test_tools(choice: Any, parallel: bool | None, expected: dict[str, Any] | No
     assert body.get("tool_choice") == expected
 
 
+def test_a_tool_may_be_strict_about_its_input() -> None:
+    body = request(tools=[{"type": "function", "function": {"name": "f", "strict": True}}], tool_choice="auto")
+    assert body["tools"] == [{"name": "f", "strict": True, "input_schema": {"type": "object", "properties": {}}}]
+
+
+def test_names_of_calls_that_other_upstreams_made_up_are_the_same_in_call_and_result() -> None:
+    body = request(
+        {"role": "assistant", "tool_calls": [{**CALL, "id": "functions.f:0"}]},
+        {"role": "tool", "tool_call_id": "functions.f:0", "name": "f", "content": "x"},
+    )
+    assert [each["content"][0].get("id") or each["content"][0]["tool_use_id"] for each in body["messages"]] == [
+        "functions_f_0",
+        "functions_f_0",
+    ]
+
+
+def test_what_another_upstream_added_to_its_answer_is_left_out() -> None:
+    answer: Any = {
+        "role": "assistant",
+        "content": "Hi",
+        "annotations": [],
+        "audio": None,
+        "reasoning_content": "x",
+        "parsed": 1,
+    }
+    assert request(USER, answer)["messages"][1] == {"role": "assistant", "content": [text("Hi")]}
+
+
+def test_a_picture_in_the_result_of_a_tool() -> None:
+    body = request(
+        {"role": "tool", "tool_call_id": "c", "content": [{"type": "image_url", "image_url": {"url": PNG}}, text("x")]}
+    )
+    (result,) = body["messages"][0]["content"]
+    assert [each["type"] for each in result["content"]] == ["image", "text"]
+
+
+def test_what_the_channel_drops_or_sets_is_no_concern_of_the_dialect() -> None:
+    checked = check(
+        b'{"model":"m","messages":[{"role":"user","content":"x"}],"seed":1,"Later":2,"top_k":3}', BodyRules(True)
+    )
+    chat = foreign_chat(checked, "claude", 9, FixedFields({"top_k": 5}, ["later"]))
+    assert set(chat.fields) == {"messages", "seed"}
+
+
 def said(*parts: dict[str, Any]) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": list(parts)}]}
 
@@ -164,6 +225,63 @@ def called(call: dict[str, Any]) -> dict[str, Any]:
         ({"n": 2}, "n"),
         ({"logprobs": True}, "logprobs"),
         ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": {"name": "f"}}, "function_call"),
+        ({"temperature": 1.01}, "temperature"),
+        ({"temperature": 2}, "temperature"),
+        ({"top_p": "high"}, "top_p"),
+        ({"stop": " "}, "stop"),
+        ({"stop": ["x", ""]}, "stop"),
+        ({"stop": {"x": 1}}, "stop"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logit_bias": {"50256": -100}}, "logit_bias"),
+        ({"frequency_penalty": 0.1}, "frequency_penalty"),
+        ({"presence_penalty": -1}, "presence_penalty"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"moderation": {"model": "m"}}, "moderation"),
+        ({"verbosity": "low"}, "verbosity"),
+        ({"service_tier": "priority"}, "service_tier"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"speed": "fast"}, "speed"),
+        ({"inference_geo": "us"}, "inference_geo"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"reasoning_effort": "minimal"}, "reasoning_effort"),
+        ({"reasoning_effort": 3}, "reasoning_effort"),
+        ({"reasoning_effort": "none", "thinking": {"type": "adaptive"}}, "reasoning_effort"),
+        ({"reasoning_effort": "low", "output_config": {"effort": "high"}}, "reasoning_effort"),
+        ({"user": 7}, "user"),
+        ({"safety_identifier": ["x"]}, "safety_identifier"),
+        ({"later": False}, "later"),
+        ({"min_p": 0}, "min_p"),
+        ({"später": 1}, "sp\\xe4ter"),
+        ({"tools": [TOOL], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "later": 1}}]}, "tools"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "custom", "custom": {"name": "f"}}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "custom", "function": {"name": "f"}}}, "tool_choice"),
+        (
+            {
+                "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}},
+                "output_config": {"format": {}},
+            },
+            "response_format",
+        ),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, "response_format"),
+        ({"response_format": {"type": "grammar", "grammar": "x"}}, "response_format"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": " "}]}, "messages"),
+        ({"messages": [{"role": "user", "content": "x", "name": "Ann"}]}, "messages"),
+        ({"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages"),
+        ({"messages": [{"role": "assistant", "function_call": {"name": "f", "arguments": ""}}]}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
+        ({"messages": [{"role": "system", "content": [{"type": "image_url", "image_url": PNG}]}, USER]}, "messages"),
+        ({"messages": [{"role": "assistant", "content": [{"type": "image_url", "image_url": PNG}]}]}, "messages"),
+        (said({"type": "image_url", "image_url": "ftp://h/a.png"}), "messages"),
+        (said({"type": "image_url", "image_url": "data:image/png,abc"}), "messages"),
+        (said({"type": "image_url", "image_url": PDF}), "messages"),
+        (said({"type": "file", "file": {"file_data": "data:text/plain;base64,eA=="}}), "messages"),
+        (said({"type": "video_url", "video_url": {"url": "https://h/a.mp4"}}), "messages"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"web_search_options": {"a": 1}}, "web_search_options"),
         ({"response_format": {"type": "json_object"}}, "response_format"),

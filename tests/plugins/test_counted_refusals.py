@@ -40,7 +40,7 @@ def test_what_was_served_or_failed_is_always_recorded(outcome: Outcome) -> None:
     of.outcome = outcome
     assert not counted.exceeds(of)
     charged, called = refused("alice"), refused("alice")
-    charged.charge_micros = 1
+    charged.charge("quota", 1)
     called.attempts = [Attempt("c", "m")]
     assert not counted.exceeds(charged)
     assert not counted.exceeds(called)

@@ -87,7 +87,7 @@ async def test_the_closed_record_has_all_that_is_known(given: Services) -> None:
         ),
     ]
     of.status, of.outcome = 200, Outcome.CALLER_GONE
-    of.charge_micros, of.price = 123, {"input": 1, "output": 2, "ratio": "1"}
+    of.charge("quota", 123, {"input": 1, "output": 2, "ratio": "1"})
     of.first_byte, of.ended, of.longest_gap_s = of.started + 0.3121, of.started + 2.3, 0.0904
     of.events, of.bytes, of.generation = 41, 9000, 7
     assert await run(given, of) == Record(
@@ -226,10 +226,6 @@ async def test_an_arrival_that_was_not_awaited_is_not_left_behind(given: Service
 
 
 WRONG: dict[str, dict[str, Any]] = {
-    "charge of text": {"charge_micros": "12"},
-    "charge beyond 64 bits": {"charge_micros": 2**63},
-    "charge beyond all encodings": {"charge_micros": 2**70},
-    "price": {"price": ["input"]},
     "price of no JSON": {"price": {"a": object()}},
     "status": {"status": "200"},
     "attempts": {"attempts": None},
@@ -249,8 +245,9 @@ async def test_a_wrong_value_on_the_exchange_leaves_no_record_open(
 ) -> None:
     of = exchange()
     of.account, of.token_id, of.group, of.status, of.outcome = "tester", "tester-abcdefgh", "default", 200, outcome
-    of.charge_micros = 123
-    for name, value in WRONG[wrong].items():
+    given_values = dict(WRONG[wrong])
+    of.charge("quota", 123, given_values.pop("price", {}))
+    for name, value in given_values.items():
         setattr(of, name, value)
     with capture_logs() as lines:
         closed = await run(given, of)

@@ -35,6 +35,10 @@ INVALID = {
     "no name": ("", "b"),
     "a length": ("Content-Length", "5"),
     "a coding in another spelling": ("tRANSFER-eNCODING", "chunked"),
+    "another id": ("x-request-id", "mine"),
+    "another id in another spelling": ("X-Request-ID", "mine"),
+    "another date": ("Date", "today"),
+    "what becomes of the connection": ("Connection", "upgrade"),
 }
 JSON_ANSWER = b'{"choices":[{"index":0,"message":{"content":"hi"},"finish_reason":"stop"}],"usage":null}'
 JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(JSON_ANSWER)
@@ -117,17 +121,19 @@ async def test_a_plugins_invalid_header_is_an_internal_error_that_costs_nothing(
         assert "exc_info" not in line
 
 
-@pytest.mark.parametrize("where", ["response", "request", "json"])
-async def test_a_plugins_framing_header_is_an_internal_error_that_is_logged(
-    where: str, store_url: str, client: Client, tmp_path: Path
+@pytest.mark.parametrize("where", ["response", "request", "json", "reply", "refusal"])
+@pytest.mark.parametrize("name", ["content-length", "X-Request-Id"])
+async def test_a_header_of_the_gateways_own_is_an_internal_error_that_is_logged(
+    where: str, name: str, store_url: str, client: Client, tmp_path: Path
 ) -> None:
-    async with stamping(where, "content-length", "5", tmp_path, store_url) as gateway:
+    async with stamping(where, name, "5", tmp_path, store_url) as gateway:
         with capture_logs() as lines:
             answer = await ask(gateway.port, chat(await gateway.token(), {"stream": where != "json"}))
             await last_end_record(gateway)
     assert (answer.status, answer.error["code"]) == (500, "internal_error")
+    assert answer.headers["x-request-id"] == answer.error["request_id"]
     (line,) = [line for line in lines if line["log_level"] == "error"]
-    assert "'content-length'" in line["reason"]
+    assert line["reason"] == f"the response header {name!r} cannot be sent: the gateway writes its own"
 
 
 async def test_the_shipped_stamp_serves_a_channel_with_any_name(store_url: str, client: Client, tmp_path: Path) -> None:

@@ -157,6 +157,8 @@ def test_a_reader_that_gives_what_is_no_json_ends_the_stream_with_an_error() -> 
 
 
 def test_what_is_not_known_is_passed_over() -> None:
-    data = wire([{"type": "content_block_delta", "index": 9, "delta": {"type": "text_delta", "text": "x"}}])
+    data = wire(
+        [{"type": "content_block_delta", "index": 9, "delta": {"type": "input_json_delta", "partial_json": "x"}}]
+    )
     data += wire([{"type": "later"}, {"type": "content_block_stop", "index": 9}]) + b": comment\n\n"
     assert translation().feed(data) == b""

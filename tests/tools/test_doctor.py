@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from gateway.admin.app import Admin, serving
+from gateway.admin.callers import Callers
 from gateway.fake_upstream import FakeUpstream
 from gateway.metrics.exporter import Exporter
 from gateway.store.accounts import AccountStatus
 from gateway.store.client.client import Client
+from gateway.store.client.client import Client as StoreClient
+from gateway.store.management_tokens import ManagementTokens
 from gateway.testing import Running, running
 from gateway.tools.diagnosis import Diagnosis
 from gateway.tools.doctor import diagnose
@@ -167,8 +170,9 @@ async def test_a_redirect_and_a_page_are_named(paced: Running) -> None:
         assert [word for word in words if word not in getattr(last, where)] == [], last
 
 
-async def test_the_port_of_the_operator(tmp_path: Path) -> None:
-    async with serving(Admin(tmp_path, lambda: "an-admin-token-of-31-characters", Exporter({})), "127.0.0.1:0") as port:
+async def test_the_port_of_the_operator(tmp_path: Path, client: StoreClient) -> None:
+    callers = Callers(lambda: "an-admin-token-of-31-characters", ManagementTokens(client))
+    async with serving(Admin(tmp_path, callers, Exporter({})), "127.0.0.1:0") as port:
         assert (await fault(f"http://127.0.0.1:{port}/v1")).code == "admin_port"
 
 

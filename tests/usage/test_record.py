@@ -64,7 +64,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.dictionaries(st.sampled_from(Record.__struct_fields__), VALUES, max_size=3))
 @example({})
 @example({"attempts": [AttemptRecord("a"), AttemptRecord("b", 200, "")], "price": {"input": 1, "currency": "x"}})

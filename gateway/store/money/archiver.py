@@ -42,9 +42,11 @@ class Archiver:
             return 0
         moved = 0
         with self.archive.locked(account) as file:
-            archived = Archived.of(await self._client.call("HGET", keys_of(account).wallet, "archived"))
+            archived = await self._archived(account)
             await asyncio.to_thread(file.verify, archived)
             while page := await self._lines(account, f"({archived.last}", before_ms):
+                if await self._archived(account) != archived:  # what another has trimmed is missing before this page
+                    raise _elsewhere(account)
                 await asyncio.to_thread(file.append, page)
                 crash_points.point("archive.written")
                 last, _ = page[-1]
@@ -62,12 +64,17 @@ class Archiver:
         if replied_account != account.encode():
             raise StoreAway("the store's reply belongs to another call")
         if result != b"OK":
-            raise ArchiveError(
-                f"the ledger of `{account}` is archived elsewhere at the same time; this run moved no more"
-            )
+            raise _elsewhere(account)
         return Archived.of(field)
+
+    async def _archived(self, account: str) -> Archived:
+        return Archived.of(await self._client.call("HGET", keys_of(account).wallet, "archived"))
 
     async def _lines(self, account: str, first: str, before_ms: int) -> list[Entry]:
         ledger, last_ms = keys_of(account).ledger, max(before_ms, 1) - 1
         lines: list[Entry] = await self._client.call("XRANGE", ledger, first, last_ms, "COUNT", PAGE)
         return lines
+
+
+def _elsewhere(account: str) -> ArchiveError:
+    return ArchiveError(f"the ledger of `{account}` is archived elsewhere at the same time; this run moved no more")

@@ -21,7 +21,8 @@ from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.pepper import make_pepper
 from tests.bench.fairness.honest import HonestSettings
 from tests.bench.fairness.rows import Row
-from tests.bench.process import ROOT, family, free_port
+from tests.bench.process import ROOT, family
+from tests.cli.processes import free_port
 from tests.forked import FORKED
 from tests.patience import PATIENCE_S
 from tests.whole.raw import chat, get

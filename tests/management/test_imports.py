@@ -1,0 +1,96 @@
+"""Batches of accounts and payments: what cannot be done is named, and a repetition does what is missing and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.errors import Refused
+from gateway.management import accounts, imports
+from gateway.management.accounts import NewAccount
+from gateway.management.desk import Actor, LocalDesk
+from gateway.management.imports import MOST_ROWS, AccountRows, CreditRows, Imported
+from gateway.management.operation import Scope
+from gateway.store.audit_log import KEY
+
+
+async def imported(desk: LocalDesk, *rows: Any) -> Imported:
+    numbered = [{"line": number} | row for number, row in enumerate(rows)]
+    return await imports.accounts(desk, body=msgspec.convert({"rows": numbered}, AccountRows))
+
+
+async def credited(desk: LocalDesk, *rows: Any) -> Imported:
+    numbered = [{"line": number, "amount_micros": 1} | row for number, row in enumerate(rows)]
+    return await imports.credits_(desk, body=msgspec.convert({"rows": numbered}, CreditRows))
+
+
+async def balance(desk: LocalDesk, account: str) -> int:
+    return (await accounts.read(desk, account)).balance_micros
+
+
+def refused(report: Imported) -> dict[int, str]:
+    return {each.line: each.message for each in report.refused}
+
+
+async def test_a_batch_is_done_once_and_the_rows_that_are_refused_are_named(desk: LocalDesk) -> None:
+    rows = [
+        {"id": "alice", "external_id": "a", "amount_micros": 5, "group": "trial"},
+        {"id": "bob"},
+        {"id": "B"},
+        {"id": "carol", "group": "nowhere"},
+        {"id": "dave", "amount_micros": 5, "transaction": "not one"},
+        {"id": "erin", "external_id": " "},
+    ]
+    report = await imported(desk, *rows)
+    assert (report.rows, report.created, report.credited, report.credited_micros) == (6, 3, 1, 5)
+    wrong = refused(report)
+    assert sorted(wrong) == [2, 3, 4, 5]
+    for line, words in {2: "3 to 32", 3: "no group `nowhere`", 4: "a transaction id is", 5: "a space"}.items():
+        assert words in wrong[line]
+    report = await imported(desk, *rows)
+    assert (report.created, report.credited, report.credited_before, report.credited_micros) == (0, 0, 1, 0)
+    assert sorted(refused(report)) == [2, 3, 4, 5]
+    assert await balance(desk, "alice") == 5
+    assert await desk.store.wallet.verify("alice") == []
+
+
+async def test_credits_are_booked_once_for_accounts_that_are_named_by_either_id(desk: LocalDesk) -> None:
+    await accounts.create(desk, body=NewAccount("alice", external_id="a"))
+    rows = [
+        {"id": "alice", "transaction": "t1"},
+        {"external_id": "a", "transaction": "t2"},
+        {"id": "alice", "external_id": "a", "transaction": "t3"},
+        {"id": "alice", "external_id": "b", "transaction": "t4"},
+        {"external_id": "b", "transaction": "t5"},
+        {"id": "nobody", "transaction": "t6"},
+        {"transaction": "t7"},
+    ]
+    for done in ((3, 0), (0, 3)):
+        report = await credited(desk, *rows)
+        assert (report.credited, report.credited_before) == done
+        assert sorted(refused(report)) == [3, 4, 5, 6]
+    conflict = await credited(desk, {"id": "alice", "transaction": "t1", "amount_micros": 2})
+    assert "another amount" in refused(conflict)[0]
+    assert await balance(desk, "alice") == 3
+
+
+async def test_amounts_need_the_scope_for_money(desk: LocalDesk) -> None:
+    limited = LocalDesk(desk.loaded, desk.store, Actor("some", frozenset({Scope.ACCOUNTS})))
+    assert (await imported(limited, {"id": "alice"})).created == 1
+    for work in (
+        imported(limited, {"id": "robert", "amount_micros": 1}),
+        credited(limited, {"id": "alice", "transaction": "t"}),
+    ):
+        with pytest.raises(Refused) as caught:
+            await work
+        assert (caught.value.status, caught.value.code) == (403, "scope_missing")
+    assert await desk.store.accounts.get("robert") is None
+
+
+async def test_a_batch_leaves_two_lines_in_the_audit_log_and_has_a_largest_size(desk: LocalDesk) -> None:
+    await imported(desk, *({"id": f"user{number}"} for number in range(MOST_ROWS)))
+    assert len(await desk.store.client.call("XRANGE", KEY, "-", "+")) == 2
+    with pytest.raises(msgspec.ValidationError):
+        await imported(desk, *({"id": f"user{number}"} for number in range(MOST_ROWS + 1)))
