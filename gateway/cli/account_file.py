@@ -13,9 +13,9 @@ import typer
 
 from gateway.cli.common import ConfigOption, JsonOption, amount, micros, print_json
 from gateway.cli.desk import ApiOption, run_at_desk
-from gateway.cli.exits import shown
 from gateway.cli.named import EXTERNAL
 from gateway.errors import Misconfigured, StoreAway
+from gateway.tools.plain_text import shown
 
 if TYPE_CHECKING:
     from gateway.management.imports import AccountRow, CreditRow, Imported

@@ -5,26 +5,24 @@ What a command may not need is imported where it is used: all of it takes longer
 
 from __future__ import annotations
 
-import csv
 import os
-import re
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from datetime import UTC, date, datetime, timedelta
+from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
 
 from gateway.amounts import amount, parsed
-from gateway.cli.exits import DEMO_NAMED, failed, shown
+from gateway.cli.exits import DEMO_NAMED, failed
 from gateway.cli.tables import print_fields, print_table, terminal_width, width_of
 from gateway.config.places import find, shipped
 from gateway.errors import StoreAway
+from gateway.management.times import period
 
 if TYPE_CHECKING:
     from gateway.config.schema import Config
@@ -34,7 +32,6 @@ Result = TypeVar("Result")
 
 __all__ = ["amount", "print_fields", "print_table", "terminal_width", "width_of"]
 
-UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 ConfigOption = Annotated[
     Path | None,
@@ -182,27 +179,10 @@ def day(text: str) -> str:
 
 def _period(text: str) -> tuple[int, int]:
     """Return when an age such as `12h`, a day, a month or a minute begins and ends; an age is one moment."""
-    if match := re.fullmatch(r"([0-9]{1,9})([smhd])", text):
-        moment = max(0, round((time.time() - int(match[1]) * UNITS_S[match[2]]) * 1000))
-        return moment, moment
-    with suppress(ValueError, OverflowError):
-        if re.fullmatch(r"[0-9]{4}-[0-9]{2}", text):
-            first = datetime.fromisoformat(f"{text}-01")
-            return _ms(first), _ms((first + timedelta(days=31)).replace(day=1))
-        if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text):
-            return _ms(datetime.fromisoformat(text)), _ms(datetime.fromisoformat(text) + timedelta(days=1))
-        if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}", text):
-            return _ms(datetime.fromisoformat(text)), _ms(datetime.fromisoformat(text))
-    raise typer.BadParameter(
-        f"`{text}` is not a time; write 30m, 12h, 7d, a day as in 2026-11-21, a month as in 2026-11, "
-        "or a minute as in 2026-11-21T10:30 (UTC)"
-    )
-
-
-def _ms(moment: datetime) -> int:
-    from gateway.request_id import LAST_MS
-
-    return min(max(0, round(moment.replace(tzinfo=UTC).timestamp() * 1000)), LAST_MS)
+    try:
+        return period(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def print_json(value: object) -> None:
@@ -211,23 +191,10 @@ def print_json(value: object) -> None:
 
 
 def print_csv(rows: Iterable[Mapping[str, object]]) -> None:
-    """Print rows as CSV under their names; nothing where there are none. What is neither text nor a number is JSON.
+    """Print rows as CSV under their names; nothing where there are none: see `csv_lines`."""
+    from gateway.tools.csv_lines import csv_lines
 
-    A text that a spreadsheet would take for a formula begins with an apostrophe, and has no characters that a terminal would obey.
-    """
-    output = csv.writer(sys.stdout, lineterminator="\n")
-    for number, row in enumerate(rows):
-        if number == 0:
-            output.writerow(row)
-        output.writerow(
-            "" if value is None else _cell(value) if isinstance(value, str) else msgspec.json.encode(value).decode()
-            for value in row.values()
-        )
-
-
-def _cell(text: str) -> str:
-    text = shown(text)
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    sys.stdout.writelines(csv_lines(rows))
 
 
 def printable(text: str) -> str:

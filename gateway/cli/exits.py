@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import typer
+
+from gateway.tools.plain_text import shown
 
 if TYPE_CHECKING:
     from gateway.errors import GatewayError
@@ -22,10 +23,6 @@ EXIT_CODES: Final = {
     "store_away": (6, "the store does not answer: try again"),
 }
 """Kinds of errors with their exit codes, and what they mean. 0 means that the work is done."""
-_CREDENTIAL: Final = re.compile(r"(?i)\bsk-[a-z0-9_-]{8,}")
-"""What tokens and the keys of most providers begin with."""
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-"""Characters that a terminal may obey, but line feeds and tabs; and those that change the direction of a text."""
 AS_JSON: Final[ContextVar[bool]] = ContextVar("AS_JSON", default=False)
 
 DEMO_NAMED: Final[ContextVar[bool]] = ContextVar("DEMO_NAMED", default=False)
@@ -40,11 +37,6 @@ def look_at(arguments: Sequence[str]) -> None:
     AS_JSON.set("--json" in arguments)
     DEMO_NAMED.set(False)
     SERVES.set(list(arguments[:1]) == ["serve"])
-
-
-def shown(text: str) -> str:
-    """Return a text for a terminal: without what that would obey, and without credentials, which may have been pasted."""
-    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], _CREDENTIAL.sub("sk-[hidden]", text))
 
 
 def failed(text: str, kind: str) -> typer.Exit:

@@ -10,7 +10,7 @@ from typing import Annotated, Final, NamedTuple
 
 import typer
 
-from gateway.cli.common import UNITS_S
+from gateway.management.times import UNITS_S
 
 NEVER: Final = "none"
 LATEST_S: Final = round(datetime(9000, 1, 1, tzinfo=UTC).timestamp())

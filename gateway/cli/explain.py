@@ -24,7 +24,6 @@ from gateway.cli.common import (
     refuse,
     store_of,
 )
-from gateway.cli.exits import shown
 from gateway.cli.named import account_in
 from gateway.config.schema import load
 from gateway.errors import StoreAway
@@ -33,6 +32,7 @@ from gateway.services import Store, services_of
 from gateway.store.accounts import unknown
 from gateway.tools.explain import Explanation
 from gateway.tools.explain import explain as explain_request
+from gateway.tools.plain_text import shown
 
 AMOUNTS: Final = ("input", "output", "cached_input", "cache_write", "request")
 """The terms of a price that are amounts in micros."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from gateway.cli.common import run_with_store
-from gateway.cli.exits import shown
+from gateway.tools.plain_text import shown
 
 if TYPE_CHECKING:
     from gateway.management.operation import Desk

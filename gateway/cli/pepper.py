@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from gateway.cli.common import (
-    UNITS_S,
     ConfigOption,
     JsonOption,
     YesOption,

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from typing import Final
 from unicodedata import east_asian_width
 
-from gateway.cli.exits import shown
+from gateway.tools.plain_text import shown
 
 GAP: Final = "  "
 """What is between two columns."""

@@ -1,8 +1,8 @@
-"""One account's own requests and sums, from the usage log's files. All of it blocks.
+"""Lists of requests, page by page, and one account's own sums, from the usage log's files. All of it blocks.
 
-1. **Every statement selects by the account**: a cursor or a filter only narrows what the account has. A record without an account
-   is nobody's.
-2. **A query reads a bounded number of rows**: a page ends after `MAX_SCANNED` of them, also where few of them match.
+1. **Every statement for an account selects by it**: a cursor or a filter only narrows what the account has. A record without an
+   account is nobody's.
+2. **A query reads a bounded number of rows**: a page ends after so many of them, also where few of them match.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 
 from gateway.exchange import Outcome
-from gateway.request_id import month as month_of
+from gateway.request_id import utc
 from gateway.usage.damage import UnusableFile
 from gateway.usage.database import months
 from gateway.usage.reading import collecting, lacks, merged, opened, select_rows
@@ -23,7 +23,7 @@ from gateway.usage.record import Record
 from gateway.usage.tables import columns, record_of, summed
 
 MAX_SCANNED: Final = 5_000
-"""Rows of a page that are compared with its filters."""
+"""Rows of a page that are compared with its filters, for an account."""
 _FIRST_MONTH: Final = ""
 _LAST_MONTH: Final = "9"
 _AFTER_ALL_IDS: Final = "g"
@@ -37,6 +37,40 @@ OWN_SUMS: Final = (
 """The sums that an account sees: no costs."""
 
 
+class WantedOfAll(msgspec.Struct, frozen=True):
+    """Which of all requests are listed, also those that have not ended. `after`: only requests that arrived before this one.
+
+    `lowest` and `highest` are bounds of their ids, the second one exclusive. `reference` is a hash.
+    """
+
+    account: str | None = None
+    after: str = ""
+    lowest: str = ""
+    highest: str = _AFTER_ALL_IDS
+    token_id: str | None = None
+    model: str | None = None
+    channel: str | None = None
+    outcome: Outcome | None = None
+    error_code: str | None = None
+    operation: str | None = None
+    reference: str | None = None
+    always: ClassVar[str] = ""
+
+    @property
+    def scope(self) -> tuple[str, list[str]]:
+        """The condition that an index finds rows by, and its values."""
+        if self.reference is not None:
+            return "reference = ? AND reference != ''", [self.reference]
+        return ("1", []) if self.account is None else ("account = ?", [self.account])
+
+    @property
+    def filters(self) -> tuple[str, list[str]]:
+        """The further conditions, and their values."""
+        names = ("token_id", "model", "channel", "outcome", "error_code", "operation")
+        given = [(name, value) for name in names if (value := getattr(self, name)) is not None]
+        return "".join(f" AND {column} = ?" for column, _ in given), [value for _, value in given]
+
+
 class Wanted(msgspec.Struct, frozen=True):
     """Which of an account's requests are listed. `reference` is a hash; `after`: only requests that arrived before this one."""
 
@@ -46,6 +80,9 @@ class Wanted(msgspec.Struct, frozen=True):
     outcome: Outcome | None = None
     reference: str | None = None
     operation: str | None = None
+    lowest: ClassVar[str] = ""
+    highest: ClassVar[str] = _AFTER_ALL_IDS
+    always: ClassVar[str] = " AND outcome IS NOT NULL"
 
     @property
     def scope(self) -> tuple[str, list[str]]:
@@ -70,21 +107,23 @@ class Page(msgspec.Struct):
     next: str = ""
 
 
-def page(folder: Path, wanted: Wanted, limit: int, unusable: list[UnusableFile]) -> Page:
-    """Return up to `limit` requests of an account that have ended, newest first. It may be fewer, also where more follow.
+def page(
+    folder: Path, wanted: Wanted | WantedOfAll, limit: int, unusable: list[UnusableFile], most: int | None = None
+) -> Page:
+    """Return up to `limit` requests, newest first. It may be fewer, also where more follow: after `most` rows a page ends.
 
-    Where a file cannot be read, its error is added to `unusable`, and its requests are left out.
+    Of an account, those that have ended. Where a file cannot be read, its error is added to `unusable`, and its requests are left out.
     """
-    found, before, unread = Page([]), wanted.after or _AFTER_ALL_IDS, MAX_SCANNED
-    last = month_of(wanted.after) if wanted.after else _LAST_MONTH
-    for month in sorted(months(folder), reverse=True) if wanted.account else ():
-        if month > last:
+    found, before, unread = Page([]), min(wanted.after or _AFTER_ALL_IDS, wanted.highest), most or MAX_SCANNED
+    first, last = _month(wanted.lowest, _FIRST_MONTH), _month(before, _LAST_MONTH)
+    for month in sorted(months(folder), reverse=True) if wanted.account != "" else ():
+        if not first <= month <= last:
             continue
         with collecting(unusable), opened(folder, month) as file:
             if file is None or not _may_have(file, wanted):
                 continue
             edge, scanned = _edge(file, wanted, before, unread)
-            found.records += _select(file, wanted, (edge, before), limit + 1 - len(found.records))
+            found.records += _select(file, wanted, (edge or wanted.lowest, before), limit + 1 - len(found.records))
             unread -= scanned
             found.next = edge
         if len(found.records) > limit:
@@ -92,7 +131,7 @@ def page(folder: Path, wanted: Wanted, limit: int, unusable: list[UnusableFile])
             found.next = found.records[-1].id
         if found.next:
             break
-    unusable += lacks(folder, _FIRST_MONTH, last)
+    unusable += lacks(folder, first, last)
     return found
 
 
@@ -117,25 +156,35 @@ def own_sums(
     return found
 
 
-def _may_have(file: sqlite3.Connection, wanted: Wanted) -> bool:
+def _may_have(file: sqlite3.Connection, wanted: Wanted | WantedOfAll) -> bool:
     return wanted.reference is None or "reference" in columns(file, "requests")
 
 
-def _edge(file: sqlite3.Connection, wanted: Wanted, before: str, unread: int) -> tuple[str, int]:
+def _edge(file: sqlite3.Connection, wanted: Wanted | WantedOfAll, before: str, unread: int) -> tuple[str, int]:
     """Return the request at which a page ends that is not full before, if any, and how many rows its filters may skip."""
     if not wanted.filters[1]:
         return "", 0
     scope, values = wanted.scope
-    inner = f"SELECT id FROM requests WHERE {scope} AND id < ? ORDER BY id DESC LIMIT ?"  # noqa: S608 - texts of ours
+    inner = f"SELECT id FROM requests WHERE {scope} AND id >= ? AND id < ? ORDER BY id DESC LIMIT ?"  # noqa: S608 - texts of ours
     statement = f"SELECT coalesce(min(id), ''), count(*) FROM ({inner})"  # noqa: S608
-    edge, scanned = file.execute(statement, (*values, before, unread)).fetchone()
+    edge, scanned = file.execute(statement, (*values, wanted.lowest, before, unread)).fetchone()
     return (edge if scanned >= unread else ""), scanned
 
 
-def _select(file: sqlite3.Connection, wanted: Wanted, between: tuple[str, str], limit: int) -> list[Record]:
+def _select(
+    file: sqlite3.Connection, wanted: Wanted | WantedOfAll, between: tuple[str, str], limit: int
+) -> list[Record]:
     (scope, own), (conditions, values) = wanted.scope, wanted.filters
-    terms = f"WHERE {scope} AND id >= ? AND id < ? AND outcome IS NOT NULL{conditions} ORDER BY id DESC LIMIT ?"
+    terms = f"WHERE {scope} AND id >= ? AND id < ?{wanted.always}{conditions} ORDER BY id DESC LIMIT ?"
     return [record_of(row) for row in select_rows(file, terms, (*own, *between, *values, limit))]
+
+
+def _month(bound: str, otherwise: str) -> str:
+    """Return the month of a bound of ids, or `otherwise` where it is none."""
+    try:
+        return utc(int(bound[:8] + bound[9:13], 16))[:7]
+    except ValueError:
+        return otherwise
 
 
 def _sums(file: sqlite3.Connection, account: str, by: Sequence[str], days: Sequence[str]) -> list[Sequence[Any]]:
