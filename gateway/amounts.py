@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Final
 
 MICROS: Final = 1_000_000
 """Micros in one unit of the currency."""
+LARGEST_AMOUNT: Final = 2**53 // MICROS
+"""Currency units. Up to here, micros are exact in a script, whose numbers are doubles."""
 
 
 def amount(micros: int) -> str:
     """Format micros as an amount in currency units, with two decimals at least: `5.00`, `0.000123`."""
     whole, _, decimals = f"{Decimal(micros) / MICROS:.6f}".partition(".")
     return f"{whole}.{decimals.rstrip('0').ljust(2, '0')}"
+
+
+def parsed(text: str) -> int:
+    """Return the micros of an amount such as `5.00`. Raises `ValueError` with what is wrong with it."""
+    try:
+        value = Decimal(text if text.isascii() and "_" not in text else "NaN")
+    except InvalidOperation:
+        value = Decimal("NaN")
+    if not value.is_finite():
+        raise ValueError(f"`{text[:40]}` is not an amount; write it as in 5.00")
+    if not -LARGEST_AMOUNT < value < LARGEST_AMOUNT:
+        raise ValueError(f"`{text[:40]}` is too large: give less than {LARGEST_AMOUNT}")
+    if value != round(value, 6):
+        raise ValueError(f"`{text[:40]}` cannot be stored exactly; use at most six decimals")
+    return int(value * MICROS)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
 from datetime import date
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from aiohttp import web
@@ -28,6 +29,7 @@ from gateway.config.schema import host_port
 from gateway.errors import GatewayError, Refused, StoreError, cannot_listen, headers_of, internal, render
 from gateway.log import Logger
 from gateway.management.operation import Scope
+from gateway.management.streamed import Feed
 from gateway.metrics.exporter import Exporter
 from gateway.request_id import new_id
 from gateway.usage import gaps, queries
@@ -75,26 +77,44 @@ async def serving(admin: Admin, address: str) -> AsyncIterator[int]:
         await runner.cleanup()
 
 
+class OwnPages(Protocol):
+    """Pages, which find out themselves who looks at them."""
+
+    def add_routes(self, application: web.Application) -> AbstractSet[web.AbstractResource]:
+        """Add their routes, and return what these belong to."""
+
+
 class Admin:
     """The routes of the admin port, and the check of who calls before them."""
 
-    def __init__(self, folder: Path, callers: Callers, exporter: Exporter, desk_of: DeskOf | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        callers: Callers,
+        exporter: Exporter,
+        desk_of: DeskOf | None = None,
+        pages: OwnPages | None = None,
+    ) -> None:
         """Answer from the usage log in `folder` and the metrics of `exporter`; and with `desk_of`, serve the API."""
         self._folder = folder
         self._exporter = exporter
         self._callers = callers
         self._desk_of = desk_of
-        self._live = LiveUsage(folder)
+        self._live = LiveUsage()
+        self._pages = pages
+        self._of_pages: AbstractSet[web.AbstractResource] = frozenset()
 
     def application(self) -> web.Application:
         """Return the application with all routes."""
         application = web.Application(middlewares=[self._guard])
         application.router.add_get("/healthz", self._health)
         application.router.add_get("/metrics", self._metrics)
-        application.router.add_get(LIVE, self._live.get)
+        application.router.add_get(LIVE, self._follow)
         application.router.add_get("/usage/summary", self._summary)
         if self._desk_of is not None:
-            api.add_routes(application, self._desk_of)
+            api.add_routes(application, self._desk_of, self._live)
+        if self._pages is not None:
+            self._of_pages = self._pages.add_routes(application)
         application.on_shutdown.append(self._live.stop)
         application.on_response_prepare.append(_add_headers)
         return application
@@ -104,6 +124,8 @@ class Admin:
         """Find out who calls, and turn what the handler raises into an error response."""
         request[ID] = new_id()
         try:
+            if request.match_info.route.resource in self._of_pages:
+                return await handler(request)
             if request.path != "/healthz":
                 authorization = request.headers.get("Authorization", "")
                 request[ACTOR] = actor = await self._callers.of(authorization, request.remote or "")
@@ -113,6 +135,8 @@ class Admin:
         except Refused as refused:
             return _error_response(request, refused)
         except web.HTTPException as error:
+            if error.status < 400:
+                raise
             return _error_response(request, _of_http(error))
         except ConnectionError:
             raise
@@ -130,6 +154,10 @@ class Admin:
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._exporter.exposition(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    async def _follow(self, request: web.Request) -> web.StreamResponse:
+        account = request.query.get("account")
+        return await self._live.send(request, Feed(self._folder, lambda record: account in (None, record.account)))
 
     async def _summary(self, request: web.Request) -> web.Response:
         by = [name for name in request.query.get("by", "day").split(",") if name]
@@ -173,6 +201,6 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
     response.headers.setdefault("Content-Security-Policy", NOTHING)
     response.headers.setdefault("Cache-Control", "no-store")
     response.headers["X-Content-Type-Options"] = "nosniff"
-    response.headers["Referrer-Policy"] = "no-referrer"
+    response.headers.setdefault("Referrer-Policy", "no-referrer")
     if ID in request:
         response.headers.setdefault("x-request-id", request[ID])

@@ -10,15 +10,14 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import date
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
 
-from gateway.amounts import MICROS, amount
+from gateway.amounts import amount, parsed
 from gateway.cli.exits import DEMO_NAMED, failed
 from gateway.cli.tables import print_fields, print_table, terminal_width, width_of
 from gateway.config.places import find, shipped
@@ -33,8 +32,6 @@ Result = TypeVar("Result")
 
 __all__ = ["amount", "print_fields", "print_table", "terminal_width", "width_of"]
 
-LARGEST_AMOUNT: Final = 2**53 // MICROS
-"""Currency units. Up to here, micros are exact in a script, whose numbers are doubles."""
 
 ConfigOption = Annotated[
     Path | None,
@@ -158,16 +155,9 @@ def run_with_store(path: Path | None, work: Callable[[Store], Coroutine[Any, Any
 def micros(text: str) -> int:
     """Convert an amount such as `5.00` to micros. Raises `typer.BadParameter`."""
     try:
-        amount = Decimal(text if text.isascii() and "_" not in text else "NaN")
-    except InvalidOperation:
-        amount = Decimal("NaN")
-    if not amount.is_finite():
-        raise typer.BadParameter(f"`{text}` is not an amount; write it as in 5.00")
-    if not -LARGEST_AMOUNT < amount < LARGEST_AMOUNT:
-        raise typer.BadParameter(f"`{text}` is too large: give less than {LARGEST_AMOUNT}")
-    if amount != round(amount, 6):
-        raise typer.BadParameter(f"`{text}` cannot be stored exactly; use at most six decimals")
-    return int(amount * MICROS)
+        return parsed(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def point_in_time(text: str) -> int:

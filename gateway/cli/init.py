@@ -64,8 +64,8 @@ def _present(folder: Path) -> list[str]:
 
 
 def _make_files(settings: Config) -> None:
-    from gateway.admin.token import token_of  # it imports aiohttp, which takes a third of a second
     from gateway.alerts.signature import secrets_of
+    from gateway.management.admin_token import token_of
 
     if settings.admin is not None:
         token_of(settings)

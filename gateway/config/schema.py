@@ -20,6 +20,7 @@ import msgspec
 
 from gateway.chat.fields import REMEDIES
 from gateway.config import document
+from gateway.config.admin_sso import AdminSso
 from gateway.config.alerts import AlertSettings
 from gateway.config.allowance import GroupBudgets, GroupLimits
 from gateway.config.channel import WITH_SECRETS, Channel
@@ -165,6 +166,7 @@ class Config(Section, frozen=True):
 
     listen: HostPort = "127.0.0.1:8080"
     admin: HostPort | None = "127.0.0.1:9090"
+    admin_sso: AdminSso | None = None
     redis: str = "embedded"
     data: str = "./data"
     workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1

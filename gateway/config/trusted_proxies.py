@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from gateway.addresses import network
 
 
-def check_proxies(proxies: Sequence[str]) -> None:
+def check_proxies(proxies: Sequence[str], setting: str = "trusted_proxies") -> None:
     """Raise `ValueError` for what is no address and no network, and for a network of every address."""
     for index, proxy in enumerate(proxies):
-        name = f"trusted_proxies[{index}]"
+        name = f"{setting}[{index}]"
         try:
             trusted = network(proxy)
         except ValueError:

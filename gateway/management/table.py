@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gateway.management import accounts, imports, management_tokens, money, tokens
+from gateway.management import accounts, channels, imports, links, management_tokens, money, requests, tokens, usage
 from gateway.management.operation import Operation
 
 OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
@@ -18,6 +18,7 @@ OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     money.credit,
     money.adjust,
     money.ledger,
+    links.create,
     tokens.create,
     tokens.list_,
     tokens.list_all,
@@ -27,6 +28,18 @@ OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     tokens.enable,
     tokens.delete,
     tokens.rotate,
+    requests.list_,
+    requests.read,
+    requests.trace,
+    usage.summary,
+    usage.export,
+    usage.live,
+    channels.list_,
+    channels.read,
+    channels.disable,
+    channels.enable,
+    channels.credential,
+    channels.test,
     management_tokens.create,
     management_tokens.list_,
     management_tokens.revoke,

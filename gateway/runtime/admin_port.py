@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from gateway.admin import app
 from gateway.admin.app import Admin
 from gateway.admin.callers import Callers
-from gateway.admin.token import AdminToken
 from gateway.config.schema import Loaded
+from gateway.management.admin_token import AdminToken
 from gateway.management.desk import Actor, LocalDesk, Running
 from gateway.metrics.exporter import Exporter
 from gateway.metrics.registry import Metrics
@@ -28,6 +28,8 @@ async def run(
 
     `url`: the store's. `numbers`: what all processes count, by their names.
     """
+    from gateway.admin.pages.pages import Pages  # with the template engine, which no other process needs
+
     served, generation = active.loaded, active.generation
     metrics = Metrics(numbers["admin"])
     metrics.shared.at(("admin_tokens_refused",))  # so that a scrape has it as 0 before the first
@@ -41,10 +43,12 @@ async def run(
         def desk_of(actor: Actor, key: str) -> LocalDesk:
             return LocalDesk(served, store, actor, key, running=Running(generation, handover.refused()))
 
+        admin_token = AdminToken(active.loaded.config)
         callers = Callers(
-            AdminToken(active.loaded.config),
+            admin_token,
             ManagementTokens(store.client),
             lambda: metrics.count("admin_tokens_refused"),
         )
-        admin = Admin(store.usage.folder, callers, Exporter(numbers), desk_of)
+        pages = Pages(desk_of, admin_token)
+        admin = Admin(store.usage.folder, callers, Exporter(numbers), desk_of, pages)
         await app.run(admin, str(active.loaded.config.admin), stop)

@@ -4,8 +4,8 @@ The file is read and checked, and the new chain is built and started beside the 
 Any failure leaves everything as it was. An exchange keeps the chain that it began with; an old chain stops when its last
 exchange has ended.
 
-Channels, models, groups, plugins, alerts, the time zone and the trusted proxies are reloaded. All else (ports, the store, folders,
-processes) needs a restart, and so does new code in a plugin's module.
+Channels, models, groups, plugins, alerts, the time zone, the trusted proxies and who signs on at the operator's port are
+reloaded. All else (ports, the store, folders, processes) needs a restart, and so does new code in a plugin's module.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gateway.runtime.handover import WorkerEnd
 from gateway.server.gateway import Gateway
 from gateway.services import Services, services_of
 
-RELOADABLE: Final = frozenset({"channels", "models", "groups", "plugins", "alerts", "time_zone"})
+RELOADABLE: Final = frozenset({"channels", "models", "groups", "plugins", "alerts", "time_zone", "admin_sso"})
 """The settings of the file that a reload changes."""
 
 log = Logger("gateway.runtime.reload")

@@ -14,9 +14,9 @@ from pytest_aiohttp import AiohttpRawServer
 
 from gateway.admin.app import Admin, serving
 from gateway.admin.callers import Callers
-from gateway.admin.token import AdminToken, token_of
 from gateway.cli import follow
 from gateway.config.schema import Config
+from gateway.management.admin_token import AdminToken, token_of
 from gateway.metrics.exporter import Exporter
 from gateway.store.client.client import Client as StoreClient
 from gateway.store.management_tokens import ManagementTokens

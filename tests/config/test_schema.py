@@ -17,6 +17,7 @@ import yaml
 from rich.console import Console
 
 from gateway import loading
+from gateway.config.admin_sso import AdminSso
 from gateway.config.alerts import AlertSettings
 from gateway.config.allowance import GroupBudgets, GroupLimits
 from gateway.config.channel import Channel, Timers
@@ -128,6 +129,16 @@ WRONG = {
             "::ffff:0.0.0.0/96": EVERY_ADDRESS,
         }.items()
     },
+    "admin_sso: {header: Cookie, from: [10.0.0.2], scopes: {a: [read]}}": "1: admin_sso: header must be the name of a header "
+    "of its own, such as X-Forwarded-User",
+    "admin_sso: {header: X-User, from: [], scopes: {a: [read]}}": "1: admin_sso: from must name the proxy that sets the header, "
+    "as in 10.0.0.2 or 10.0.0.0/8",
+    "admin_sso: {header: X-User, from: [10.0.0.2, x], scopes: {a: [read]}}": f"1: admin_sso: from[1] {NO_NETWORK}",
+    "admin_sso: {header: X-User, from: ['0.0.0.0/0'], scopes: {a: [read]}}": f"1: admin_sso: from[0] {EVERY_ADDRESS}",
+    "admin_sso: {header: X-User, from: [10.0.0.2], scopes: {}}": "1: admin_sso: scopes must say what who signs on may do, "
+    'as in {alice: [read, money], "*": [read]}',
+    "admin_sso: {header: X-User, from: [10.0.0.2], scopes: {a: [root]}}": "1: admin_sso: scopes of a may be read, accounts, "
+    "tokens, money, channels, admin",
     "store: {timeout: 0}": "1: store.timeout: must be a number > 0",
     "store: {connections: 0}": "1: store.connections: must be a whole number >= 1",
     "usage: {retention_months: 0}": "1: usage.retention_months: must be a whole number >= 1",
@@ -362,6 +373,7 @@ def test_the_reference_is_accepted_and_is_the_default_in_every_setting() -> None
 
 PLACES: dict[type[Section], tuple[str | int, ...]] = {
     Config: (),
+    AdminSso: ("admin_sso",),
     Port: ("port",),
     Tls: ("tls",),
     StoreSettings: ("store",),
@@ -380,7 +392,7 @@ PLACES: dict[type[Section], tuple[str | int, ...]] = {
 
 
 def test_the_reference_names_every_setting() -> None:
-    text = re.sub(r"^# (tls|alerts|demo):", r"\1:", shipped("gateway.yaml").read_text(), flags=re.MULTILINE)
+    text = re.sub(r"^# (admin_sso|tls|alerts|demo):", r"\1:", shipped("gateway.yaml").read_text(), flags=re.MULTILINE)
     document = yaml.safe_load(text)
     for kind, place in PLACES.items():
         section: Any = document

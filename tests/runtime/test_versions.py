@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.admin.token import AdminToken
 from gateway.config.schema import Config
+from gateway.management.admin_token import AdminToken
 from gateway.runtime import active
 from gateway.server import tls
 from gateway.store import pepper

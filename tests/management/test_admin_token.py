@@ -12,10 +12,11 @@ from structlog.testing import capture_logs
 
 from gateway.admin.app import Admin, serving
 from gateway.admin.callers import Callers
-from gateway.admin.token import AdminToken, token_of
 from gateway.config.schema import Config
 from gateway.errors import Misconfigured
+from gateway.management.admin_token import AdminToken, token_of
 from gateway.metrics.exporter import Exporter
+from gateway.store.client.client import Client
 from gateway.store.management_tokens import ManagementTokens
 from tests.admin.conftest import TOKEN
 
@@ -36,7 +37,7 @@ def test_the_token_is_made_once_and_private(tmp_path: Path, monkeypatch: pytest.
 
 
 async def test_the_port_takes_a_changed_token_and_refuses_a_bad_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: ManagementTokens
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, client: Client
 ) -> None:
     monkeypatch.delenv("GATEWAY_ADMIN_TOKEN", raising=False)
     config, file = Config(data=str(tmp_path)), tmp_path / "admin.token"
@@ -48,7 +49,7 @@ async def test_the_port_takes_a_changed_token_and_refuses_a_bad_one(
                 return response.status
 
         with capture_logs() as lines:
-            admin = Admin(tmp_path, Callers(AdminToken(config), tokens), Exporter({}))
+            admin = Admin(tmp_path, Callers(AdminToken(config), ManagementTokens(client)), Exporter({}))
             async with serving(admin, "127.0.0.1:0") as port:
                 url = f"http://127.0.0.1:{port}/metrics"
                 assert (await status(TOKEN), await status(OTHER)) == (200, 401)

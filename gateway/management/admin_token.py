@@ -13,7 +13,7 @@ from gateway.log import Logger
 
 VARIABLE: Final = "GATEWAY_ADMIN_TOKEN"
 
-log = Logger("gateway.admin.token")
+log = Logger("gateway.management.admin_token")
 
 
 def token_of(config: Config, *, create: bool = True) -> str:

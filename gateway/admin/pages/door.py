@@ -1,0 +1,139 @@
+"""The door: who looks at the pages, by a session that a one-time link began, or by the header of a proxy that is trusted.
+
+A session ends twelve hours after it began, at leaving, and with the token that made its link: a management token that was revoked
+or has expired, or an admin token that was changed.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+from aiohttp import web
+from aiohttp_session import Session, get_session, new_session
+
+from gateway.addresses import address_of, network
+from gateway.admin.pages.sessions import LONGEST_S, new_identity
+from gateway.config.schema import Config
+from gateway.errors import Refused
+from gateway.management.desk import Actor
+from gateway.management.links import Ticket, proof_of, redeem
+from gateway.management.operation import Scope
+from gateway.services import Store
+from gateway.store.management_tokens import ManagementTokens, is_accepted
+
+LONGEST_NAME: Final = 128
+TOO_LATE: Final = "This link was used before, or is older than ten minutes, or its maker may no longer make any."
+
+
+class Visitor(msgspec.Struct, frozen=True):
+    """Who looks at a page. `form`: what its forms must send back. `until`: when the session ends, in seconds since 1970."""
+
+    actor: Actor
+    form: str
+    until: float
+    by_header: bool = False
+
+
+class Door:
+    """Finds out who looks, lets in and out."""
+
+    def __init__(self, store: Store, config: Callable[[], Config], admin_token: Callable[[], str]) -> None:
+        """`config` returns what is served at the moment, and `admin_token` the token that is accepted at the moment."""
+        self._client = store.client
+        self._tokens = ManagementTokens(store.client)
+        self._config = config
+        self._admin_token = admin_token
+
+    async def visitor(self, request: web.Request) -> Visitor | None:
+        """Return who sent a request, or None for somebody who has not entered.
+
+        Raises `Refused` (403) for a sign-on by header that is not allowed, and `StoreAway`.
+        """
+        sso = self._config().admin_sso
+        if sso is not None and sso.header in request.headers:
+            return await self._signed_on(request)
+        session = await get_session(request)
+        return None if session.empty else await self._of_session(session)
+
+    async def enter(self, request: web.Request, text: str) -> None:
+        """Begin a session with a ticket. Raises `Refused` (403) for one that lets nobody in, and `StoreAway`."""
+        ticket = await redeem(self._client, text)
+        if ticket is None or not await self._is_good(text, ticket.token, ticket.proof):
+            raise Refused(403, "link_invalid", TOO_LATE)
+        identity = new_identity()
+        proof = "" if ticket.token else proof_of(identity, self._admin_token())
+        await self._begin(request, identity, ticket, proof)
+
+    async def leave(self, request: web.Request) -> None:
+        """End the session."""
+        (await get_session(request)).invalidate()
+
+    def is_trusted(self, request: web.Request) -> bool:
+        """Return whether a request came from a proxy that may say who has signed on."""
+        sso = self._config().admin_sso
+        return sso is not None and _is_in(request.remote or "", sso.from_)
+
+    def is_secure(self, request: web.Request) -> bool:
+        """Return whether a request came by TLS, as far as a trusted proxy says so."""
+        return request.secure or (self.is_trusted(request) and request.headers.get("X-Forwarded-Proto") == "https")
+
+    async def _begin(
+        self, request: web.Request, identity: str, ticket: Ticket, proof: str, *, sso: bool = False
+    ) -> None:
+        session = await new_session(request)
+        session.set_new_identity(identity)
+        session.update(
+            name=ticket.name,
+            scopes=[str(scope) for scope in ticket.scopes],
+            token=ticket.token,
+            proof=proof,
+            until=time.time() + LONGEST_S,
+            form=secrets.token_urlsafe(24),
+            sso=sso,
+        )
+
+    async def _of_session(self, session: Session) -> Visitor | None:
+        if session["sso"] or time.time() >= session["until"]:
+            return None
+        if not await self._is_good(str(session.identity), session["token"], session["proof"]):
+            session.invalidate()
+            return None
+        actor = Actor(f"page of {session['name']}", frozenset(map(Scope, session["scopes"])), session["token"])
+        return Visitor(actor, session["form"], session["until"])
+
+    async def _is_good(self, secret: str, token_id: str, proof: str) -> bool:
+        """Return whether the token that made a link or a session is still accepted."""
+        if not token_id:
+            return hmac.compare_digest(proof, proof_of(secret, self._admin_token()))
+        token = await self._tokens.get(token_id)
+        return token is not None and is_accepted(token)
+
+    async def _signed_on(self, request: web.Request) -> Visitor:
+        sso = self._config().admin_sso
+        assert sso is not None  # noqa: S101 - the caller asked
+        if not self.is_trusted(request):
+            raise Refused(403, "sign_on_refused", f"`{sso.header}` is not believed from your address.")
+        names = request.headers.getall(sso.header)
+        name = names[0].strip()
+        if len(names) != 1 or not name or len(name) > LONGEST_NAME or not name.isprintable():
+            raise Refused(403, "sign_on_refused", f"`{sso.header}` is not one name of up to {LONGEST_NAME} characters.")
+        scopes = frozenset(map(Scope, sso.scopes_of(name)))
+        if not scopes:
+            raise Refused(403, "sign_on_refused", "You have signed on, and have no scopes here: ask for some.")
+        session = await get_session(request)
+        if session.empty or not session["sso"] or session["name"] != name or time.time() >= session["until"]:
+            await self._begin(request, new_identity(), Ticket(name, (), "", ""), "", sso=True)
+            session = await get_session(request)
+        return Visitor(
+            Actor(f"page of {name} by {sso.header}", scopes), session["form"], session["until"], by_header=True
+        )
+
+
+def _is_in(peer: str, networks: Iterable[str]) -> bool:
+    address = address_of(peer)
+    return address is not None and any(address in network(each) for each in networks)

@@ -1,0 +1,95 @@
+"""Forms: read within bounds, and only where they come from a page of this session."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl, urlsplit
+
+import msgspec
+from aiohttp import web
+
+from gateway.amounts import parsed
+from gateway.errors import Refused
+
+LARGEST: Final = 32 * 1024
+"""Bytes of a form."""
+MOST_FIELDS: Final = 100
+PROOF: Final = "form"
+"""The field that proves that a form was on a page of this session."""
+
+Struct = TypeVar("Struct", bound=msgspec.Struct)
+
+
+class Form(Mapping[str, str]):
+    """The fields of a form, each a text without spaces around it. A field that was not sent is an empty text."""
+
+    def __init__(self, fields: Mapping[str, str]) -> None:
+        self._fields = fields
+
+    def __getitem__(self, name: str) -> str:
+        return self._fields.get(name, "")
+
+    def __iter__(self) -> Any:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def micros(self, name: str) -> int:
+        """Return an amount such as `5.00` in micros. Raises `Refused`."""
+        try:
+            return parsed(self[name])
+        except ValueError as error:
+            raise Refused(400, "invalid_request", f"{name.capitalize()}: {error}.", param=name) from None
+
+    def number(self, name: str) -> int:
+        """Return a whole number. Raises `Refused`."""
+        text = self[name]
+        if not (text.isascii() and text.isdecimal() and len(text) < 16):
+            raise Refused(400, "invalid_request", f"`{text[:40]}` is not a whole number.", param=name)
+        return int(text)
+
+
+def body(kind: type[Struct], **fields: object) -> Struct:
+    """Return what an operation is given. Raises `Refused` with what is wrong, in words."""
+    try:
+        return msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).partition(" - at `$.")
+        name = place.rstrip("`") or "the form"
+        raise Refused(400, "invalid_request", f"{name}: {text[:1].lower()}{text[1:]}.", param=name) from None
+
+
+async def read(request: web.Request) -> Form:
+    """Read the form of a request from a page of this origin. Raises `Refused`."""
+    check_origin(request)
+    if request.content_type != "application/x-www-form-urlencoded":
+        raise Refused(415, "invalid_request", "Send a form: application/x-www-form-urlencoded.")
+    raw = b""
+    while len(raw) <= LARGEST and (part := await request.content.read(LARGEST + 1 - len(raw))):
+        raw += part
+    if len(raw) > LARGEST:
+        raise Refused(413, "request_too_large", f"A form is at most {LARGEST} bytes.")
+    try:
+        pairs = parse_qsl(raw.decode(), keep_blank_values=True, errors="strict", max_num_fields=MOST_FIELDS)
+    except ValueError:
+        raise Refused(400, "invalid_request", "This is not a form that a page here has sent.") from None
+    fields = {name: value.strip() for name, value in pairs}
+    if len(fields) != len(pairs):
+        raise Refused(400, "invalid_request", "A field of the form was sent twice.")
+    return Form(fields)
+
+
+def check_origin(request: web.Request) -> None:
+    """Raise `Refused` (403) for a request that a page of another origin may have sent."""
+    origin = request.headers.getall("Origin", [])
+    if len(origin) != 1 or urlsplit(origin[0]).netloc.lower() != request.host.lower():
+        raise Refused(403, "origin_refused", "This was not sent by a page of this address.")
+
+
+def check_proof(form: Form, wanted: str) -> None:
+    """Raise `Refused` (403) for a form that was not on a page of this session."""
+    if not hmac.compare_digest(form[PROOF].encode("utf-8", "surrogateescape"), wanted.encode()):
+        raise Refused(403, "form_refused", "This form is not of your present session: open the page again.")

@@ -1,0 +1,117 @@
+"""The routes of the pages, and what is done around each: who looks, the form's checks, errors as pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from aiohttp_session import session_middleware
+
+from gateway.admin.api import ACTOR, DeskOf, refused
+from gateway.admin.pages import accounts, forms, now, tokens
+from gateway.admin.pages.door import Door
+from gateway.admin.pages.forms import Form
+from gateway.admin.pages.rendering import Assets, render, set_up
+from gateway.admin.pages.sessions import StoreStorage
+from gateway.admin.pages.visit import VISITOR, Page, Visit, context_of
+from gateway.errors import GatewayError, Refused, StoreAway, internal
+from gateway.log import Logger
+from gateway.management.desk import Actor
+from gateway.management.links import ENTER
+
+COOKIE: Final = "sluicegate"
+PAGES: Final[tuple[tuple[str, str, Page], ...]] = (*now.PAGES, *accounts.PAGES, *tokens.PAGES)
+NOBODY: Final = Actor("nobody", frozenset())
+
+log = Logger("gateway.admin.pages.pages")
+
+
+class Pages:
+    """The pages of one operator's port."""
+
+    def __init__(self, desk_of: DeskOf, admin_token: Callable[[], str]) -> None:
+        """`desk_of` returns the desk of who looks, `admin_token` the token that is accepted at the moment."""
+        self._desk_of = desk_of
+        desk = desk_of(NOBODY, "")
+        self._door = Door(desk.store, lambda: desk_of(NOBODY, "").config, admin_token)
+        self._storage = StoreStorage(desk.store.client, COOKIE, self._door.is_secure)
+        self._sessions = session_middleware(self._storage)
+        self._assets = Assets()
+
+    def add_routes(self, application: web.Application) -> frozenset[web.AbstractResource]:
+        """Add the routes, and return what they belong to: the pages check themselves who looks."""
+        set_up(application, self._assets)
+        add = application.router.add_route
+        routes = [
+            add("GET", "/static/{name}", self._assets.get),
+            add("GET", ENTER, self._guarded(self._door_page)),
+            add("POST", ENTER, self._guarded(self._enter)),
+            add("POST", "/leave", self._guarded(self._leave)),
+            *(add(method, path, self._guarded(self._handler(page))) for method, path, page in PAGES),
+        ]
+        return frozenset(route.resource for route in routes if route.resource is not None)
+
+    def _guarded(self, handler: Handler) -> Handler:
+        """Return a handler with sessions, whose errors are pages."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            try:
+                return await handler(request)
+            except (web.HTTPException, ConnectionError):
+                raise
+            except Exception as error:
+                return self._problem(request, error)
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            try:
+                return await self._sessions(request, answer)
+            except StoreAway as error:  # where the session cannot be saved
+                return self._problem(request, error)
+
+        return handle
+
+    def _handler(self, page: Page) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            visitor = await self._door.visitor(request)
+            if visitor is None:
+                return render(request, "stranger.html", context_of(request), 401)
+            request[ACTOR], request[VISITOR] = visitor.actor, visitor
+            form = Form({})
+            if request.method == "POST":
+                form = await forms.read(request)
+                forms.check_proof(form, visitor.form)
+            key = form["once"] and f"{visitor.form} {form['once']}"
+            return await page(Visit(request, visitor, self._desk_of(visitor.actor, key), form))
+
+        return handle
+
+    async def _door_page(self, request: web.Request) -> web.StreamResponse:
+        """Show the form that sends a ticket: a program that only follows links uses none up."""
+        ticket = request.query.get("ticket", "")
+        if not ticket:
+            return render(request, "stranger.html", context_of(request), 401)
+        return render(request, "enter.html", context_of(request) | {"ticket": ticket})
+
+    async def _enter(self, request: web.Request) -> web.StreamResponse:
+        form = await forms.read(request)
+        await self._door.enter(request, form["ticket"])
+        raise web.HTTPSeeOther("/")
+
+    async def _leave(self, request: web.Request) -> web.StreamResponse:
+        visitor = await self._door.visitor(request)
+        form = await forms.read(request)
+        if visitor is not None:
+            forms.check_proof(form, visitor.form)
+            await self._door.leave(request)
+        return render(request, "left.html", context_of(request) | {"by_header": bool(visitor and visitor.by_header)})
+
+    def _problem(self, request: web.Request, error: Exception) -> web.Response:
+        """Return an error as a page."""
+        if isinstance(error, GatewayError):
+            shown = error if isinstance(error, Refused) else refused(error)
+        else:
+            log.error("page_failed", exc_info=error)
+            shown = internal()
+        return render(request, "problem.html", context_of(request) | {"error": shown}, shown.status)

@@ -1,0 +1,75 @@
+"""`gateway admin`: let a person in at the pages of the operator's port."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from gateway.cli.common import ConfigOption, JsonOption, configuration, print_json
+from gateway.cli.desk import ApiOption, run_at_desk
+from gateway.config.admin_sso import SCOPES
+from gateway.errors import Misconfigured
+
+if TYPE_CHECKING:
+    from gateway.management.links import Link
+    from gateway.management.operation import Desk
+
+EVERYWHERE: Final = ("0.0.0.0", "[::]")  # noqa: S104 - addresses that are listened on, of which none can be opened
+
+admin = typer.Typer(no_args_is_help=True, help="Let people in at the pages of the operator's port: link.")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `app`."""
+    app.add_typer(admin, name="admin")
+
+
+def _scopes(text: str) -> list[str]:
+    names = [name for part in text.split(",") if (name := part.strip())]
+    if unknown := sorted(set(names) - set(SCOPES)):
+        raise typer.BadParameter(f"there is no scope `{unknown[0]}`; there are {', '.join(SCOPES)}")
+    return names
+
+
+@admin.command()
+def link(
+    scopes: Annotated[
+        str, typer.Option(metavar="NAMES", help="What may be done there, as in read,money. Default: everything.")
+    ] = "",
+    name: Annotated[str, typer.Option(help="Whom it lets in, for the audit log. Default: who runs this command.")] = "",
+    api: ApiOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print an address that lets one person in at the pages, once, within ten minutes.
+
+    They stay in for twelve hours, until they leave, or until the token that the link was made with is revoked or changed.
+
+    Example: `gateway admin link --scopes read,money --name alice`
+    """
+
+    names = _scopes(scopes)
+
+    async def work(desk: Desk) -> Link:
+        from gateway.management import links
+        from gateway.management.operation import Scope
+
+        named = tuple(Scope(each) for each in names)
+        return await links.create(desk, body=links.NewLink(name=name, scopes=named))
+
+    made = run_at_desk(config, api, work)
+    address = f"{(api or base(configuration(config).admin)).rstrip('/')}{made.path}"
+    if as_json:
+        print_json({"url": address, "expires_at": made.expires_at, "name": made.name, "scopes": made.scopes})
+    else:
+        typer.echo(address)
+        typer.echo(f"It lets one person in, once, until {made.expires_at[11:16]} UTC.", err=True)
+
+
+def base(address: str | None) -> str:
+    """Return the address of the operator's port in a browser on this machine. Raises `Misconfigured` where there is none."""
+    if address is None:
+        raise Misconfigured("the file has `admin: null`, so that there are no pages")
+    host, _, port = address.rpartition(":")
+    return f"http://{'127.0.0.1' if host in EVERYWHERE else host}:{port}"

@@ -1,0 +1,141 @@
+"""The pages on a test server, with a real store, and visitors who have entered by links."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from html import unescape
+from pathlib import Path
+from re import search
+from typing import Any, Final
+
+import pytest
+from aiohttp import ClientTimeout, CookieJar
+from aiohttp.test_utils import TestClient
+from pytest_aiohttp import AiohttpClient
+
+from gateway.admin.app import Admin
+from gateway.admin.callers import Callers
+from gateway.admin.pages.pages import Pages
+from gateway.config.schema import Loaded, load
+from gateway.management import links
+from gateway.management.admin_token import AdminToken
+from gateway.management.desk import Actor, LocalDesk
+from gateway.management.links import NewLink
+from gateway.management.operation import Scope
+from gateway.metrics.exporter import Exporter
+from gateway.services import Store
+from gateway.store.management_tokens import ManagementTokens
+from tests.admin.conftest import TOKEN
+from tests.patience import PATIENCE_S
+
+CONFIG: Final = """\
+redis: {url}
+data: {folder}
+store: {{timeout: {timeout}}}
+{more}
+channels: {{up: {{base_url: 'http://127.0.0.1:9/v1', api_keys: [sk-secret-number-one, sk-secret-number-two]}}}}
+models: {{words: {{input: 1, output: 2, channels: [up]}}}}
+groups: {{default: {{}}, trial: {{}}}}
+plugins: [{{use: usage-logger}}, {{use: auth}}, {{use: quota}}, {{use: model-routing}}]
+"""
+
+Client = TestClient[Any, Any]
+
+
+class House:
+    """A served operator's port. `loaded` is its configuration, which a test may replace as a reload does."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        self.url = url
+        self.loaded = self.configured("")
+        self.store: Store
+        self.client_of: Callable[[], Awaitable[Client]]
+
+    def configured(self, more: str) -> Loaded:
+        """Return the configuration with more settings."""
+        file = self.folder / "gateway.yaml"
+        file.write_text(CONFIG.format(url=self.url, folder=self.folder, timeout=PATIENCE_S, more=more))
+        return load(file)
+
+    def desk(self, actor: Actor | None = None, key: str = "") -> LocalDesk:
+        """Return the desk of an actor, or of somebody who may do everything."""
+        return LocalDesk(self.loaded, self.store, actor or Actor("test"), key)
+
+    async def link(self, *scopes: Scope, actor: Actor | None = None) -> str:
+        """Make a link and return its ticket."""
+        made = await links.create(self.desk(actor), body=NewLink(name="alice", scopes=scopes))
+        return made.path.partition("ticket=")[2]
+
+    async def visitor(self, *scopes: Scope, actor: Actor | None = None) -> Visitor:
+        """Return somebody who has entered, with all scopes unless some are named."""
+        visitor = Visitor(await self.client_of())
+        status = await visitor.enter(await self.link(*scopes, actor=actor))
+        assert status == 303
+        return visitor
+
+
+class Visitor:
+    """A browser without JavaScript: it keeps cookies, and sends the forms of the page that it looked at last."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.origin = str(client.make_url("")).rstrip("/")
+        self.proof = ""
+        self.once = ""
+        self.headers: dict[str, str] = {}
+
+    async def get(self, path: str, **headers: str) -> tuple[int, str]:
+        """Look at a page."""
+        async with self.client.get(path, allow_redirects=False, headers=headers) as response:
+            text = await response.text()
+            self.headers = dict(response.headers)
+            self._look(text)
+            return response.status, text
+
+    async def post(
+        self, path: str, *, origin: str | None = None, proof: str | None = None, **fields: str
+    ) -> tuple[int, str]:
+        """Send a form as the page that was looked at last would."""
+        fields = {"form": self.proof if proof is None else proof, **fields}
+        headers = {"Origin": self.origin if origin is None else origin}
+        async with self.client.post(path, data=fields, headers=headers, allow_redirects=False) as response:
+            text = await response.text()
+            self.headers = dict(response.headers)
+            self._look(text)
+            return response.status, text
+
+    async def enter(self, ticket: str) -> int:
+        """Use a ticket, and look at the accounts for the proof of the forms there."""
+        status, _ = await self.post("/enter", ticket=ticket)
+        await self.get("/accounts")
+        return status
+
+    def _look(self, text: str) -> None:
+        if found := search(r'name="form" value="([^"]+)"', text):
+            self.proof = unescape(found[1])
+        if found := search(r'name="once" value="([^"]+)"', text):
+            self.once = unescape(found[1])
+
+
+@pytest.fixture
+async def house(
+    tmp_path: Path, store_url: str, aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[House]:
+    """The operator's port with its pages, in front of an empty store."""
+    monkeypatch.delenv("GATEWAY_ADMIN_TOKEN", raising=False)
+    (tmp_path / "admin.token").write_text(f"{TOKEN}\n")
+    house = House(tmp_path, store_url)
+    async with Store.open(house.loaded.config, store_url) as store:
+        house.store = store
+        admin_token = AdminToken(house.loaded.config)
+        callers = Callers(admin_token, ManagementTokens(store.client))
+        pages = Pages(house.desk, admin_token)
+
+        async def client_of() -> Client:
+            admin = Admin(store.usage.folder, callers, Exporter({}), house.desk, pages)
+            jar = CookieJar(unsafe=True)
+            return await aiohttp_client(admin.application(), cookie_jar=jar, timeout=ClientTimeout(PATIENCE_S))
+
+        house.client_of = client_of
+        yield house

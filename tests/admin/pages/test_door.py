@@ -1,0 +1,179 @@
+"""One link lets one person in; a session ends with what it hangs on; a proxy's word counts from its own address alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from gateway.admin.pages import door
+from gateway.management import links, management_tokens
+from gateway.management.desk import Actor
+from gateway.management.operation import Scope
+from gateway.store.management_tokens import ManagementTokens
+from tests.admin.conftest import TOKEN
+from tests.admin.pages.conftest import House, Visitor
+
+SSO = 'admin_sso: {header: X-Forwarded-User, from: [%s], scopes: {boss: [read, accounts], "*": [read], nobody: []}}'
+
+
+async def test_a_link_lets_one_person_in_once(house: House) -> None:
+    ticket = await house.link()
+    first, second = Visitor(await house.client_of()), Visitor(await house.client_of())
+    assert (await first.get("/accounts"))[0] == 401
+    assert (await first.get(f"/enter?ticket={ticket}"))[0] == 200  # looking at the link uses nothing up
+    assert (await first.get(f"/enter?ticket={ticket}"))[0] == 200
+    assert await first.enter(ticket) == 303
+    assert (await first.get("/accounts"))[0] == 200
+    assert await second.enter(ticket) == 403
+    assert (await second.get("/accounts"))[0] == 401
+
+
+async def test_fifty_who_use_a_ticket_at_once_get_one_session(house: House) -> None:
+    visitor, ticket = Visitor(await house.client_of()), await house.link()
+    answers = await asyncio.gather(*(visitor.post("/enter", ticket=ticket) for _ in range(50)))
+    assert sorted(status for status, _ in answers) == [303] + [403] * 49
+    sessions = [key async for key in house.store.client.keys("gw:{pages}:session:*")]
+    assert len(sessions) == 1
+
+
+async def test_the_cookie_cannot_be_guessed_read_by_scripts_or_sent_by_other_sites(house: House) -> None:
+    visitor = await house.visitor()
+    ticket = await house.link()
+    await visitor.post("/enter", ticket=ticket)
+    cookie = visitor.headers["Set-Cookie"]
+    name, _, rest = cookie.partition("=")
+    value = rest.partition(";")[0]
+    assert name == "sluicegate"
+    assert len(value) == 43
+    assert {"HttpOnly", "SameSite=Strict", "Path=/", "Max-Age=43200"} <= {part.strip() for part in cookie.split(";")}
+    assert "Secure" not in cookie  # it came without TLS
+    stored = [key async for key in house.store.client.keys("gw:{pages}:*")]
+    texts = [bytes(await house.store.client.call("GET", key)) for key in stored]
+    for secret in (value, ticket, TOKEN):
+        assert not any(secret in key for key in stored)
+        assert not any(secret.encode() in text for text in texts)
+
+
+async def test_a_ticket_is_good_for_ten_minutes(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticket = await house.link()
+    (key,) = [key async for key in house.store.client.keys("gw:{pages}:link:*")]
+    assert 590_000 < await house.store.client.call("PTTL", key) <= 600_000
+    await house.store.client.call("PEXPIRE", key, 0)
+    assert await Visitor(await house.client_of()).enter(ticket) == 403
+
+
+@pytest.mark.parametrize("ticket", ["", "x", "../../etc", "\u2028", "a" * 20_000])
+async def test_what_is_no_ticket_lets_nobody_in(house: House, ticket: str) -> None:
+    visitor = Visitor(await house.client_of())
+    assert await visitor.enter(ticket) == 403
+    assert (await visitor.get("/accounts"))[0] == 401
+
+
+async def test_a_session_lasts_twelve_hours(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    visitor = await house.visitor()
+    now = time.time()
+    monkeypatch.setattr(door.time, "time", lambda: now + 12 * 3600 - 60)
+    assert (await visitor.get("/accounts"))[0] == 200
+    monkeypatch.setattr(door.time, "time", lambda: now + 12 * 3600 + 1)
+    assert (await visitor.get("/accounts"))[0] == 401
+
+
+async def test_leaving_ends_the_session_also_for_who_has_copied_its_cookie(house: House) -> None:
+    visitor, thief = await house.visitor(), Visitor(await house.client_of())
+    (kept,) = visitor.client.session.cookie_jar
+    cookie = {"Cookie": f"sluicegate={kept.value}"}
+    assert (await thief.get("/accounts", **cookie))[0] == 200
+    status, text = await visitor.post("/leave")
+    assert (status, "You have left" in text) == (200, True)
+    assert (await thief.get("/accounts", **cookie))[0] == 401
+    assert (await visitor.get("/accounts"))[0] == 401
+
+
+async def test_links_and_sessions_end_with_the_management_token_that_made_them(house: House) -> None:
+    tokens = ManagementTokens(house.store.client)
+    made, _ = await tokens.create("shop", ["read"], None, "test")
+    actor = Actor("shop", frozenset({Scope.READ}), made.id)
+    visitor, ticket = await house.visitor(actor=actor), await house.link(actor=actor)
+    assert (await visitor.get("/accounts"))[0] == 200
+    await management_tokens.revoke(house.desk(), made.id)
+    assert (await visitor.get("/accounts"))[0] == 401
+    assert await Visitor(await house.client_of()).enter(ticket) == 403
+
+
+async def test_a_session_ends_when_the_management_token_that_made_it_expires(house: House) -> None:
+    tokens = ManagementTokens(house.store.client)
+    made, _ = await tokens.create("shop", ["read"], int(time.time()) + 2, "test")
+    visitor = await house.visitor(actor=Actor("shop", frozenset({Scope.READ}), made.id))
+    while time.time() < (made.expires_at or 0):
+        await asyncio.sleep(0.05)
+    assert (await visitor.get("/accounts"))[0] == 401
+
+
+async def test_links_and_sessions_end_when_the_admin_token_is_changed(house: House) -> None:
+    visitor, ticket = await house.visitor(), await house.link()
+    (house.folder / "next").write_text("another-admin-token-of-37-characters")
+    (house.folder / "next").replace(house.folder / "admin.token")
+    assert (await visitor.get("/accounts"))[0] == 401
+    assert await Visitor(await house.client_of()).enter(ticket) == 403
+    assert await Visitor(await house.client_of()).enter(await house.link()) == 303
+
+
+async def test_a_link_gives_no_scope_that_its_maker_does_not_have(house: House) -> None:
+    reader = Actor("reader", frozenset({Scope.READ}), "")
+    with pytest.raises(Exception, match="You do not have money yourself"):
+        await house.link(Scope.READ, Scope.MONEY, actor=reader)
+    visitor = await house.visitor(actor=reader)
+    assert "New account" not in (await visitor.get("/accounts"))[1]
+    assert (await visitor.post("/accounts", id="bob", group="default"))[0] == 403
+
+
+async def test_the_audit_log_has_no_ticket(house: House) -> None:
+    ticket = await house.link()
+    lines = str(await house.store.client.call("XRANGE", "gw:{audit}:lines", "-", "+"))
+    assert "links.create" in lines
+    assert ticket not in lines
+
+
+async def test_a_trusted_proxy_signs_people_on_with_the_scopes_of_their_names(house: House) -> None:
+    house.loaded = house.configured(SSO % "127.0.0.1")
+    boss, guest = Visitor(await house.client_of()), Visitor(await house.client_of())
+    assert (await boss.get("/accounts"))[0] == 401
+    status, text = await boss.get("/accounts", **{"X-Forwarded-User": "boss"})
+    assert (status, "New account" in text) == (200, True)
+    status, text = await guest.get("/accounts", **{"X-Forwarded-User": "<b>guest</b>"})
+    assert (status, "New account" in text, "<b>guest" in text) == (200, False, False)
+    for wrong in ("nobody", "*", "", "x" * 129):  # who is called "*" has not the scopes of all others
+        status, _ = await Visitor(await house.client_of()).get("/accounts", **{"X-Forwarded-User": wrong})
+        assert status == 403, wrong
+    assert (await boss.get("/accounts"))[0] == 401  # its cookie is nothing without the header
+
+
+async def test_a_proxy_that_is_not_trusted_signs_nobody_on(house: House) -> None:
+    house.loaded = house.configured(SSO % "10.0.0.0/8")
+    status, text = await Visitor(await house.client_of()).get("/accounts", **{"X-Forwarded-User": "boss"})
+    assert (status, "is not believed from your address" in text) == (403, True)
+
+
+async def test_a_reload_changes_who_signs_on(house: House) -> None:
+    visitor, header = Visitor(await house.client_of()), {"X-Forwarded-User": "boss"}
+    assert (await visitor.get("/accounts", **header))[0] == 401
+    house.loaded = house.configured(SSO % "127.0.0.1")
+    assert (await visitor.get("/accounts", **header))[0] == 200
+    house.loaded = house.configured("")
+    assert (await visitor.get("/accounts", **header))[0] == 401
+
+
+async def test_the_cookie_is_secure_where_a_trusted_proxy_has_tls(house: House) -> None:
+    house.loaded = house.configured(SSO % "127.0.0.1")
+    visitor = Visitor(await house.client_of())
+    await visitor.get("/accounts", **{"X-Forwarded-User": "boss", "X-Forwarded-Proto": "https"})
+    assert "Secure" in visitor.headers["Set-Cookie"]
+
+
+async def test_the_time_of_a_link_is_that_of_its_ticket(house: House) -> None:
+    made = await links.create(house.desk(), body=links.NewLink())
+    assert made.name == "test"
+    assert set(made.scopes) == set(Scope)
+    assert "ticket" not in repr(made)
