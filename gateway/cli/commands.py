@@ -27,6 +27,8 @@ COMMANDS: Final = {
     "account": "Manage accounts: create, credit, limit, suspend, close.",
     "token": "Manage tokens: create, list, set, rotate, disable, enable, delete.",
     "admin": "Let people in at the pages of the operator's port: link.",
+    "management-tokens": "Manage the tokens with which programs use the operator's API: create, list, revoke.",
+    "audit": "Show who changed what, and how it was before: list.",
     "pepper": "Show where the key is that tokens are checked with (show), or change it (rotate).",
     "alerts": "Send a test to the webhook (test), and show what waits for it (list).",
     "usage": "Read the usage log: whether a request arrived, how it ended, what it cost.",

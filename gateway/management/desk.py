@@ -11,7 +11,7 @@ import msgspec
 from gateway.config.schema import Loaded
 from gateway.errors import GatewayError, Refused, StoreAway
 from gateway.log import Logger
-from gateway.management.audit import Audit
+from gateway.management.audit_lines import Audit
 from gateway.management.operation import Arguments, Operation, Scope
 from gateway.services import Store
 

@@ -35,9 +35,9 @@ class NewLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Link(msgspec.Struct, frozen=True):
-    """A link: its path at the operator's port, which is shown once, and until when it lets somebody in."""
+    """A link: its path at the operator's port, and until when it lets somebody in. In an answer that is repeated the path is null."""
 
-    path: str
+    path: str | None
     expires_at: str
     name: str
     scopes: tuple[Scope, ...]
@@ -58,7 +58,7 @@ class Ticket(msgspec.Struct, frozen=True):
     proof: str
 
 
-@operation("POST", "/links", Scope.READ, status=201)
+@operation("POST", "/links", Scope.READ, status=201, shown_once="path")
 async def create(desk: LocalDesk, body: NewLink) -> Link:
     """Make a link that lets one person in at the pages, once, within ten minutes. Its path cannot be shown again.
 

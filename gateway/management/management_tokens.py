@@ -82,8 +82,12 @@ async def _expiry(desk: LocalDesk, wanted: int | None) -> int | None:
     """Return when a new token expires: not after the one that makes it. Raises `Refused`."""
     if wanted is not None and wanted <= time.time():
         raise Refused(400, "invalid_request", "This time has passed.", param="expires_at")
-    own = await ManagementTokens(desk.store.client).get(desk.actor.token) if desk.actor.token else None
-    latest = own.expires_at if own else None
+    if not desk.actor.token:
+        return wanted
+    own = await ManagementTokens(desk.store.client).get(desk.actor.token)
+    if own is None:
+        raise Refused(401, "token_invalid", "Your own token was revoked meanwhile.")
+    latest = own.expires_at
     if latest is None:
         return wanted
     if wanted is not None and wanted > latest:

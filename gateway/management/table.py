@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gateway.management import accounts, channels, imports, links, management_tokens, money, requests, tokens, usage
+from gateway.management import accounts, audit, channels, imports, links, management_tokens, money, requests, tokens, usage
 from gateway.management.operation import Operation
 
 OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
@@ -43,4 +43,5 @@ OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     management_tokens.create,
     management_tokens.list_,
     management_tokens.revoke,
+    audit.list_,
 )

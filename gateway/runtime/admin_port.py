@@ -49,6 +49,6 @@ async def run(
             ManagementTokens(store.client),
             lambda: metrics.count("admin_tokens_refused"),
         )
-        pages = Pages(desk_of, admin_token)
+        pages = Pages(desk_of, admin_token, numbers)
         admin = Admin(store.usage.folder, callers, Exporter(numbers), desk_of, pages)
         await app.run(admin, str(active.loaded.config.admin), stop)

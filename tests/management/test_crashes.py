@@ -16,12 +16,12 @@ from gateway.errors import GatewayError
 from gateway.management import accounts, imports, money, tokens
 from gateway.management.accounts import AccountChange, NewAccount
 from gateway.management.allowance import GivenBudgets
-from gateway.management.audit import KEY
 from gateway.management.desk import Actor, LocalDesk
 from gateway.management.imports import AccountRow, AccountRows, CreditRow, CreditRows
 from gateway.management.money import NewAdjustment, NewCredit
 from gateway.management.tokens import NewToken, Rotation, TokenChange
 from gateway.services import Store
+from gateway.store.audit_log import KEY
 from gateway.store.client.client import Client
 from gateway.store.pepper import VARIABLE
 from tests.management.conftest import CONFIG

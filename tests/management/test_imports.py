@@ -10,10 +10,10 @@ import pytest
 from gateway.errors import Refused
 from gateway.management import accounts, imports
 from gateway.management.accounts import NewAccount
-from gateway.management.audit import KEY
 from gateway.management.desk import Actor, LocalDesk
 from gateway.management.imports import MOST_ROWS, AccountRows, CreditRows, Imported
 from gateway.management.operation import Scope
+from gateway.store.audit_log import KEY
 
 
 async def imported(desk: LocalDesk, *rows: Any) -> Imported:

@@ -12,9 +12,9 @@ import pytest
 from gateway.errors import GatewayError
 from gateway.management import accounts, tokens
 from gateway.management.accounts import NewAccount
-from gateway.management.audit import KEY
 from gateway.management.desk import LocalDesk
 from gateway.management.tokens import NewToken, Rotation, TokenChange, TokenList
+from gateway.store.audit_log import KEY
 from gateway.store.pepper import VARIABLE
 from gateway.store.tokens import TokenRefused
 from tests.management.conftest import DeskWith

@@ -86,7 +86,7 @@ def check_origin(request: web.Request) -> None:
     """Raise `Refused` (403) for a request that a page of another origin may have sent."""
     origin = request.headers.getall("Origin", [])
     if len(origin) != 1 or urlsplit(origin[0]).netloc.lower() != request.host.lower():
-        raise Refused(403, "origin_refused", "This was not sent by a page of this address.")
+        raise Refused(403, "form_refused", "This was not sent by a page of this address.")
 
 
 def check_proof(form: Form, wanted: str) -> None:

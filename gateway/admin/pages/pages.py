@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
-from aiohttp_session import session_middleware
+from aiohttp_session import SESSION_KEY, session_middleware
 
 from gateway.admin.api import ACTOR, DeskOf, refused
 from gateway.admin.pages import accounts, forms, now, tokens
 from gateway.admin.pages.door import Door
 from gateway.admin.pages.forms import Form
+from gateway.admin.pages.pulse import Pulse
 from gateway.admin.pages.rendering import Assets, render, set_up
 from gateway.admin.pages.sessions import StoreStorage
 from gateway.admin.pages.visit import VISITOR, Page, Visit, context_of
@@ -20,6 +22,7 @@ from gateway.errors import GatewayError, Refused, StoreAway, internal
 from gateway.log import Logger
 from gateway.management.desk import Actor
 from gateway.management.links import ENTER
+from gateway.metrics.shared import SharedNumbers
 
 COOKIE: Final = "sluicegate"
 PAGES: Final[tuple[tuple[str, str, Page], ...]] = (*now.PAGES, *accounts.PAGES, *tokens.PAGES)
@@ -31,18 +34,24 @@ log = Logger("gateway.admin.pages.pages")
 class Pages:
     """The pages of one operator's port."""
 
-    def __init__(self, desk_of: DeskOf, admin_token: Callable[[], str]) -> None:
-        """`desk_of` returns the desk of who looks, `admin_token` the token that is accepted at the moment."""
+    def __init__(self, desk_of: DeskOf, admin_token: Callable[[], str], numbers: Mapping[str, SharedNumbers]) -> None:
+        """`desk_of` returns the desk of who looks, `admin_token` the token that is accepted at the moment.
+
+        `numbers`: what the processes of this gateway count, by their names.
+        """
         self._desk_of = desk_of
         desk = desk_of(NOBODY, "")
         self._door = Door(desk.store, lambda: desk_of(NOBODY, "").config, admin_token)
         self._storage = StoreStorage(desk.store.client, COOKIE, self._door.is_secure)
         self._sessions = session_middleware(self._storage)
         self._assets = Assets()
+        self._pulse = Pulse(desk.usage_folder, numbers, desk.store.answers)
 
     def add_routes(self, application: web.Application) -> frozenset[web.AbstractResource]:
         """Add the routes, and return what they belong to: the pages check themselves who looks."""
         set_up(application, self._assets)
+        application[now.PULSE] = self._pulse
+        application.on_shutdown.append(self._pulse.stop)
         add = application.router.add_route
         routes = [
             add("GET", "/static/{name}", self._assets.get),
@@ -83,9 +92,14 @@ class Pages:
                 form = await forms.read(request)
                 forms.check_proof(form, visitor.form)
             key = form["once"] and f"{visitor.form} {form['once']}"
-            return await page(Visit(request, visitor, self._desk_of(visitor.actor, key), form))
+            desk = self._desk_of(visitor.actor, key)
+            return await page(Visit(request, visitor, desk, form, partial(self._is_still_in, request)))
 
         return handle
+
+    async def _is_still_in(self, request: web.Request) -> bool:
+        request[SESSION_KEY] = await self._storage.load_session(request)
+        return await self._door.visitor(request) is not None
 
     async def _door_page(self, request: web.Request) -> web.StreamResponse:
         """Show the form that sends a ticket: a program that only follows links uses none up."""

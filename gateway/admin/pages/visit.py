@@ -24,11 +24,20 @@ Query = TypeVar("Query", bound=msgspec.Struct)
 class Visit:
     """One request of somebody who has entered. `form` is empty where the request sends none."""
 
-    def __init__(self, request: web.Request, visitor: Visitor, desk: LocalDesk, form: Form) -> None:
+    def __init__(
+        self,
+        request: web.Request,
+        visitor: Visitor,
+        desk: LocalDesk,
+        form: Form,
+        is_still_in: Callable[[], Awaitable[bool]],
+    ) -> None:
+        """`is_still_in` tells later on whether the session has not ended."""
         self.request = request
         self.visitor = visitor
         self.desk = desk
         self.form = form
+        self.is_still_in = is_still_in
 
     @property
     def path(self) -> Mapping[str, str]:

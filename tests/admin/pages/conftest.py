@@ -130,7 +130,7 @@ async def house(
         house.store = store
         admin_token = AdminToken(house.loaded.config)
         callers = Callers(admin_token, ManagementTokens(store.client))
-        pages = Pages(house.desk, admin_token)
+        pages = Pages(house.desk, admin_token, {})
 
         async def client_of() -> Client:
             admin = Admin(store.usage.folder, callers, Exporter({}), house.desk, pages)

@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const KEY = "sluicegate-theme";
-  const NAMES = { "": "Auto", light: "Light", dark: "Dark" };
+  const NAMES = { "": "\u25d0 Auto", light: "\u2600 Light", dark: "\u263e Dark" };
   const root = document.documentElement;
   let theme = "";
   try {
