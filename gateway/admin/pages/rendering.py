@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import aiohttp_jinja2
 import jinja2
+import msgspec
 from aiohttp import web
 from markupsafe import Markup, escape
 
@@ -67,6 +68,8 @@ def set_up(application: web.Application, assets: Assets) -> None:
             "span": span,
             "share": share,
             "instant": instant,
+            "as_json": lambda value: msgspec.json.format(msgspec.json.encode(value), indent=2).decode(),
+            "capitalize_first": lambda text: text[:1].upper() + text[1:],
             "list_of": lambda name: (name, name),
         },
     )

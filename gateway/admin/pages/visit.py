@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -66,7 +66,7 @@ class Visit:
         raise web.HTTPSeeOther(f"{path}{joint}done={done}" if done else path)
 
 
-Page = Callable[[Visit], Awaitable[web.StreamResponse]]
+Page = Callable[[Visit], Coroutine[Any, Any, web.StreamResponse]]
 
 DONE: Mapping[str, str] = {
     "created": "The account is there. It can be credited now, and gets its first token below.",
