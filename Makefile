@@ -13,7 +13,7 @@ STREAMS := $(filter-out $(NO_EVENTS),$(wildcard tests/chat/test_*.py tests/proxy
 
 # In a variable of its own: a recipe that names $(MAKE) is run by `make -n`, too.
 BESIDE := $(MAKE) --no-print-directory beside
-PYTEST := $(BIN)/python -m pytest -p tests.parallel --processes 4
+PYTEST := $(BIN)/python -m pytest -p tests.parallel --processes 5
 
 # Where this is set, every process compiles all modules again, which takes longer than all the rest of its start.
 unexport PYTHONDONTWRITEBYTECODE

@@ -155,7 +155,7 @@ class Services:
         """Call an asynchronous function again and again: first after `seconds`, then `seconds` after it has ended.
 
         What it raises is logged with the plugin's name, and it is called again. It is cancelled before `stop` is called. Each
-        worker calls it. Raises `ValueError` for what is no time, and for more than 16 functions.
+        worker calls it. Raises `ValueError` for what is no time and for more than 16 functions, and `TypeError` for no function.
         """
         self._work.every(seconds, function)
 

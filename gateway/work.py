@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.log import place_of
@@ -43,7 +43,12 @@ class Work:
         return self._http
 
     def every(self, seconds: float, function: Callable[[], Awaitable[None]]) -> None:
-        """Start the task that calls `function` again and again. Raises `ValueError`."""
+        """Start the task that calls `function` again and again. Raises `ValueError`, and `TypeError` for what is no function."""
+        if isinstance(function, Coroutine):
+            function.close()
+            raise TypeError("every: give the function without calling it, as in `services.every(60, self.refresh)`")
+        if not callable(function):
+            raise TypeError(f"every: give an `async` function, not {function!r}")
         if not seconds > 0:
             raise ValueError(f"every: give seconds above 0, not {seconds}")
         if len(self._tasks) >= MAX_TASKS:

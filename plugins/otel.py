@@ -120,8 +120,9 @@ class Otel(Plugin):
 
     async def on_end(self, exchange: Exchange) -> None:
         """End the spans of a request, with all that is known of it."""
-        body = await exchange.body() if exchange.attempts else None
-        self._spans.end(exchange[Trace], body)  # type: ignore[arg-type] # what `on_request` has put there
+        if exchange[Trace].recorded:
+            body = await exchange.body() if exchange.attempts else None
+            self._spans.end(exchange[Trace], body)  # type: ignore[arg-type] # what `on_request` has put there
 
     def __repr__(self) -> str:
         return f"<Otel {self.endpoint}>"

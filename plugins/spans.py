@@ -44,10 +44,15 @@ class Tracing(Trace):
         self.recorded = server.is_recording()
 
     def headers(self) -> Mapping[str, str]:
-        """Begin the span of the upstream that is called now, and return what makes its own spans children of it."""
-        number = len(self.exchange.attempts) - 1
-        client = self.clients[number] = self._spans.begin_client(self, self.exchange.attempts[number])
-        context = client.get_span_context()
+        """Begin the span of the upstream that is called now, and return what makes its own spans children of it.
+
+        Of a trace that is sent nowhere, one span stands for all.
+        """
+        span = self.server
+        if self.recorded:
+            number = len(self.exchange.attempts) - 1
+            span = self.clients[number] = self._spans.begin_client(self, self.exchange.attempts[number])
+        context = span.get_span_context()
         flags = context.trace_flags | self._flags
         headers = {"traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-{flags:02x}"}
         if context.trace_state:
@@ -85,11 +90,9 @@ class Spans:
         )
 
     def end(self, tracing: Tracing, body: Body | None) -> None:
-        """End the spans of a request that has ended. `body`: that of a request with attempts."""
+        """End the spans of a request that has ended, and is traced. `body`: that of a request with attempts."""
         exchange, server = tracing.exchange, tracing.server
         ended = exchange.ended or exchange.started
-        if not tracing.recorded:
-            return
         content = exchange.get(SpanContent)
         said = {} if content is None else content.attributes()
         if body is not None:

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import ClassVar
 
 import msgspec
 
-from gateway import Caller, Exchange, Operation, Outcome, Plugin, Refused, Reply, Script, Services, Step
+from gateway import (
+    AnswerDelta,
+    AnswerReader,
+    Caller,
+    ChatRequest,
+    Dialect,
+    Exchange,
+    Operation,
+    Outcome,
+    Plugin,
+    Refused,
+    Reply,
+    Script,
+    Services,
+    Step,
+)
 from gateway.errors import StoreAway
 
 
@@ -595,6 +612,14 @@ class KeepsTheText(Plugin):
         texts += [delta.text for delta in exchange.deltas(chunk)]
 
 
+class ReadsOnlyStreams(Plugin):
+    """Takes an answer that is not streamed for an event."""
+
+    def on_response(self, exchange: Exchange) -> None:
+        if exchange.answer is not None:
+            exchange.answer["choices"][0]["delta"]
+
+
 class AnswersHalf(Plugin):
     """Answers without an end."""
 
@@ -635,3 +660,340 @@ class AnswersAFunction(AnswersHalf):
 
     async def on_request(self, exchange: Exchange) -> Reply | None:
         return Reply(events=self.play)  # type: ignore[arg-type]
+
+
+class RequiresAType(Plugin):
+    """Requires a fact."""
+
+    requires = Caller  # type: ignore[assignment]
+
+
+class ProvidesADialect(Plugin):
+    """Names a dialect, and no tuple of them."""
+
+    dialects = Dialect  # type: ignore[assignment]
+
+
+class SleepsInStart(Plugin):
+    """Blocks all who are served while it starts."""
+
+    async def start(self, services: Services) -> None:
+        time.sleep(0.001)  # noqa: ASYNC251
+
+
+class SleepsInStop(Plugin):
+    """Blocks all who are served while it stops."""
+
+    async def stop(self) -> None:
+        time.sleep(0.001)  # noqa: ASYNC251
+
+
+class SleepsInFailover(Plugin):
+    """Blocks before the second attempt."""
+
+    async def on_failover(self, exchange: Exchange) -> None:
+        self._wait()
+
+    def _wait(self) -> None:
+        time.sleep(0.001)
+
+
+class SleepsInTheBackground(Plugin):
+    """Blocks every minute."""
+
+    async def start(self, services: Services) -> None:
+        services.every(60, self._refresh)
+
+    async def _refresh(self) -> None:
+        time.sleep(0.001)  # noqa: ASYNC251
+
+
+class RepeatsASyncFunction(Plugin):
+    """Calls what cannot be awaited."""
+
+    async def start(self, services: Services) -> None:
+        services.every(60, self._refresh)  # type: ignore[arg-type]
+
+    def _refresh(self) -> None:
+        pass
+
+
+class FailsInTheBackground(Plugin):
+    """Has a mistake in what it repeats."""
+
+    async def start(self, services: Services) -> None:
+        services.every(60, partial(self._refresh, {}))
+
+    async def _refresh(self, known: dict[str, str]) -> None:
+        known["unknown"]
+
+
+class RepeatsACoroutine(Plugin):
+    """Calls the function itself."""
+
+    async def start(self, services: Services) -> None:
+        services.every(60, self._refresh())  # type: ignore[arg-type]
+
+    async def _refresh(self) -> None:
+        pass
+
+
+class ForgetsToAwait(Plugin):
+    """Sends a command without waiting for it."""
+
+    async def start(self, services: Services) -> None:
+        self._redis = services.redis
+
+    async def on_end(self, exchange: Exchange) -> None:
+        self._redis.call("PING")  # type: ignore[unused-coroutine]
+
+
+class ForgetsToAwaitTheBody(Plugin):
+    """Reads the body without waiting for it."""
+
+    async def on_request(self, exchange: Exchange) -> None:
+        body = exchange.body()
+        try:
+            body.model  # type: ignore[attr-defined] # noqa: B018
+        finally:
+            body.close()
+
+
+class SendsABadHeader(Plugin):
+    """Sends what a caller wrote."""
+
+    def on_response(self, exchange: Exchange) -> None:
+        exchange.response_headers["x-note"] = "two\r\nlines"
+
+
+class SendsAnId(Plugin):
+    """Gives requests an id of its own."""
+
+    async def on_request(self, exchange: Exchange) -> None:
+        exchange.response_headers["X-Request-Id"] = "mine"
+
+
+class SendsANumber(Plugin):
+    """Sends a number."""
+
+    def on_response(self, exchange: Exchange) -> None:
+        exchange.response_headers["x-tries"] = len(exchange.attempts)  # type: ignore[assignment]
+
+
+class PrintsTheToken(Plugin):
+    """Prints what it gets."""
+
+    async def on_request(self, exchange: Exchange) -> None:
+        print(dict(exchange.request.headers))
+
+
+class LogsTheTokenByItself(Plugin):
+    """Logs what it gets, in Python's own way."""
+
+    async def on_request(self, exchange: Exchange) -> None:
+        logging.getLogger("mine").warning("%s", exchange.request.headers["authorization"])
+
+
+class ShowsTheModel(Plugin):
+    """Says which model served."""
+
+    def on_response(self, exchange: Exchange) -> None:
+        exchange.response_headers["x-model"] = exchange.attempts[-1].model
+
+
+class RefusesWithTheModel(Plugin):
+    """Ends streams with the name that the model has at the upstream."""
+
+    def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
+        exchange.stop(Refused(400, "stopped", f"Stopped {exchange.attempts[-1].model}."))
+
+
+class ReadsWithoutAwait(Plugin):
+    """Reads the reply of its step in a function that is not async."""
+
+    requires = (Caller,)
+
+    async def request_step(self, exchange: Exchange) -> Step:
+        return Step(Script("one", "return 1"), [f"gw:{{{exchange[Caller].account}}}"], [], self._read)  # type: ignore[arg-type]
+
+    def _read(self, reply: int) -> None:
+        pass
+
+
+class FailsWithoutAwait(Plugin):
+    """Has a `failed` that is not async."""
+
+    requires = (Caller,)
+
+    async def end_step(self, exchange: Exchange) -> Step:
+        key = f"gw:{{{exchange[Caller].account}}}"
+        return Step(Script("one", "return 1"), [key], [], failed=lambda error: None)  # type: ignore[arg-type, return-value]
+
+
+class CountsInTwoKinds(Plugin):
+    """Has one name for two metrics."""
+
+    async def start(self, services: Services) -> None:
+        services.metrics.counter("seen", "Seen.")
+        services.metrics.histogram("seen", "Seen.")
+
+
+class AssignsTheCharge(Plugin):
+    """Makes requests free."""
+
+    async def on_end(self, exchange: Exchange) -> None:
+        exchange.charge_micros = 0  # type: ignore[misc]
+
+
+class WritesTheBody(Plugin):
+    """Changes the request past `edit`."""
+
+    edits = True
+
+    async def on_request(self, exchange: Exchange) -> None:
+        if exchange.request.operation is Operation.CHAT:
+            (await exchange.body()).top["seed"] = msgspec.Raw(b"1")  # type: ignore[index]
+
+
+class EditsWithNoNumber(Plugin):
+    """Sets a field to what JSON does not have."""
+
+    edits = True
+
+    async def on_request(self, exchange: Exchange) -> None:
+        if exchange.request.operation is Operation.CHAT:
+            await exchange.edit({"temperature": float("nan")})
+
+
+class Plain(Dialect):
+    """A dialect without a fault."""
+
+    name = "plain"
+    path = "/plain"
+
+    def request(self, chat: ChatRequest) -> bytes:
+        return msgspec.json.encode({"limit": chat.max_tokens})
+
+    def reader(self) -> AnswerReader:
+        return NoReader()
+
+
+class NoReader(AnswerReader):
+    """Knows nothing."""
+
+    def read(self, name: str, data: bytes) -> Iterable[AnswerDelta]:
+        return ()
+
+
+class GoodDialect(Plugin):
+    """Provides a dialect."""
+
+    dialects = (Plain,)
+
+
+class AuthOfNoKind(Plugin):
+    """Has a dialect with a way to authenticate that there is not."""
+
+    class Faulty(Plain):
+        """Faulty."""
+
+        auth = "basic"
+
+    dialects = (Faulty,)
+
+
+class AuthIsNone(Plugin):
+    """Has a dialect without a way to authenticate."""
+
+    class Faulty(Plain):
+        """Faulty."""
+
+        auth = None  # type: ignore[assignment]
+
+    dialects = (Faulty,)
+
+
+class AsksInText(Plugin):
+    """Has a dialect that asks in text."""
+
+    class Faulty(Plain):
+        """Faulty."""
+
+        def request(self, chat: ChatRequest) -> bytes:
+            return '{"limit": 4711}'  # type: ignore[return-value]
+
+    dialects = (Faulty,)
+
+
+class ForgetsTheLimit(Plugin):
+    """Has a dialect that sends no limit."""
+
+    class Faulty(Plain):
+        """Faulty."""
+
+        def request(self, chat: ChatRequest) -> bytes:
+            return b"{}"
+
+    dialects = (Faulty,)
+
+
+class HasNoReader(Plugin):
+    """Has a dialect that makes no reader."""
+
+    class Faulty(Plain):
+        """Faulty."""
+
+        def reader(self) -> AnswerReader:
+            return None  # type: ignore[return-value]
+
+    dialects = (Faulty,)
+
+
+class ReadsDicts(Plugin):
+    """Has a dialect whose reader gives what is no delta."""
+
+    class Faulty(Plain):
+        """Faulty."""
+
+        def reader(self) -> AnswerReader:
+            return Reader()
+
+    dialects = (Faulty,)
+
+
+class Reader(AnswerReader):
+    """Gives dicts."""
+
+    def read(self, name: str, data: bytes) -> Iterable[AnswerDelta]:
+        yield {"message": {}}  # type: ignore[misc]
+
+
+class KnowsItAll(Plugin):
+    """Has a dialect whose reader fails at what it does not know."""
+
+    class Faulty(Plain):
+        """Faulty."""
+
+        def reader(self) -> AnswerReader:
+            return Strict()
+
+    dialects = (Faulty,)
+
+
+class Strict(AnswerReader):
+    """Knows all events."""
+
+    def read(self, name: str, data: bytes) -> Iterable[AnswerDelta]:
+        raise KeyError(name)
+
+
+class ErrorOfText(Plugin):
+    """Has a dialect whose errors are texts."""
+
+    class Faulty(Plain):
+        """Faulty."""
+
+        def error(self, status: int, body: bytes) -> tuple[int, bytes]:
+            return body.decode()  # type: ignore[return-value]
+
+    dialects = (Faulty,)

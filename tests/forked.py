@@ -69,7 +69,9 @@ class Forker:
 
 def _forker() -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    environment = {name: value for name, value in os.environ.items() if name != "GATEWAY_CRASH_AT"}  # of one child alone
+    environment = {
+        name: value for name, value in os.environ.items() if name != "GATEWAY_CRASH_AT"
+    }  # of one child alone
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.forker", str(theirs.fileno())],

@@ -5,7 +5,9 @@ Here they are collected once, in a process that then only gives out tests and re
 
 A process takes a file, and runs its tests in their order. Where no file is left that nobody has begun, it helps with the file
 that has the most tests left. So fixtures of modules are made once in each process that runs tests of theirs, and those of the
-session once in each process. Nothing is run twice: a process that ends fails the test that it ran, and another takes its place.
+session once in each process. Files are taken from both ends in turn: at the end are the tests of whole gateways, which mostly
+wait, and so run beside those that compute. Nothing is run twice: a process that ends fails the test that it ran, and another
+takes its place.
 """
 
 from __future__ import annotations
@@ -44,13 +46,16 @@ class Queue:
         self._files = {path: files[path] for path in sorted(files, key=ranks.__getitem__)}
         self._path_of = {index: path for path, indices in files.items() for index in indices}
         self._new = deque(self._files)
+        self._is_last_next = False
 
     def next(self, after: int | None = None) -> int | None:
         """Take a test for a process that runs `after` before it. Return None if there is none."""
         if after is not None and (own := self._files[self._path_of[after]]):
             return own.popleft()
         while self._new:
-            if unbegun := self._files[self._new.popleft()]:
+            path = self._new.pop() if self._is_last_next else self._new.popleft()
+            self._is_last_next = not self._is_last_next
+            if unbegun := self._files[path]:
                 return unbegun.popleft()
         most = max(self._files.values(), key=len, default=deque[int]())
         return most.popleft() if most else None

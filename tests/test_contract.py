@@ -7,6 +7,7 @@ import pytest
 from gateway.contract import broken, check, scenarios
 from gateway.errors import Misconfigured
 from gateway.store.client.client import Client
+from tests import faulty
 from tests.faulty import LeavesAThread
 
 EXAMPLES: dict[str, dict[str, object]] = {
@@ -17,19 +18,22 @@ EXAMPLES: dict[str, dict[str, object]] = {
     "plugins.examples.prompt_patterns:PromptPatterns": {},
     "stop-words": {"words": ["forbidden"]},
 }
-SHIPPED = ("usage-logger", "auth", "rate-limit", "quota", "model-routing", "redact", "answer-cache")
+SHIPPED = ("usage-logger", "auth", "rate-limit", "quota", "model-routing", "redact", "answer-cache", "anthropic")
 
 
-@pytest.mark.parametrize("use", [*SHIPPED, *EXAMPLES, "tests.faulty:Good", "tests.faulty:Answers"])
+@pytest.mark.parametrize(
+    "use", [*SHIPPED, *EXAMPLES, "tests.faulty:Good", "tests.faulty:Answers", "tests.faulty:GoodDialect"]
+)
 async def test_a_good_plugin_keeps_every_promise(store_url: str, client: Client, use: str) -> None:
     findings = await check(use, EXAMPLES.get(use), url=store_url)
     assert broken(findings) == []
     assert [finding.check for finding in findings] == [
         *("docstring", "settings", "hooks", "facts", "start", "request", "ends", "gives back", "steps", "explains"),
-        *("edits", "chunks", "streams", "reload", "stop", "secrets"),
+        *("edits", "chunks", "streams", "background", "dialects", "reload", "stop", "awaits", "secrets"),
     ]
 
 
+FILE = faulty.__file__
 FAULTS = {
     "NoDocstring": "docstring: say in one sentence what it does",
     "Undocumented": "settings: `unknown` is not documented",
@@ -77,6 +81,7 @@ FAULTS = {
     "StopsBeyond": "streams: `on_chunk` keeps bytes that the chunk does not have",
     "StopsWithText": "request: `on_chunk` raised TypeError: an exchange is stopped with a Refused, not with 'enough'",
     "KeepsTheText": "streams: keeps ",
+    "ReadsOnlyStreams": "streams: `on_response` raised KeyError: 'delta' for an answer that is not streamed: {",
     "AnswersHalf": "streams: the events of its reply end before the answer is whole",
     "AnswersText": "streams: the events of its reply are str: they must be bytes",
     "AnswersAndFails": "streams: the events of its reply raised ZeroDivisionError",
@@ -94,7 +99,39 @@ FAULTS = {
     "ReturnsAChunk": "request: `on_chunk` returns a bytes, which is ignored: return nothing",
     "RefusesInEnd": "request: `on_end` returns a Refused, which is ignored: return nothing",
     "ExplainsInNumbers": "explains: `explain` returns an int: return a sentence, or None",
-    "LogsTheToken": "secrets: the log or `repr` shows the caller's credential",
+    "RequiresAType": f"facts: `requires` must be a tuple of types, such as `(Caller,)` ({FILE}, line ",
+    "ProvidesADialect": f"facts: `dialects` must be a tuple of classes, such as `(Messages,)` ({FILE}, line ",
+    "SleepsInStart": "request: `start` blocks the event loop with `sleep` (",
+    "SleepsInStop": "stop: `stop` blocks the event loop with `sleep` (",
+    "SleepsInFailover": "ends: `on_failover` blocks the event loop with `sleep` (",
+    "SleepsInTheBackground": "background: `_refresh`, which `every` calls, blocks the event loop with `sleep` (",
+    "RepeatsASyncFunction": "background: `_refresh`, which `every` calls, returns a NoneType: write `async def` (",
+    "FailsInTheBackground": "background: `_refresh`, which `every` calls, raised KeyError: 'unknown' (",
+    "RepeatsACoroutine": "start: does not start: TypeError: every: give the function without calling it, as in",
+    "ForgetsToAwait": f"awaits: `Client.call` is not awaited ({FILE}, line ",
+    "ForgetsToAwaitTheBody": "request: `on_request` raised AttributeError: 'coroutine' object has no attribute 'model' ",
+    "SendsABadHeader": "request: the response header 'x-note' cannot be sent: a name is a token, and a value has no control",
+    "SendsAnId": "request: the response header 'X-Request-Id' cannot be sent: the gateway writes its own (",
+    "SendsANumber": "request: the response header 'x-tries' is not text: 1 (",
+    "PrintsTheToken": "secrets: the log, the output or `repr` shows the caller's credential",
+    "LogsTheTokenByItself": "secrets: the log, the output or `repr` shows the caller's credential",
+    "ShowsTheModel": "request: `on_response` shows the caller how an upstream calls the model: show `exchange.model`",
+    "RefusesWithTheModel": "request: `on_chunk` shows the caller how an upstream calls the model",
+    "ReadsWithoutAwait": f"request: `read` of the step of `request_step` must be `async def` ({FILE}, line ",
+    "FailsWithoutAwait": f"steps: `failed` of the step of `end_step` must be `async def` ({FILE}, line ",
+    "CountsInTwoKinds": "start: does not start: metric `sluicegate_plugin_check_seen` is a counter already",
+    "AssignsTheCharge": "request: `on_end` raised AttributeError: property 'charge_micros' of ",
+    "WritesTheBody": "request: `on_request` raised TypeError: 'mappingproxy' object does not support item assignment",
+    "EditsWithNoNumber": "request: `on_request` raised GatewayError: 'check' makes a request that is not valid: `temperature` ",
+    "AuthOfNoKind": "dialects: dialect `plain`: must be `bearer`, `header NAME` or `query NAME`, as in `auth: header api-key`",
+    "AuthIsNone": "dialects: dialect `plain`: `auth` must be `bearer`, `header NAME` or `query NAME`, and is None",
+    "AsksInText": "dialects: dialect `plain`: `request` returns a str: it must return the body as bytes",
+    "ForgetsTheLimit": "dialects: dialect `plain`: `request` does not send `chat.max_tokens`",
+    "HasNoReader": "dialects: dialect `plain`: `reader` returns None: it must return an AnswerReader",
+    "ReadsDicts": "dialects: dialect `plain`: `read` gives a dict: it must give an AnswerDelta",
+    "KnowsItAll": "dialects: dialect `plain`: `read` raised KeyError: 'ping' (",
+    "ErrorOfText": "dialects: dialect `plain`: `error` returns 'oops': it must return the status, and the body as bytes",
+    "LogsTheToken": "secrets: the log, the output or `repr` shows the caller's credential",
 }
 
 

@@ -18,7 +18,7 @@ KNOWN_STARTERS = {"coverage", "setuptools"}
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
 def test_every_locked_version_is_exact_and_has_a_hash(lock: Path) -> None:
     entries = re.split(r"\n(?=\S)", lock.read_text().strip())
-    assert len(entries) > 30
+    assert len(entries) > 30 or lock.name == "pip.lock"
     for entry in entries:
         assert re.match(r"[a-z0-9._-]+==\S+", entry), entry[:80]
         assert "--hash=sha256:" in entry, entry[:80]

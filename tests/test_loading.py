@@ -166,7 +166,7 @@ def write(folder: Path, name: str, body: str) -> None:
             "    name: str = ''\n    async def on_requst(self, exchange): ...",
             "`on_requst` is not a hook and is never called: did you mean `on_request`? ({file}, line 5)",
         ),
-        ("    requires = ('Caller',)", "`requires` must be a tuple of types, such as `(Caller,)`"),
+        ("    requires = ('Caller',)", "`requires` must be a tuple of types, such as `(Caller,)` ({file}, line 4)"),
         (
             "    API = 2",
             "`wrong_0815:P` is made for API 2 of plugins, and this gateway has 1: "

@@ -157,10 +157,15 @@ def test_it_stops_where_the_first_failure_is_enough(tmp_path: Path) -> None:
 def test_a_process_keeps_to_its_file_and_helps_with_the_longest() -> None:
     paths = [Path(f"tests/{name}.py") for name in ("few", "many", "few", "many", "many", "first", "many")]
     queue = Queue(paths, ("first.py",))
-    assert (queue.next(), queue.next(5), queue.next()) == (5, 0, 1)
+    assert (queue.next(), queue.next(5), queue.next()) == (5, 1, 0)
     assert [queue.next(0), queue.next(2)] == [2, 3]
     queue.give_back(3)
     assert [queue.next(1), queue.next(2), queue.next(3), queue.next(6), queue.next()] == [3, 4, 6, None, None]
+
+
+def test_files_are_taken_from_both_ends_in_turn() -> None:
+    queue = Queue([Path(f"tests/{name}.py") for name in "abcde"], ("c.py", "b.py"))
+    assert [queue.next() for _ in range(6)] == [2, 4, 1, 3, 0, None]
 
 
 def test_what_is_dropped_is_not_given_out() -> None:

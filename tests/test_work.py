@@ -85,3 +85,17 @@ async def test_the_session_is_one_and_is_closed(aiohttp_server: AiohttpServer) -
     assert session.timeout.total == 30
     await work.close()
     assert session.closed
+
+
+async def test_what_is_no_function_is_refused_in_words() -> None:
+    async def refresh() -> None:
+        pass
+
+    work = made()
+    with pytest.raises(
+        TypeError, match=r"give the function without calling it, as in `services.every\(60, self.refresh\)`"
+    ):
+        work.every(60, refresh())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="give an `async` function, not None"):
+        work.every(60, None)  # type: ignore[arg-type]
+    await work.close()

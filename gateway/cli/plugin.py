@@ -86,6 +86,11 @@ def _settings(text: str) -> dict[str, Any]:
         settings = None
     if not isinstance(settings, dict):
         raise typer.BadParameter("write a mapping, as in '{opens: 9, closes: 17}'", param_hint="--with")
+    for name, value in settings.items():
+        if value is None and ":" in str(name):
+            setting, _, meant = str(name).partition(":")
+            text = f"`{name}` is one name in YAML: put a space after the colon, as in '{{{setting}: {meant or 'x'}}}'"
+            raise typer.BadParameter(text, param_hint="--with")
     return settings
 
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from gateway.config import schema
 from gateway.contract.declared import declared
+from gateway.contract.endings import MODEL
 from gateway.contract.finding import Finding
 from gateway.contract.trial import Trial
 from gateway.loading import plugin_class
@@ -20,10 +21,10 @@ from gateway.testing import services
 
 __all__ = ["Finding", "broken", "check"]
 
-CONFIGURATION: Final = """
-channels: {check: {base_url: "http://127.0.0.1:9/v1"}}
-models: {m: {input: 1, output: 2, max_output_tokens: 100, channels: [check]}}
-groups: {default: {}}
+CONFIGURATION: Final = f"""
+channels: {{check: {{base_url: "http://127.0.0.1:9/v1"}}}}
+models: {{m: {{input: 1, output: 2, max_output_tokens: 100, channels: [{{use: check, model: {MODEL}}}]}}}}
+groups: {{default: {{}}}}
 """
 
 

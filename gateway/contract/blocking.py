@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import linecache
 import sys
-from collections.abc import Iterator
 from inspect import getfile
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from gateway.chain.hooks import HOOKS, parents
 from gateway.plugin import Plugin
@@ -41,7 +42,13 @@ class Blocking:
 
     def __init__(self, kind: type[Plugin]) -> None:
         self._files = {getfile(parent) for parent in parents(kind)}
-        self._problems: dict[str, None] = {}
+        self._also: tuple[Any, str] = (None, "")
+        self._problems: dict[str, bool] = {}
+
+    def of(self, function: object, name: str) -> Self:
+        """Note what this function calls, too, from now on. `name` is what it is called in a problem."""
+        self._also = getattr(inspect.unwrap(function), "__code__", None), name  # type: ignore[arg-type]
+        return self
 
     def __enter__(self) -> None:
         self._profile = sys.getprofile()
@@ -50,9 +57,11 @@ class Blocking:
     def __exit__(self, *_: object) -> None:
         sys.setprofile(self._profile)
 
-    def problems(self) -> Iterator[str]:
-        """Yield a line for each call that blocks, with its place and its cure."""
-        yield from self._problems
+    def take(self) -> list[str]:
+        """Return a line for each call that blocks, with its place and its cure, which was not returned before."""
+        new = [text for text, told in self._problems.items() if not told]
+        self._problems |= dict.fromkeys(new, True)
+        return new
 
     def _look(self, frame: FrameType, event: str, called: Any) -> None:
         if event != "c_call" or not (cure := cure_of(called)):
@@ -60,10 +69,13 @@ class Blocking:
         place, caller = "", frame
         while caller is not None:
             code = caller.f_code
+            if code.co_filename.startswith("<frozen importlib") or code.co_filename == linecache.__file__:
+                return  # what a module does once, when it is imported; and what a warning reads
             if code.co_filename in self._files:
                 place = place or f"{code.co_filename}, line {caller.f_lineno}"
-                if code.co_name in HOOKS:
-                    text = f"`{code.co_name}` blocks the event loop with `{called.__name__}` ({place}): {cure}"
-                    self._problems[text] = None
+                if code is self._also[0] or code.co_name in HOOKS:
+                    name = self._also[1] if code is self._also[0] else f"`{code.co_name}`"
+                    text = f"{name} blocks the event loop with `{called.__name__}` ({place}): {cure}"
+                    self._problems.setdefault(text, False)
                     return
             caller = caller.f_back  # type: ignore[assignment]

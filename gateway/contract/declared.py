@@ -62,6 +62,6 @@ def _facts_in_words(kind: type[Plugin]) -> str:
     named = [
         f"{name} {', '.join(getattr(fact, '__name__', str(fact)) for fact in facts)}"
         for name, facts in (("requires", kind.requires), ("provides", kind.provides))
-        if facts
+        if facts and isinstance(facts, tuple)
     ]
     return "; ".join(named) or "none"

@@ -8,6 +8,8 @@ import msgspec
 
 from gateway.exchange import Outcome
 
+MODEL: Final = "the-model-at-the-upstream"
+"""What the upstream calls the model of each request."""
 CHUNKS: Final = (
     b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n',
     b'data: {"choices":[{"delta":{"content":"Gr\xc3\xbc\xc3\x9fe"}}]}\n\n: a comment\r\n\r\n',

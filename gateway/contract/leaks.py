@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import re
+import sys
 from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import suppress
-from typing import Any, Final
+from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
+from typing import Any, Final, Self
 
 import msgspec
 import structlog
@@ -31,6 +34,35 @@ class CapturedLog:
         raise structlog.DropEvent
 
 
+class Printed(logging.Handler):
+    """A context manager that keeps what is printed, or logged with Python's own module, in `lines`."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self.lines = lines
+        self._text = io.StringIO()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line of a log."""
+        self.lines.append(self.format(record))
+
+    def __enter__(self) -> Self:
+        self._redirected = ExitStack()
+        self._redirected.enter_context(redirect_stdout(self._text))
+        self._redirected.enter_context(redirect_stderr(self._text))
+        logging.getLogger().addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger().removeHandler(self)
+        self._redirected.close()
+        self.lines += self._text.getvalue().splitlines()
+
+    def show(self) -> None:
+        """Print to the standard error what was printed: an author may look for it."""
+        sys.stderr.write(self._text.getvalue())
+
+
 def leaked(plugin: Plugin, lines: list[str], headers: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each secret setting or request header that the plugin's `repr` or a line of its log shows."""
     for field in msgspec.structs.fields(type(plugin)):
@@ -45,4 +77,4 @@ def leaked(plugin: Plugin, lines: list[str], headers: Mapping[str, str]) -> Iter
             yield f"`repr` shows `{field.name}`: define a `__repr__` without it"
     credentials = [value.rpartition(" ")[2] for value in headers.values() if len(value) >= MIN_CREDENTIAL]
     if any(credential in line for credential in credentials for line in (*lines, repr(plugin))):
-        yield "the log or `repr` shows the caller's credential: log `exchange.token_id` instead"
+        yield "the log, the output or `repr` shows the caller's credential: log `exchange.token_id` instead"

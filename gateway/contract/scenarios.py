@@ -20,11 +20,11 @@ from gateway.chain.request_hooks import RequestHooks
 from gateway.chat.usage import Usage
 from gateway.contract.blocking import Blocking
 from gateway.contract.cost import Cost
-from gateway.contract.endings import CHUNKS, Ending
+from gateway.contract.endings import CHUNKS, MODEL, Ending
 from gateway.contract.lost_replies import LostReplies
 from gateway.contract.scenario_result import ScenarioResult
 from gateway.contract.snapshot import Snapshot, memory_snapshot, store_snapshot
-from gateway.contract.watched import ChunkSize, Stops, WatchedExchange
+from gateway.contract.watched import ChunkSize, Stops, WatchedExchange, WatchedHeaders, unsendable
 from gateway.contract.words import in_vain, raised
 from gateway.errors import GatewayError, Refused, StoreError, as_refused
 from gateway.exchange import Exchange, Operation, Outcome
@@ -95,6 +95,7 @@ class ScenarioRunner:
         exchange = new_exchange(body, method=ending.method, path=ending.path, headers=self._headers)
         exchange.__class__ = WatchedExchange
         exchange[Stops], exchange[ChunkSize] = self.stops, ChunkSize(0)
+        exchange.response_headers = WatchedHeaders(exchange.response_headers)
         for plugin in self._providers(exchange):
             await self.request(plugin, exchange)
         return exchange
@@ -149,13 +150,14 @@ class ScenarioRunner:
         with suppress(GatewayError):
             await exchange.settle_pending()
         result.waits = hook.waits
+        result.problems += shown(exchange, self.request_hook, reply)
         return reply
 
     async def _fail_over(self, exchange: Exchange, ending: Ending) -> str:
         """Let a first upstream fail, if that is part of this ending. Return what the hook raised, in words, or nothing."""
         if not ending.fails_over:
             return ""
-        exchange.attempts.append(Attempt("broken", "words", error="upstream_error", usage=Usage(10, 0, "estimated")))
+        exchange.attempts.append(Attempt("broken", MODEL, error="upstream_error", usage=Usage(10, 0, "estimated")))
         try:
             async with asyncio.timeout(HOOK_TIMEOUT_S):
                 (*problem,) = in_vain("on_failover", await self.plugin.on_failover(exchange))  # type: ignore[func-returns-value]
@@ -173,11 +175,12 @@ class ScenarioRunner:
         if ending.chunks is None:
             return problem
         exchange.channel = "check"
-        exchange.attempts.append(Attempt("check", "words", 200))
+        exchange.attempts.append(Attempt("check", MODEL, 200))
         exchange.first_byte = time.monotonic()
         hook = "on_response"
         try:
             problems = in_vain(hook, self.plugin.on_response(exchange))  # type: ignore[func-returns-value]
+            problems += shown(exchange, hook)
             hook = "on_chunk"
             for chunk in CHUNKS[: ending.chunks]:
                 exchange.bytes += len(chunk)
@@ -189,6 +192,7 @@ class ScenarioRunner:
                 problems = problems or in_vain(hook, returned)
                 if exchange.stopped is not None:
                     exchange.outcome, exchange.error = Outcome.STOPPED, exchange.stopped
+                    problems += shown(exchange, hook)
                     break
             problem = "; ".join(problems)
         except Refused as refused:
@@ -208,3 +212,16 @@ class ScenarioRunner:
         """Return a snapshot of what the plugin keeps."""
         memory = memory_snapshot(self.plugin)
         return memory | await store_snapshot(self.client, exchange.id) if self._with_store else memory
+
+
+def shown(exchange: Exchange, hook: str, reply: Reply | None = None) -> list[str]:
+    """Return what is wrong with what the caller gets to see of a hook: its headers, its answer, its error."""
+    error = exchange.error
+    headers = [exchange.response_headers, reply.headers if reply else {}, error.extra_headers if error else {}]
+    problems = [problem for each in headers for problem in unsendable(each)]
+    texts = [*headers, reply.body if reply else "", error.message if error else ""]
+    if any(MODEL in str(text) for text in texts):
+        problems.append(
+            f"`{hook}` shows the caller how an upstream calls the model: show `exchange.model`, as the caller named it"
+        )
+    return problems

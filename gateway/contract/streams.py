@@ -10,11 +10,13 @@ from contextlib import suppress
 from typing import Final
 
 from gateway.chain.failures import PLUGIN_ERRORS
+from gateway.chat.deltas import WholeAnswer
 from gateway.chat.events import EventStream
 from gateway.contract.endings import COMPLETED
 from gateway.contract.finding import Finding
 from gateway.contract.scenarios import ScenarioRunner
 from gateway.contract.watched import ChunkSize, Stops
+from gateway.errors import Refused
 from gateway.exchange import Exchange
 from gateway.reply import Reply
 
@@ -23,13 +25,18 @@ LONG_CHUNK: Final = 64 * 1024
 MOST_KEPT: Final = 1 << 20
 """Bytes that a plugin may keep of a stream of 4 MiB."""
 MOST_EVENTS: Final = 100_000
+WHOLE_ANSWERS: Final = (
+    b'{"id":"c","choices":[{"index":0,"message":{"role":"assistant","content":"Green"},"finish_reason":"stop"}]}',
+    b'{"choices":[]}',
+    b"no JSON",
+)
 CLOSE_S: Final = 2.0
 """How long an iterator may take to end when its caller leaves."""
 
 
 async def streams(runner: ScenarioRunner) -> Finding:
     """Return the finding on how the plugin treats streams."""
-    problems = [*stop_problems(runner.stops), *await _long_stream(runner)]
+    problems = [*stop_problems(runner.stops), *await _long_stream(runner), *await _whole_answers(runner)]
     reply, exchange = await _reply(runner)
     text = "ends streams" if runner.stops.count else "ends no stream of this check"
     if reply is not None and reply.events is not None:
@@ -70,6 +77,28 @@ async def _long_stream(runner: ScenarioRunner) -> list[str]:
         pass  # found by the checks of a request and of its endings
     await _ended(runner, exchange)
     return problems
+
+
+async def _whole_answers(runner: ScenarioRunner) -> list[str]:
+    """Return a problem where the plugin fails at an answer that is not streamed, and not at one that is."""
+    if not runner.entry.defines("on_response"):
+        return []
+    for text in (None, *WHOLE_ANSWERS):
+        exchange = await runner.arrived(COMPLETED)
+        try:
+            if await runner.request(runner.plugin, exchange) is None:
+                exchange.texts = None if text is None else WholeAnswer(text)
+                runner.plugin.on_response(exchange)
+        except Refused:
+            pass
+        except PLUGIN_ERRORS as error:
+            if text is None:  # found by the check of a request
+                return []
+            told = text.decode()
+            return [f"`on_response` raised {type(error).__name__}: {error} for an answer that is not streamed: {told}"]
+        finally:
+            await _ended(runner, exchange)
+    return []
 
 
 def _kept(runner: ScenarioRunner, exchange: Exchange) -> int:

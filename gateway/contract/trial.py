@@ -14,17 +14,21 @@ from gateway.chain.failures import PLUGIN_ERRORS, describe_error
 from gateway.chain.hooks import defined_hooks
 from gateway.config.decode import convert
 from gateway.config.document import Document
+from gateway.contract.awaits import Unawaited
+from gateway.contract.background import Background
+from gateway.contract.blocking import Blocking
 from gateway.contract.cost import MAX_CALLS
+from gateway.contract.dialects import dialects
 from gateway.contract.edits import edits
 from gateway.contract.endings import COMPLETED, INCOMPLETE, MISDIRECTED, MODELS
 from gateway.contract.explains import explain_problems
 from gateway.contract.finding import Finding
-from gateway.contract.leaks import CapturedLog, leaked
+from gateway.contract.leaks import CapturedLog, Printed, leaked
 from gateway.contract.providers import providers_for
 from gateway.contract.scenario_result import ScenarioResult
 from gateway.contract.scenarios import ScenarioRunner
 from gateway.contract.snapshot import memory_snapshot
-from gateway.contract.steps import step_problems
+from gateway.contract.steps import not_async, step_problems
 from gateway.contract.streams import streams
 from gateway.errors import GatewayError
 from gateway.plugin import Plugin
@@ -50,11 +54,25 @@ class Trial:
         self.given = given
         self.headers = headers
         self.log = CapturedLog()
+        self.blocking = Blocking(kind)
+        self.background = Background()
         given.log = self.log.logger
         self._services: dict[int, Services] = {}
 
     async def run(self) -> list[Finding]:
         """Run all checks. Stop at the first of `start` and `request` that does not pass."""
+        with Printed(self.log.lines) as printed, Unawaited(self.kind) as unawaited:
+            plugin, findings = await self._run()
+        if findings[0].passed:
+            leaks = list(leaked(plugin, self.log.lines, self.headers))
+            findings.append(Finding.of("awaits", unawaited.problems, "all that it begins"))
+            findings.append(Finding.of("secrets", leaks, "none in `repr`, log or output"))
+            if leaks:
+                return findings
+        printed.show()
+        return findings
+
+    async def _run(self) -> tuple[Plugin, list[Finding]]:
         plugin = self._new_plugin()
         tasks, threads = asyncio.all_tasks(), set(threading.enumerate())
         try:
@@ -63,13 +81,14 @@ class Trial:
                 await self._start(each)
         except (ValueError, GatewayError) as error:
             await self._close_all()
-            return [Finding("start", False, f"does not start: {error}")]
+            return plugin, [Finding("start", False, f"does not start: {error}")]
         except PLUGIN_ERRORS as error:
             await self._close_all()
-            return [Finding("start", False, f"does not start: {describe_error(error)}")]
+            return plugin, [Finding("start", False, f"does not start: {describe_error(error)}")]
         runner = ScenarioRunner(plugin, providers, self.given.redis, self.headers)
+        runner.blocking = self.blocking
         completed = await runner.run(COMPLETED)
-        findings = [Finding("start", True, "starts with these settings"), self._request(runner, completed)]
+        findings = [Finding("start", True, "starts with these settings"), await self._request(runner, completed)]
         if not findings[1].passed:
             await self._stop(plugin)
         else:
@@ -77,12 +96,13 @@ class Trial:
             findings.append(await self._reload(runner))
         for provider in providers:
             await self._stop(provider)
-        findings.append(await _stopped(tasks, threads))
-        leaks = leaked(plugin, self.log.lines, self.headers)
-        return [*findings, Finding.of("secrets", leaks, "none in `repr` or log")]
+        findings.append(await self._stopped(tasks, threads))
+        return plugin, findings
 
-    def _request(self, runner: ScenarioRunner, completed: ScenarioResult) -> Finding:
+    async def _request(self, runner: ScenarioRunner, completed: ScenarioResult) -> Finding:
         problems = list(completed.problems)
+        if problems and (sync := await not_async(runner)):
+            problems = sync
         if (refused := completed.refused) is not None and not problems:
             why = f"{refused.status} {refused.code}: {refused}"
             problems.append(
@@ -90,7 +110,7 @@ class Trial:
                 if completed.failure is None
                 else f"the step of `{runner.request_hook}` fails: {completed.failure}"
             )
-        problems += runner.blocking.problems()
+        problems += self.blocking.take()
         problems += [f"`{runner.request_hook}` did not set {fact}, which it provides" for fact in completed.missing]
         return Finding.of("request", problems, "accepts a request, and sets what it provides")
 
@@ -107,6 +127,7 @@ class Trial:
             problems.append(
                 "reads the body of requests that have none: look at `exchange.request.operation` before `body()`"
             )
+        problems += self.blocking.take()
         taken = completed.taken()
         not_given_back = [f"{name} after: {_name(result)}" for result in results for name in sorted(result.left(taken))]
         not_given_back += await self._growth(runner)
@@ -126,6 +147,12 @@ class Trial:
             if "on_chunk" in defined_hooks(self.kind)
             else Finding("chunks", True, "no `on_chunk`"),
             await streams(runner),
+            Finding.of(
+                "background",
+                await self.background.problems(self.blocking),
+                f"{len(self.background.functions)} functions",
+            ),
+            dialects(runner.plugin),
         ]
 
     async def _growth(self, runner: ScenarioRunner) -> list[str]:
@@ -162,7 +189,10 @@ class Trial:
 
     async def _start(self, plugin: Plugin) -> None:
         services = self._services[id(plugin)] = self.given.named("check")
-        await plugin.start(services)
+        if isinstance(plugin, self.kind) and not self.background.functions:
+            self.background.watch(services)
+        with self.blocking:
+            await plugin.start(services)
 
     async def _close_all(self) -> None:
         for services in self._services.values():
@@ -172,22 +202,22 @@ class Trial:
         """Stop a plugin as a chain does."""
         services = self._services.pop(id(plugin))
         await services.end_tasks()
-        await plugin.stop()
+        with self.blocking:
+            await plugin.stop()
         await services.close()
 
-
-async def _stopped(tasks: set[asyncio.Task[Any]], threads: set[threading.Thread]) -> Finding:
-    left = asyncio.all_tasks() - tasks
-    if left:
-        _, left = await asyncio.wait(left, timeout=1)
-    problems = [
-        f"{task.get_name()} still runs `{task.get_coro()}`: cancel it in `stop`, and wait for it" for task in left
-    ]
-    started = set(threading.enumerate()) - threads
-    problems += [f"thread {thread.name} still runs" for thread in started if not thread.name.startswith(EXECUTOR)]
-    for task in left:
-        task.cancel()
-    return Finding.of("stop", problems, "no task and no thread is left")
+    async def _stopped(self, tasks: set[asyncio.Task[Any]], threads: set[threading.Thread]) -> Finding:
+        left = asyncio.all_tasks() - tasks
+        if left:
+            _, left = await asyncio.wait(left, timeout=1)
+        problems = [
+            f"{task.get_name()} still runs `{task.get_coro()}`: cancel it in `stop`, and wait for it" for task in left
+        ]
+        started = set(threading.enumerate()) - threads
+        problems += [f"thread {thread.name} still runs" for thread in started if not thread.name.startswith(EXECUTOR)]
+        for task in left:
+            task.cancel()
+        return Finding.of("stop", [*problems, *self.blocking.take()], "no task and no thread is left")
 
 
 def _name(result: ScenarioResult) -> str:

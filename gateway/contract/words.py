@@ -13,6 +13,8 @@ def raised(hook: str, error: BaseException, ending: Ending, limit_s: float) -> s
         error = error.__cause__
     fact = error.args[0] if isinstance(error, KeyError) and error.args else None
     cure = f"; put {fact.__name__} into `requires`, or use `exchange.get`" if isinstance(fact, type) else ""
+    if isinstance(error, AttributeError) and "'coroutine' object" in str(error):
+        cure = "; write `await` before the call that returns it"
     lost = ending.lost_from
     when = f"({ending.name})" if lost is None else f"where replies were lost (from wait {lost + 1} on)"
     if isinstance(error, TimeoutError):

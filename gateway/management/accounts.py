@@ -22,7 +22,10 @@ from gateway.store.directory import Entry
 
 AccountId = Annotated[
     str,
-    msgspec.Meta(pattern="^[a-z0-9]{3,32}$", description="The account's id: 3 to 32 characters, a-z and 0-9."),
+    msgspec.Meta(
+        description="The account's id: 3 to 32 characters, a-z and 0-9.",
+        extra_json_schema={"pattern": "^[a-z0-9]{3,32}$"},  # the store checks it, in words
+    ),
 ]
 Micros = Annotated[int, msgspec.Meta(ge=0, le=MAX_AMOUNT)]
 ModelName = Annotated[str, msgspec.Meta(pattern="^[^,]+$", max_length=256)]

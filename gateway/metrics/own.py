@@ -48,14 +48,27 @@ class OwnMetrics:
     def __init__(self, shared: SharedNumbers) -> None:
         self._shared = shared
         self._metrics: dict[Described, _Series] = {}
+        self._kinds: dict[str, str] = {}
+        self._owners: dict[str, str] = {}
         self.count = 0
 
     def of(self, plugin: str) -> PluginMetrics:
         """Return the metrics of one plugin."""
-        return PluginMetrics(self, re.sub(r"[^a-z0-9]+", "_", plugin.lower()).strip("_"))
+        return PluginMetrics(self, plugin)
 
-    def series(self, metric: Described) -> _Series:
-        """Return the series of a metric, which are the same for each instance of a plugin. Raises `ValueError`."""
+    def series(self, metric: Described, owner: str) -> _Series:
+        """Return the series of a metric, which are the same for each instance of the plugin `owner`.
+
+        Raises `ValueError` for a name that another plugin has, or that this one has for a metric of another kind.
+        """
+        if (other := self._owners.setdefault(metric.name, owner)) != owner:
+            raise ValueError(
+                f"metric `sluicegate_{metric.name}` is that of the plugin `{other}`, too: give one of them another `name`"
+            )
+        if (kind := self._kinds.setdefault(metric.name, metric.kind)) != metric.kind:
+            raise ValueError(
+                f"metric `sluicegate_{metric.name}` is a {kind} already: give the {metric.kind} another name"
+            )
         if metric not in self._metrics:
             self._metrics[metric] = _Series(self, self._shared, metric)
         return self._metrics[metric]
@@ -66,8 +79,9 @@ class PluginMetrics:
 
     def __init__(self, own: OwnMetrics, plugin: str) -> None:
         self._own = own
-        self._plugin = plugin
-        self._names: set[str] = set()
+        self._owner = plugin
+        self._plugin = re.sub(r"[^a-z0-9]+", "_", plugin.lower()).strip("_")
+        self._names: dict[str, Described] = {}
 
     def counter(self, name: str, help: str, *labels: str) -> Counter:  # noqa: A002 - as in Prometheus
         """Return a counter. Raises `ValueError` for a name or a label that Prometheus does not accept, and for too many."""
@@ -95,10 +109,13 @@ class PluginMetrics:
             raise ValueError(f"metric `{name}`: say what it counts, in {MAX_HELP} characters at most")
         if len(labels) > MAX_LABELS or len(set(labels)) < len(labels):
             raise ValueError(f"metric `{name}`: give {MAX_LABELS} different labels at most")
-        self._names.add(name)
+        metric = Described(f"{OWN}_{self._plugin}_{name}", kind, text, labels, bounds)
+        series = self._own.series(metric, self._owner)
+        if self._names.setdefault(name, metric) != metric:
+            raise ValueError(f"metric `{name}` is described twice, in another way: ask for it once, and keep it")
         if len(self._names) > MAX_METRICS:
             raise ValueError(f"metric `{name}`: a plugin has {MAX_METRICS} metrics at most; use labels")
-        return self._own.series(Described(f"{OWN}_{self._plugin}_{name}", kind, text, labels, bounds))
+        return series
 
 
 class Counter:

@@ -1,8 +1,8 @@
 """Count what each hook costs, in instructions: `python -m tests.bench.hooks [--write]`.
 
 One plugin is added to the whole chain, with one hook that does nothing, and the instructions of a request and of an event are
-counted as in `tests.bench.instructions`. The table has the differences from the chain without it. `--write` puts it into HOOKS.md
-beside this file.
+counted as in `tests.bench.instructions`; then the same of shipped plugins, with a collector for `otel`. The tables have the
+differences from the chain without them. `--write` puts them into HOOKS.md beside this file.
 """
 
 from __future__ import annotations
@@ -13,18 +13,24 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Final
 
 from gateway.store.client.embedded import EmbeddedStore
 from tests.bench import one_hook
 from tests.bench.instructions import PATIENCE_S, ROUNDS, WARM, Figures, Worker, missing, repeat
-from tests.bench.machine import commit
+from tests.bench.machine import commit, machine, now_utc
 
 PAGE: Final = Path(__file__).with_name("HOOKS.md")
 REQUESTS: Final = (10, 60)
+REQUESTS_SHIPPED: Final = (64, 320)
+"""More, since of some requests one in ten is traced, and since spans are sent in batches."""
+BATCH: Final = 64
+"""Spans of a batch: as many as wait at most."""
 EVENTS: Final = (50, 350)
 
 VARIANTS: Final = {
@@ -40,6 +46,16 @@ VARIANTS: Final = {
 }
 """What is measured, and the plugin that it is measured with."""
 
+SHIPPED: Final = {
+    "`otel`, `ratio: 0`": ("otel {endpoint: COLLECTOR, queue: QUEUE, ratio: 0}",),
+    "`otel`, `ratio: 0.1`": ("otel {endpoint: COLLECTOR, queue: QUEUE, ratio: 0.1}",),
+    "`otel`": ("otel {endpoint: COLLECTOR, queue: QUEUE}",),
+    "`otel` and `otel-content`": ("otel {endpoint: COLLECTOR, queue: QUEUE}", "otel-content"),
+    "`otel`, `ratio: 0`, and `otel-content`": ("otel {endpoint: COLLECTOR, queue: QUEUE, ratio: 0}", "otel-content"),
+    "`stop-words`": ("stop-words {words: [forbidden]}",),
+}
+"""The same for shipped plugins."""
+
 HEAD: Final = """# What a hook costs
 
 Written by `python -m tests.bench.hooks --write`. One plugin is added to the whole chain, with one hook that does nothing; the
@@ -50,14 +66,34 @@ is repeatable to about 0.5 %, an event to some forty instructions: what is less 
 
 NOTE: Final = "Events take the compiled path unless a plugin has `on_chunk`."
 
+SHIPPED_HEAD: Final = """
+The same for shipped plugins. What `otel` costs has the encoding and the sending of its spans in it, in batches of 64, over HTTP to
+a collector on loopback; `ratio` is which part of the requests is traced, and with 0.1 chance has a part in the figure.
+
+"""
+
+
+class Collector(BaseHTTPRequestHandler):
+    """Takes what it is sent."""
+
+    def do_POST(self) -> None:
+        """Answer an export."""
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Log nothing."""
+
 
 class Reloaded(Worker):
     """A worker that is given another plugin by a reload, so that it starts under callgrind only once."""
 
-    def use(self, plugin: str) -> None:
-        """Put a plugin into the chain, in place of the one before, and send a few requests."""
+    def use(self, *plugins: str) -> None:
+        """Put plugins into the chain, in place of those before, and send a few requests."""
         before = self._reloads()
-        self.configure([plugin] if plugin else [])
+        self.configure(plugins)
         self._process.send_signal(signal.SIGHUP)
         until = time.monotonic() + PATIENCE_S
         while self._reloads() == before:
@@ -68,7 +104,7 @@ class Reloaded(Worker):
             self.ask()
         self.ask(WARM)
 
-    def figures(self) -> Figures:
+    def figures(self, requests: tuple[int, int] = REQUESTS) -> Figures:
         """Return the instructions of a request and of an event."""
 
         def asked(times: int) -> int:
@@ -77,7 +113,7 @@ class Reloaded(Worker):
         def events(count: int) -> int:
             return min(self.count(lambda: self.ask(count)) for _ in range(ROUNDS))
 
-        few, many = REQUESTS
+        few, many = requests
         request = (asked(many) - asked(few)) / (many - few)
         few, many = EVENTS
         return {"request": round(request), "event": round((events(many) - events(few)) / (many - few))}
@@ -92,23 +128,31 @@ def measured() -> Iterator[tuple[str, Figures]]:
         folder = Path(name)
         shutil.copy(one_hook.__file__, folder)
         store = EmbeddedStore.start(folder / "store")
+        collector = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+        port = collector.server_address[1]
+        Thread(target=collector.serve_forever, daemon=True).start()
         try:
             worker = Reloaded(folder, store.url)
             with worker.running():
                 worker.prepare()
                 for variant, use in VARIANTS.items():
-                    worker.use(use)
+                    worker.use(*filter(None, [use]))
                     yield variant, worker.figures()
+                address = f"'http://127.0.0.1:{port}/v1/traces'"
+                for variant, uses in SHIPPED.items():
+                    worker.use(*(use.replace("COLLECTOR", address).replace("QUEUE", str(BATCH)) for use in uses))
+                    yield variant, worker.figures(REQUESTS_SHIPPED)
         finally:
+            collector.shutdown()
             store.stop()
 
 
-def table(found: dict[str, Figures]) -> str:
-    """Return the differences from the first as a table."""
+def table(found: dict[str, Figures], variants: Iterable[str]) -> str:
+    """Return the differences of some variants from the first of all as a table."""
     base = next(iter(found.values()))
     lines = ["| one more plugin with | a request | an event |", "|---|---:|---:|"]
     lines.append("| " + " | ".join(["(the whole chain)", *(f"{base[name]:,}" for name in base)]) + " |")
-    for variant, figures in list(found.items())[1:]:
+    for variant, figures in ((each, found[each]) for each in variants):
         lines.append("| " + " | ".join([variant, *(f"{figures[name] - base[name]:+,}" for name in base)]) + " |")
     return "\n".join(lines) + "\n"
 
@@ -123,10 +167,12 @@ def main() -> None:
     for variant, figures in measured():
         found[variant] = figures
         print(variant, figures, flush=True)
-    text = table(found)
-    print(text)
+    hooks = table(found, list(VARIANTS)[1:])
+    shipped = table(found, SHIPPED).replace("one more plugin with", "one more plugin")
+    print(f"{hooks}\n{shipped}")
     if arguments.write:
-        PAGE.write_text(f"{HEAD}{text}\n{NOTE} Python {sys.version.split()[0]}, {commit()}.\n")
+        told = f"Python {sys.version.split()[0]}, {commit()}, {now_utc()} UTC, {machine()}."
+        PAGE.write_text(f"{HEAD}{hooks}\n{NOTE}\n{SHIPPED_HEAD}{shipped}\n{told}\n")
 
 
 if __name__ == "__main__":

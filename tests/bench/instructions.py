@@ -93,7 +93,10 @@ class Worker:
         self._request = head.encode() + body
 
     def configure(self, plugins: Sequence[str]) -> None:
-        """Write the configuration, with `plugins` in the chain, below those that count and above the routing."""
+        """Write the configuration, with `plugins` in the chain, below those that count and above the routing.
+
+        Each is a name, which its settings may follow.
+        """
         upstream = self._listening.getsockname()[1]
         self._configuration.write_text(_configuration(self._folder, self._store, self._port, upstream, plugins))
 
@@ -218,7 +221,9 @@ def repeat(ask: Callable[[], None], times: int) -> None:
 
 
 def _configuration(folder: Path, store: str, port: int, upstream: int, plugins: Sequence[str]) -> str:
-    uses = [f"{{use: '{name}', with: {GENEROUS.get(name, '{}')}}}" for name in (*CHAIN, *plugins, "model-routing")]
+    uses = []
+    for name, _, settings in (plugin.partition(" ") for plugin in (*CHAIN, *plugins, "model-routing")):
+        uses.append(f"{{use: '{name}', with: {settings or GENEROUS.get(name, '{}')}}}")
     return f"""
 listen: 127.0.0.1:{port}
 admin: null

@@ -23,7 +23,7 @@ def test_a_good_plugin_passes_line_by_line() -> None:
     lines = out.splitlines()
     assert lines[0] == "pass  docstring: Refuses requests that the balance cannot cover, and charges each request once."
     assert all(line.startswith("pass  ") for line in lines)
-    assert len(lines) == 16
+    assert len(lines) == 19
     assert err == ""
 
 
@@ -56,6 +56,8 @@ async def test_a_plugin_in_the_working_directory_is_found(tmp_path: Path) -> Non
         (["quota", "--with", "{holds: 3}"], 2, "gateway: --with:1: holds: unknown setting; known here: lease_margin"),
         (["quota", "--with", "max_holds"], 2, "write a mapping, as in"),
         (["quota", "--with", "{"], 2, "write a mapping, as in"),
+        (["quota", "--with", "{max_holds:3}"], 2, "`max_holds:3` is one name in YAML: put a space after the colon"),
+        (["quota", "--with", "{max_holds:}"], 2, "max_holds: must be a whole number"),
         (["quota", "--header", "Authorization"], 2, "write it as 'Name: value'"),
     ],
 )

@@ -32,7 +32,11 @@ class DyingClient(Client):
         if self.commands:
             return send()
         self.died = True
-        return asyncio.ensure_future(_killed_after(send()))
+        ended = asyncio.ensure_future(_killed_after(send()))
+        ended.add_done_callback(
+            lambda task: None if task.cancelled() else task.exception()
+        )  # perhaps nobody waits for it
+        return ended
 
 
 async def _killed_after(reply: asyncio.Future[Any]) -> None:

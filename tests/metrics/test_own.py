@@ -95,3 +95,19 @@ def test_what_prometheus_would_not_accept_is_refused() -> None:
         metrics.counter(f"m{number}", "Seen.")
     with pytest.raises(ValueError, match="16 metrics at most"):
         metrics.counter("more", "Seen.")
+
+
+def test_one_name_is_one_metric_of_one_plugin() -> None:
+    of_all = own(SharedNumbers())
+    metrics = of_all.of("office-hours")
+    metrics.counter("seen", "Seen.", "reason")
+    metrics.counter("seen", "Seen.", "reason")
+    with pytest.raises(ValueError, match="`seen` is described twice, in another way"):
+        metrics.counter("seen", "Seen.", "why")
+    with pytest.raises(
+        ValueError, match="`sluicegate_plugin_office_hours_seen` is a counter already: give the histogram"
+    ):
+        metrics.histogram("seen", "Seen.")
+    of_all.of("office-hours").counter("seen", "Seen again.")  # a successor, with other settings
+    with pytest.raises(ValueError, match="is that of the plugin `office-hours`, too: give one of them another `name`"):
+        of_all.of("office_hours").counter("seen", "Seen.")

@@ -59,7 +59,13 @@ class Collector:
 
 def values(attributes: Any) -> dict[str, Any]:
     """Return attributes by their names."""
-    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}
+    return {each.key: value(each.value) for each in attributes}
+
+
+def value(sent: Any) -> Any:
+    """Return one value, or those of a list."""
+    kind = sent.WhichOneof("value")
+    return [value(each) for each in sent.array_value.values] if kind == "array_value" else getattr(sent, kind)
 
 
 def received(span: Any, resource: dict[str, Any]) -> Received:

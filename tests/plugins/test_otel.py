@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import threading
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from aiohttp import ClientSession
+from multidict import CIMultiDict
 
 from gateway.contract import broken, check
 from gateway.store.client.client import Client
-from gateway.testing import FakeUpstream, running
-from plugins.otel import Otel
+from gateway.testing import FakeUpstream, Running, running, services, started
+from gateway.testing import configuration as plain
+from plugins.otel import STOP_S, Otel
+from tests.patience import PATIENCE_S, wait_until
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra `otel` is not installed")
 
@@ -22,9 +31,9 @@ SERVER, CLIENT = 2, 3
 CALLER = {"trace": "0af7651916cd43dd8448eb211c80319c", "id": "b7ad6b7169203331"}
 
 
-def configuration(failing: str, serving: str, endpoint: str) -> str:
-    """Return a gateway whose first channel fails, with traces at the top."""
-    otel = {"endpoint": endpoint, "headers": {"x-api-key": "sesame"}, "providers": {"west": "mistral_ai"}}
+def configuration(failing: str, serving: str, endpoint: str, *more: dict[str, Any], **settings: Any) -> str:
+    """Return a gateway whose first channel fails, with traces at the top, and more plugins below `auth`."""
+    otel = {"endpoint": endpoint, "headers": {"x-api-key": "sesame"}, "providers": {"west": "mistral_ai"}} | settings
     document = {
         "channels": {"east": {"base_url": failing}, "west": {"base_url": serving}},
         "models": {
@@ -38,8 +47,11 @@ def configuration(failing: str, serving: str, endpoint: str) -> str:
         "plugins": [
             {"use": "usage-logger"},
             {"use": "otel", "with": otel},
-            *({"use": name} for name in ("auth", "rate-limit", "quota", "model-routing")),
+            {"use": "auth"},
+            *more,
+            *({"use": name} for name in ("rate-limit", "quota", "model-routing")),
         ],
+        "port": {"allow_non_streaming": True},
     }
     return msgspec.json.encode(document).decode()
 
@@ -129,13 +141,176 @@ async def test_a_request_with_one_failed_attempt_is_three_spans(store_url: str, 
     assert {sent["x-api-key"] for sent in collector.headers} == {"sesame"}
 
 
+def told(upstream: FakeUpstream) -> list[tuple[str, str]]:
+    """Return what an upstream was told of the trace of each request."""
+    return [
+        (request.headers.get("traceparent", ""), ",".join(request.headers.getall("tracestate", ())))
+        for request in upstream.requests
+        if request.method == "POST"
+    ]
+
+
+TRACED = f"00-{CALLER['trace']}-{CALLER['id']}-01"
+STATES = [("tracestate", "a=1,b=2"), ("tracestate", "c=3")]
+
+
+async def test_an_upstream_is_told_the_span_that_calls_it(store_url: str, client: Client, tmp_path: Path) -> None:
+    async with (
+        collecting() as collector,
+        FakeUpstream(mode="500", pace_s=0) as failing,
+        FakeUpstream(pace_s=0) as serving,
+        running(configuration(failing.base_url, serving.base_url, collector.url), tmp_path, store_url) as gateway,
+    ):
+        await asked(gateway, [("traceparent", TRACED), *STATES])
+        _, failed, served = await collector.wait(3)
+        assert told(failing) == [(f"00-{CALLER['trace']}-{failed.id}-01", "a=1,b=2,c=3")]
+        assert told(serving) == [(f"00-{CALLER['trace']}-{served.id}-01", "a=1,b=2,c=3")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "headers", "same", "flags", "states"),
+    [
+        ({}, [("traceparent", TRACED.replace("-01", "-03")), *STATES], True, "03", "a=1,b=2,c=3"),
+        ({}, [("traceparent", TRACED.replace("-01", "-00")), *STATES], True, "00", "a=1,b=2,c=3"),
+        ({}, [("traceparent", TRACED.replace("00-", "cc-", 1) + "-more"), *STATES], True, "01", "a=1,b=2,c=3"),
+        ({}, [], False, "01", ""),
+        ({"ratio": 0.0}, [], False, "00", ""),
+        ({}, [("traceparent", "00-" + "0" * 32 + "-" + CALLER["id"] + "-01"), *STATES], False, "01", ""),
+        ({}, [("traceparent", "ff" + TRACED[2:]), *STATES], False, "01", ""),
+        ({}, [("traceparent", TRACED), ("traceparent", TRACED), *STATES], False, "01", ""),
+        ({}, STATES, False, "01", ""),
+        ({"continues": False}, [("traceparent", TRACED), *STATES], False, "01", ""),
+    ],
+    ids=["random", "not sampled", "later version", "new", "ratio", "zero", "ff", "two", "no parent", "strangers"],
+)
+async def test_a_trace_goes_on_as_trace_context_says(
+    store_url: str,
+    client: Client,
+    tmp_path: Path,
+    settings: dict[str, Any],
+    headers: list[tuple[str, str]],
+    same: bool,
+    flags: str,
+    states: str,
+) -> None:
+    async with collecting() as collector, FakeUpstream(pace_s=0) as upstream:
+        yaml = configuration(upstream.base_url, upstream.base_url, collector.url, **settings)
+        async with running(yaml, tmp_path, store_url) as gateway:
+            await asked(gateway, headers)
+        ((parent, state),) = told(upstream)
+        version, trace, span, sent = parent.split("-")
+        assert (version, trace == CALLER["trace"], state) == ("00", same, states)
+        # An id that is made here is random, which newer libraries say in the next bit.
+        assert int(sent, 16) & (3 if same else 1) == int(flags, 16)
+        assert span != CALLER["id"]
+        spans = {each.id: each.parent for each in collector.spans}
+        recorded = flags in ("01", "03")
+        assert (span in spans) is recorded
+        assert (CALLER["id"] in spans.values()) is (same and recorded)
+
+
+async def test_without_it_an_upstream_is_told_what_the_caller_says(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    cases: list[tuple[list[tuple[str, str]], tuple[str, str]]] = [
+        ([("traceparent", TRACED), *STATES], (TRACED, "a=1,b=2,c=3")),
+        ([("traceparent", TRACED)], (TRACED, "")),
+        (STATES, ("", "")),
+        ([("traceparent", TRACED), ("traceparent", "x"), *STATES], ("", "")),
+    ]
+    async with FakeUpstream(pace_s=0) as upstream:
+        async with running(plain(upstream.base_url), tmp_path, store_url) as gateway:
+            for headers, _ in cases:
+                await asked(gateway, headers)
+        assert told(upstream) == [expected for _, expected in cases]
+
+
+async def asked(gateway: Running, headers: list[tuple[str, str]]) -> None:
+    """Ask once, with an account of its own the first time."""
+    if await gateway.store.accounts.get("alice") is None:
+        await gateway.token("alice")
+    token = (await gateway.store.tokens.create("alice")).token
+    body = {"model": "words", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+    given = CIMultiDict([*headers, ("Authorization", f"Bearer {token}")])
+    async with (
+        ClientSession() as session,
+        session.post(f"{gateway.base_url}/chat/completions", json=body, headers=given) as answer,
+    ):
+        assert answer.status == 200
+        await answer.read()
+
+
+@asynccontextmanager
+async def dripping(pace_s: float) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """Yield the address of a collector that answers byte by byte and never ends, or, without a pace, that says nothing."""
+    received: list[bytes] = []
+    serving: set[asyncio.Task[None] | None] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
+        with suppress(ConnectionError, asyncio.CancelledError):
+            received.append(await reader.readuntil(b"\r\n\r\n"))
+            for byte in itertools.cycle(b"HTTP/1.1 200 OK\r\nX: ") if pace_s else ():
+                writer.write(bytes([byte]))
+                await writer.drain()
+                await asyncio.sleep(pace_s)
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/traces", received
+        for task in serving:
+            if task is not None:
+                task.cancel()
+
+
+@pytest.mark.parametrize("pace_s", [0.05, 0.0], ids=["drips", "is silent"])
+async def test_a_collector_that_never_answers_holds_nothing(
+    store_url: str, client: Client, tmp_path: Path, pace_s: float
+) -> None:
+    async with dripping(pace_s) as (endpoint, received), FakeUpstream(pace_s=0) as upstream:
+        async with running(
+            configuration(upstream.base_url, upstream.base_url, endpoint, queue=4), tmp_path, store_url
+        ) as gateway:
+            token = await gateway.token("alice")
+            await gateway.ask(token)
+            await wait_until(lambda: bool(received))
+            began = time.monotonic()
+            for _ in range(20):
+                assert (await gateway.ask(token)).status == 200
+            assert time.monotonic() - began < PATIENCE_S / 2
+            began = time.monotonic()
+        assert time.monotonic() - began < STOP_S + PATIENCE_S / 4
+        threads = [thread for thread in threading.enumerate() if "Otel" in thread.name]
+        assert all(thread.daemon for thread in threads)
+
+
 async def test_it_keeps_the_contract_where_no_collector_answers(store_url: str, client: Client) -> None:
     assert broken(await check("otel", {"endpoint": "http://127.0.0.1:9/v1/traces"}, url=store_url)) == []
 
 
 @pytest.mark.parametrize(
-    ("settings", "error"), [({"ratio": 2.0}, "from 0 to 1"), ({"queue": 0}, "queue must be 1 or more")]
+    ("settings", "error"),
+    [
+        ({"ratio": 2.0}, "from 0 to 1"),
+        ({"ratio": float("nan")}, "from 0 to 1"),
+        ({"queue": 0}, "queue must be 1 or more"),
+        ({"endpoint": "x"}, "endpoint must be like"),
+        ({"endpoint": "localhost:4318"}, "endpoint must be like"),
+        ({"endpoint": "http://h:x/v1/traces"}, "endpoint must be like"),
+        ({"headers": {"a b": "c"}}, "headers: 'a b' is no name"),
+        ({"headers": {"a": "c\nd"}}, "headers: 'a' is no name of a header, or its value"),
+        ({"service": " "}, "service must not be empty"),
+    ],
 )
-def test_a_setting_out_of_range_is_refused(settings: dict[str, float], error: str) -> None:
-    with pytest.raises(ValueError, match=error):
-        Otel(**settings)  # type: ignore[arg-type]
+def test_a_wrong_setting_is_refused(settings: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error) as caught:
+        Otel(**settings)
+    assert "c\nd" not in str(caught.value)
+
+
+async def test_a_provider_of_no_channel_is_refused_at_the_start(store_url: str, client: Client, tmp_path: Path) -> None:
+    async with services(tmp_path, store_url) as given:
+        with pytest.raises(ValueError, match="providers: there is no channel `west`"):
+            await started(Otel(providers={"west": "mistral_ai"}), given)

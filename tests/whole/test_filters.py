@@ -157,6 +157,24 @@ async def test_content_log_keeps_each_answer(store_url: str, client: Client, tmp
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+async def test_otel_content_sends_each_answer(store_url: str, client: Client, tmp_path: Path, shape: str) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra `otel` is not installed")
+    from tests.plugins.collector import collecting
+
+    async with collecting() as collector:
+        plugins = [f"{{use: otel, with: {{endpoint: '{collector.url}'}}}}", "use: otel-content"]
+        async with serving(plugins, store_url, tmp_path, shape) as (gateway, token, _):
+            answer = await asked(gateway, token, shape, "hello")
+            await last_end_record(gateway)
+        spans = await collector.wait(1)
+    (span,) = [span for span in spans if "gen_ai.output.messages" in span.attributes]
+    assert (span.name == "chat words") is (not SHAPES[shape][0])
+    (said,) = json.loads(span.attributes["gen_ai.output.messages"])
+    assert said["parts"] == [{"type": "text", "content": content(answer)}]
+    assert json.loads(span.attributes["gen_ai.input.messages"])[0]["parts"][0]["content"] == "hello"
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 async def test_answer_cache_keeps_streams_alone_whoever_answers(
     store_url: str, client: Client, tmp_path: Path, shape: str
 ) -> None:

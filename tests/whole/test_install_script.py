@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     """Return a checkout with what the installation reads, in a path with spaces."""
     folder = tmp_path / "a path with spaces"
     (folder / "deploy").mkdir(parents=True)
-    for name in ("install.sh", "requirements.lock", "requirements-dev.lock"):
+    for name in ("install.sh", "pip.lock", "requirements.lock", "requirements-dev.lock"):
         shutil.copy(ROOT / "deploy" / name, folder / "deploy" / name)
     return folder
 
