@@ -36,7 +36,7 @@ class NewLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Link(msgspec.Struct, frozen=True):
-    """A link: its path at the operator's port, and until when it lets somebody in. Where an answer is repeated, the path is null."""
+    """A link: its path at the operator's port, and until when it lets somebody in. In a repeated answer, the path is null."""
 
     path: str | None
     expires_at: str

@@ -11,13 +11,14 @@ from aiohttp.typedefs import Handler
 from aiohttp_session import SESSION_KEY, session_middleware
 
 from gateway.admin.api import ACTOR, DeskOf, refused
+from gateway.admin.csv_file import CsvFiles
 from gateway.admin.pages import accounts, audit, channels, forms, now, requests, revenue, tokens
 from gateway.admin.pages.door import Door
 from gateway.admin.pages.forms import Form
 from gateway.admin.pages.pulse import Pulse
 from gateway.admin.pages.rendering import Assets, render, set_up
 from gateway.admin.pages.sessions import StoreStorage
-from gateway.admin.pages.visit import VISITOR, Page, Visit, context_of
+from gateway.admin.pages.visit import FILES, VISITOR, Page, Visit, context_of
 from gateway.admin.unbroken import Unbroken
 from gateway.errors import GatewayError, Refused, StoreAway, internal
 from gateway.log import Logger
@@ -61,7 +62,7 @@ class Pages:
         """Add the routes, and return what they belong to: the pages check themselves who looks."""
         set_up(application, self._assets)
         application.on_cleanup.append(self._unbroken.end)
-        application[now.PULSE] = self._pulse
+        application[now.PULSE], application[FILES] = self._pulse, CsvFiles()
         application.on_shutdown.append(self._pulse.stop)
         add = application.router.add_route
         routes = [

@@ -8,7 +8,6 @@ from urllib.parse import urlencode
 import msgspec
 from aiohttp import web
 
-from gateway.admin.pages.download import download
 from gateway.admin.pages.forms import body
 from gateway.admin.pages.visit import Page, Visit
 from gateway.errors import Refused
@@ -71,7 +70,7 @@ async def index(visit: Visit) -> web.StreamResponse:
 async def export(visit: Visit) -> web.StreamResponse:
     """Send the requests that are searched for as CSV."""
     asked = visit.query(Asked)
-    return await download(visit.request, await usage.export(visit.desk, query=body(Filters, **asked.terms())))
+    return await visit.send(await usage.export(visit.desk, query=body(Filters, **asked.terms())))
 
 
 async def show(visit: Visit) -> web.StreamResponse:

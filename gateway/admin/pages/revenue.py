@@ -11,7 +11,6 @@ from urllib.parse import urlencode
 import msgspec
 from aiohttp import web
 
-from gateway.admin.pages.download import download
 from gateway.admin.pages.forms import body
 from gateway.admin.pages.plot import Plot, plot_of
 from gateway.admin.pages.visit import Page, Visit
@@ -82,7 +81,7 @@ async def export(visit: Visit) -> web.StreamResponse:
         for line in lines:
             yield csv_line(line.values())
 
-    return await download(visit.request, CsvFile("money.csv", pieces()))
+    return await visit.send(CsvFile("money.csv", pieces()))
 
 
 def _by(visit: Visit) -> list[str]:

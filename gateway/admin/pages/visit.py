@@ -8,13 +8,16 @@ from typing import Any, Final, TypeVar
 import msgspec
 from aiohttp import web
 
+from gateway.admin.csv_file import CsvFiles
 from gateway.admin.pages.door import Visitor
 from gateway.admin.pages.forms import Form
 from gateway.admin.pages.rendering import render
 from gateway.errors import Refused
 from gateway.management.desk import LocalDesk
 from gateway.management.operation import Scope
+from gateway.management.streamed import CsvFile
 
+FILES: Final = web.AppKey("files", CsvFiles)
 VISITOR: Final = web.RequestKey("visitor", Visitor)
 """Where a request has who looks, once that is known."""
 
@@ -59,6 +62,10 @@ class Visit:
     def page(self, template: str, status: int = 200, **context: Any) -> web.Response:
         """Return a page of a template."""
         return render(self.request, template, context_of(self.request) | context, status)
+
+    async def send(self, file: CsvFile) -> web.StreamResponse:
+        """Send a file, to be saved. Raises `Refused` where too many are being sent."""
+        return await self.request.app[FILES].send(self.request, file)
 
     def go(self, path: str, done: str = "") -> web.Response:
         """Send the browser to another page, which says that something is done: `done` is one of `DONE`."""
