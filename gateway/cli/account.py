@@ -20,6 +20,7 @@ from gateway.cli.account_options import (
 )
 from gateway.cli.account_tables import fields_of, json_of, print_account, print_accounts
 from gateway.cli.allowance import BudgetOption, LimitOption, given_budgets, given_limits, report_in_words
+from gateway.cli.account_link import link
 from gateway.cli.archive import archive
 from gateway.cli.common import ConfigOption, JsonOption, YesOption, amount, micros, print_fields, print_json
 from gateway.cli.desk import ApiOption, run_at_desk
@@ -294,6 +295,7 @@ def close(
 
 account.command()(ledger)
 account.command()(archive)
+account.command()(link)
 account.command("import")(import_)
 
 

@@ -59,11 +59,16 @@ def link(
         return await links.create(desk, body=links.NewLink(name=name, scopes=named))
 
     made = run_at_desk(config, api, work)
-    address = f"{(api or base(configuration(config).admin)).rstrip('/')}{made.path}"
+    print_link(made, api or base(configuration(config).admin), as_json)
+
+
+def print_link(made: Link, address: str, as_json: bool) -> None:
+    """Print a link at an address, for people or for scripts."""
+    url = f"{address.rstrip('/')}{made.path}"
     if as_json:
-        print_json({"url": address, "expires_at": made.expires_at, "name": made.name, "scopes": made.scopes})
+        print_json({"url": url, "expires_at": made.expires_at, "name": made.name, "scopes": made.scopes})
     else:
-        typer.echo(address)
+        typer.echo(url)
         typer.echo(f"It lets one person in, once, until {made.expires_at[11:16]} UTC.", err=True)
 
 

@@ -167,6 +167,7 @@ class Config(Section, frozen=True):
     listen: HostPort = "127.0.0.1:8080"
     admin: HostPort | None = "127.0.0.1:9090"
     admin_sso: AdminSso | None = None
+    portal: HostPort | None = None
     redis: str = "embedded"
     data: str = "./data"
     workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
@@ -261,6 +262,8 @@ def _check_references(config: Config, parsed: Document) -> None:
     ]
     if config.admin is not None:
         checks.append((("admin",), host_port, config.admin))
+    if config.portal is not None:
+        checks.append((("portal",), host_port, config.portal))
     if config.demo is not None:
         checks.append((("demo", "upstream"), host_port, config.demo.upstream))
         if not config.models:
