@@ -34,6 +34,7 @@ from tests.whole.test_stream import STREAM
 
 REQUESTS = 120
 CREDIT = 1_000_000_000
+CLOSINGS: list[Step] = [Fin, Reset]
 CASE = re.compile(rb"case (\d+)\.")
 WHOLE = SAME | {name: odd["data"] for name, odd in LOOSE.items()}
 
@@ -121,9 +122,9 @@ def scripts(draw: random.Random, whole: bytes, errors: list[bytes], begun: bytes
         case 0:
             return refused(draw.choice([400, 401, 403, 404, 413, 429, 500, 503, 529]))
         case 1:
-            return [draw.choice([Fin, Reset])]
+            return [draw.choice(CLOSINGS)]
         case 2:
-            return [*pieces(draw, whole[: draw.randrange(len(whole))] or b":"), draw.choice([LAST, Fin, Reset])]
+            return [*pieces(draw, whole[: draw.randrange(len(whole))] or b":"), draw.choice([LAST, *CLOSINGS])]
         case 3:
             return [*pieces(draw, draw.choice([b"", begun]) + draw.choice(errors)), LAST]
         case 4:
