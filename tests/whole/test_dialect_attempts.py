@@ -202,7 +202,7 @@ store: {{timeout: {PATIENCE_S}}}
 """
 
 
-@pytest.mark.parametrize("seed", [4, 8])
+@pytest.mark.parametrize("seed", [4, 23])
 async def test_the_books_balance_whatever_upstreams_plugins_and_callers_do(tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     named = [*WHOLE.values()]
