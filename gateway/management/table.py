@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gateway.management import accounts, audit, channels, imports, links, management_tokens, money, requests, tokens, usage
+from gateway.management import (
+    accounts,
+    audit,
+    channels,
+    imports,
+    links,
+    management_tokens,
+    money,
+    requests,
+    tokens,
+    usage,
+)
 from gateway.management.operation import Operation
 
 OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
@@ -19,6 +30,7 @@ OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     money.adjust,
     money.ledger,
     links.create,
+    links.own,
     tokens.create,
     tokens.list_,
     tokens.list_all,
