@@ -29,6 +29,7 @@ from gateway.config.schema import host_port
 from gateway.errors import GatewayError, Refused, StoreError, cannot_listen, headers_of, internal, render
 from gateway.log import Logger
 from gateway.management.operation import Scope
+from gateway.management.streamed import Feed
 from gateway.metrics.exporter import Exporter
 from gateway.request_id import new_id
 from gateway.usage import gaps, queries
@@ -122,7 +123,7 @@ class Admin:
         self._exporter = exporter
         self._callers = callers
         self._desk_of = desk_of
-        self._live = LiveUsage(folder)
+        self._live = LiveUsage()
         self._pages = pages
         self._of_pages: AbstractSet[web.AbstractResource] = frozenset()
 
@@ -131,10 +132,10 @@ class Admin:
         application = web.Application(middlewares=[self._guard])
         application.router.add_get("/healthz", self._health)
         application.router.add_get("/metrics", self._metrics)
-        application.router.add_get(LIVE, self._live.get)
+        application.router.add_get(LIVE, self._follow)
         application.router.add_get("/usage/summary", self._summary)
         if self._desk_of is not None:
-            api.add_routes(application, self._desk_of)
+            api.add_routes(application, self._desk_of, self._live)
         if self._pages is not None:
             self._of_pages = self._pages.add_routes(application)
         application.on_shutdown.append(self._live.stop)
@@ -176,6 +177,10 @@ class Admin:
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._exporter.exposition(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+    async def _follow(self, request: web.Request) -> web.StreamResponse:
+        account = request.query.get("account")
+        return await self._live.send(request, Feed(self._folder, lambda record: account in (None, record.account)))
 
     async def _summary(self, request: web.Request) -> web.Response:
         by = [name for name in request.query.get("by", "day").split(",") if name]

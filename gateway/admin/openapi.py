@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import version
+from types import NoneType
 from typing import Any, Final
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from gateway.management.errors import PREFIX
 from gateway.management.examples import EXAMPLES
 from gateway.management.operation import Operation, Scope
+from gateway.management.streamed import Streamed
 from gateway.management.table import OPERATIONS
 
 PATH: Final = "/openapi.json"
@@ -20,10 +22,9 @@ REFERENCE: Final = "#/components/schemas/{name}"
 IN_PATH: Final[Mapping[str, str]] = {
     "account": "The account's id.",
     "token": "The token's id, as in alice-1a2b3c4d, or of a management token; not the token itself.",
-    "request": "The request's id: what its caller got as `x-request-id`.",
-    "channel": "The channel's name in the configuration.",
-    "model": "The model's name in the configuration.",
-    "group": "The group's name in the configuration.",
+    "id": "The request's id: what its caller got as `x-request-id`.",
+    "name": "The channel's name in the configuration.",
+    "number": "The credential's index in `api_keys`, from 0.",
 }
 ERRORS: Final[Mapping[int, str]] = {
     400: "Something in it is wrong; `param` names the parameter or the field.",
@@ -77,7 +78,7 @@ def encoded() -> bytes:
 def described(operations: Iterable[Operation[Any, Any]]) -> dict[str, Any]:
     """Return the description of some operations."""
     operations = tuple(operations)
-    types = [kind for each in operations for kind in (each.body, each.returns) if kind not in (None, type(None))]
+    types = [kind for each in operations for kind in (each.body, each.returns) if kind is not None and not _format(kind)]
     _, schemas = msgspec.json.schema_components([*types, Error], ref_template=REFERENCE)
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
@@ -154,8 +155,10 @@ def _inlined(schema: Any, schemas: Mapping[str, Any]) -> Any:
 
 
 def _success(operation: Operation[Any, Any]) -> dict[str, Any]:
-    if operation.returns in (None, type(None)):
+    if operation.returns is NoneType:
         return {"description": "It is done."}
+    if name := _format(operation.returns):
+        return {"description": operation.summary, "content": {name: {"schema": {"type": "string"}}}}
     schema = _schema(operation.returns)
     return {"description": operation.summary, "content": {"application/json": {"schema": schema}}}
 
@@ -167,6 +170,13 @@ def _refusals(operation: Operation[Any, Any]) -> dict[str, Any]:
     if operation.writes:
         statuses |= {408, 409, 413, 415}
     return {str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted(statuses)}
+
+
+def _format(kind: Any) -> str:
+    """Return the format of what is no JSON, else an empty text."""
+    if kind is NoneType:
+        return "none"
+    return kind.content_type if isinstance(kind, type) and issubclass(kind, Streamed) else ""
 
 
 def _error(text: str) -> dict[str, Any]:
