@@ -78,8 +78,10 @@ def encoded() -> bytes:
 def described(operations: Iterable[Operation[Any, Any]]) -> dict[str, Any]:
     """Return the description of some operations."""
     operations = tuple(operations)
-    types = [kind for each in operations for kind in (each.body, each.returns) if kind is not None and not _format(kind)]
-    _, schemas = msgspec.json.schema_components([*types, Error], ref_template=REFERENCE)
+    types = [
+        kind for each in operations for kind in (each.body, each.returns) if kind is not None and not _format(kind)
+    ]
+    _, schemas = msgspec.json.schema_components([*types, Error], ref_template=REFERENCE, schema_hook=_anything)
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         paths.setdefault(PREFIX + operation.path, {})[operation.method.lower()] = _operation(operation)
@@ -131,7 +133,7 @@ def _query(operation: Operation[Any, Any]) -> list[dict[str, Any]]:
     """Return the parameters of the query, each with the schema of its field."""
     if operation.query is None:
         return []
-    (_,), schemas = msgspec.json.schema_components([operation.query], ref_template=REFERENCE)
+    (_,), schemas = msgspec.json.schema_components([operation.query], ref_template=REFERENCE, schema_hook=_anything)
     own = schemas[operation.query.__name__]
     required = own.get("required", [])
     parameters = []
@@ -179,12 +181,19 @@ def _format(kind: Any) -> str:
     return kind.content_type if isinstance(kind, type) and issubclass(kind, Streamed) else ""
 
 
+def _anything(kind: type) -> dict[str, Any]:
+    """Return the schema of a value of any kind."""
+    if kind is object:
+        return {"description": "Any value."}
+    raise NotImplementedError
+
+
 def _error(text: str) -> dict[str, Any]:
     return {"description": text, "content": {"application/json": {"schema": _schema(Error)}}}
 
 
 def _schema(kind: Any) -> Any:
-    (schema,), _ = msgspec.json.schema_components([kind], ref_template=REFERENCE)
+    (schema,), _ = msgspec.json.schema_components([kind], ref_template=REFERENCE, schema_hook=_anything)
     return schema
 
 
