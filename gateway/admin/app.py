@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
 from datetime import date
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 from aiohttp import web
@@ -29,6 +29,7 @@ from gateway.config.schema import host_port
 from gateway.errors import GatewayError, Refused, StoreError, cannot_listen, headers_of, internal, render
 from gateway.log import Logger
 from gateway.management.operation import Scope
+from gateway.management.streamed import Feed
 from gateway.metrics.exporter import Exporter
 from gateway.request_id import new_id
 from gateway.usage import gaps, queries
@@ -65,7 +66,7 @@ async def run(admin: Admin, address: str, stop: asyncio.Event) -> None:
 @asynccontextmanager
 async def serving(admin: Admin, address: str) -> AsyncIterator[int]:
     """Serve `admin` on `address` and yield the port's number. Raises `OSError` when the address is taken."""
-    runner = web.AppRunner(
+    runner = _Runner(
         admin.application(), access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S, handler_cancellation=True
     )
     await runner.setup()
@@ -74,6 +75,29 @@ async def serving(admin: Admin, address: str) -> AsyncIterator[int]:
         yield runner.addresses[0][1]
     finally:
         await runner.cleanup()
+
+
+class _Handler(web.RequestHandler):
+    """A connection, which answers also what is no request of HTTP with the headers that every answer has."""
+
+    __slots__ = ()
+
+    def handle_error(self, *given: Any, **named: Any) -> web.StreamResponse:
+        response = super().handle_error(*given, **named)
+        _complete(response)
+        return response
+
+
+class _Server(web.Server):
+    def __call__(self) -> web.RequestHandler:
+        return _Handler(self, loop=self._loop, **self._kwargs)
+
+
+class _Runner(web.AppRunner):
+    async def _make_server(self) -> web.Server:
+        server = await super()._make_server()
+        server.__class__ = _Server
+        return server
 
 
 class OwnPages(Protocol):
@@ -99,7 +123,7 @@ class Admin:
         self._exporter = exporter
         self._callers = callers
         self._desk_of = desk_of
-        self._live = LiveUsage(folder)
+        self._live = LiveUsage()
         self._pages = pages
         self._of_pages: AbstractSet[web.AbstractResource] = frozenset()
 
@@ -108,10 +132,10 @@ class Admin:
         application = web.Application(middlewares=[self._guard])
         application.router.add_get("/healthz", self._health)
         application.router.add_get("/metrics", self._metrics)
-        application.router.add_get(LIVE, self._live.get)
+        application.router.add_get(LIVE, self._follow)
         application.router.add_get("/usage/summary", self._summary)
         if self._desk_of is not None:
-            api.add_routes(application, self._desk_of)
+            api.add_routes(application, self._desk_of, self._live)
         if self._pages is not None:
             self._of_pages = self._pages.add_routes(application)
         application.on_shutdown.append(self._live.stop)
@@ -154,6 +178,10 @@ class Admin:
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._exporter.exposition(), headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
+    async def _follow(self, request: web.Request) -> web.StreamResponse:
+        account = request.query.get("account")
+        return await self._live.send(request, Feed(self._folder, lambda record: account in (None, record.account)))
+
     async def _summary(self, request: web.Request) -> web.Response:
         by = [name for name in request.query.get("by", "day").split(",") if name]
         if not set(by) <= set(GROUPS):
@@ -192,10 +220,14 @@ def _error_response(request: web.Request, refused: Refused) -> web.Response:
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    _complete(response)
+    if ID in request:
+        response.headers.setdefault("x-request-id", request[ID])
+
+
+def _complete(response: web.StreamResponse) -> None:
     """Let no browser run, frame or keep what this port answers; pages say more exactly what they need."""
     response.headers.setdefault("Content-Security-Policy", NOTHING)
     response.headers.setdefault("Cache-Control", "no-store")
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers.setdefault("Referrer-Policy", "no-referrer")
-    if ID in request:
-        response.headers.setdefault("x-request-id", request[ID])

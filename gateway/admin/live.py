@@ -1,12 +1,13 @@
 """`GET /usage/live`: a stream of server-sent events, one for each request that has ended.
 
-Events are not buffered for a client that reads slowly: each connection reads the usage log's files from its own position.
+1. Events are not buffered for a client that reads slowly: each connection reads the usage log's files from its own position. One
+   that takes none of them is closed after two minutes.
+2. A stream is counted before anything is waited for, so that there are never more than `MAX_STREAMS`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Final
 
 from aiohttp import web
@@ -14,6 +15,7 @@ from aiohttp_sse import EventSourceResponse, sse_response
 
 from gateway.errors import Refused
 from gateway.log import Logger
+from gateway.management.streamed import Feed
 from gateway.usage import queries
 from gateway.usage.record import encode
 
@@ -29,24 +31,30 @@ log = Logger("gateway.admin.live")
 
 
 class LiveUsage:
-    """The handler of the path, and its open streams."""
+    """The open streams."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
+        self._count = 0
         self._streams: set[EventSourceResponse] = set()
 
-    async def get(self, request: web.Request) -> web.StreamResponse:
-        """Stream ended requests, from now on or after the event `Last-Event-ID`; `?account=` selects those of one account.
+    async def send(self, request: web.Request, feed: Feed) -> web.StreamResponse:
+        """Stream ended requests, from now on or after the event `Last-Event-ID`.
 
         Raises `Refused` when there are too many streams, or when no event has that id.
         """
-        if len(self._streams) >= MAX_STREAMS:
+        if self._count >= MAX_STREAMS:
             raise Refused(503, "service_unavailable", "Enough follow already.", retry_after_s=RETRY_AFTER_S)
+        self._count += 1
         try:
-            tail = await asyncio.to_thread(queries.Tail, self._folder, request.headers.get("Last-Event-ID", ""))
+            return await self._stream(request, feed)
+        finally:
+            self._count -= 1
+
+    async def _stream(self, request: web.Request, feed: Feed) -> web.StreamResponse:
+        try:
+            tail = await asyncio.to_thread(queries.Tail, feed.folder, request.headers.get("Last-Event-ID", ""))
         except ValueError as error:
             raise Refused(400, "invalid_request", f"Last-Event-ID: {error}.", param="Last-Event-ID") from None
-        account = request.query.get("account")
         async with sse_response(request, sep="\n", ping_interval=PING_S) as response:
             self._streams.add(response)
             try:
@@ -54,7 +62,7 @@ class LiveUsage:
                 while response.is_connected():
                     ended = await asyncio.to_thread(tail.poll)
                     for cursor, record in ended:
-                        if account in (None, record.account):
+                        if feed.selects(record):
                             await response.send(encode(record).decode(), id=cursor)
                     await asyncio.sleep(0 if ended else POLL_S)
             except TimeoutError:

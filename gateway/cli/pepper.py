@@ -21,6 +21,7 @@ from gateway.cli.common import (
     refuse,
     run_with_store,
 )
+from gateway.management.times import UNITS_S
 from gateway.runtime.data_folder import existing_folder
 from gateway.store import pepper_change
 from gateway.store.pepper import OLD_VARIABLE, VARIABLE, PepperSource

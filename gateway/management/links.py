@@ -25,6 +25,7 @@ from gateway.store.client.client import Client
 GOOD_FOR_S: Final = 600
 ENTER: Final = "/enter"
 """The path of the page that takes tickets."""
+EVERYWHERE: Final = ("0.0.0.0", "[::]")  # noqa: S104 - what is listened on, which no browser can open
 
 
 class NewLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,7 +36,7 @@ class NewLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Link(msgspec.Struct, frozen=True):
-    """A link: its path at the operator's port, and until when it lets somebody in. In an answer that is repeated the path is null."""
+    """A link: its path at the operator's port, and until when it lets somebody in. In a repeated answer, the path is null."""
 
     path: str | None
     expires_at: str
@@ -94,3 +95,9 @@ _decode = msgspec.json.Decoder(Ticket).decode
 
 def _key(text: str) -> str:
     return f"gw:{{pages}}:link:{sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()}"
+
+
+def base(address: str) -> str:
+    """Return the address of the operator's port for a browser on this machine, given what it listens on."""
+    host, _, port = address.rpartition(":")
+    return f"http://{'127.0.0.1' if host in EVERYWHERE else host}:{port}"

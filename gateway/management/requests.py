@@ -6,7 +6,7 @@ import asyncio
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -40,10 +40,10 @@ AfterRequest = Annotated[
     ),
 ]
 IdPrefix = Annotated[
-    str | None,
+    str,
     msgspec.Meta(pattern="^[0-9a-f-]{1,36}$", description="Only requests whose id begins so: at least one character."),
 ]
-Text = Annotated[str | None, msgspec.Meta(max_length=256)]
+Text = Annotated[str, msgspec.Meta(max_length=256)]
 
 
 class Filters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -53,17 +53,17 @@ class Filters(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     kept as hashes of its own. `operation` is `chat.completions` for those that were answered with generated text.
     """
 
-    id: IdPrefix = None
-    account: Text = None
-    token: Text = None
-    model: Text = None
-    channel: Text = None
+    id: IdPrefix | None = None
+    account: Text | None = None
+    token: Text | None = None
+    model: Text | None = None
+    channel: Text | None = None
     outcome: Outcome | None = None
-    error_code: Text = None
-    operation: Text = None
-    reference: Annotated[str | None, msgspec.Meta(max_length=512)] = None
-    since: Since = None
-    until: Until = None
+    error_code: Text | None = None
+    operation: Text | None = None
+    reference: Annotated[str, msgspec.Meta(max_length=512)] | None = None
+    since: Since | None = None
+    until: Until | None = None
 
 
 class Requests(Filters, frozen=True, kw_only=True):
@@ -79,13 +79,13 @@ class RequestPage(Page[Record], frozen=True):
     `unread`: files of the log that cannot be read, whose requests are left out.
     """
 
-    unread: list[str] = []
+    unread: list[str] = msgspec.field(default_factory=list)
 
 
 class FoundRecord(Record, frozen=True, kw_only=True, gc=False):
     """A record. `unasked`: where its end is not known here, who may know of it and was not asked, in words."""
 
-    unasked: list[str] = []
+    unasked: list[str] = msgspec.field(default_factory=list)
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,5 +183,5 @@ def _list(folder: Path, query: Requests) -> RequestPage:
     return RequestPage(found.records, bool(found.next), found.next or None, notes, unread=unread)
 
 
-def _fields(record: Record) -> dict[str, object]:
+def _fields(record: Record) -> dict[str, Any]:
     return {name: getattr(record, name) for name in Record.__struct_fields__}

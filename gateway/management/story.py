@@ -1,4 +1,4 @@
-"""One request in words, from its arrival to its charge: a sentence for `gateway trace`, and its steps with their times for a page."""
+"""One request in words, from its arrival to its charge: a sentence, and its steps with their times."""
 
 from __future__ import annotations
 

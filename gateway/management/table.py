@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gateway.management import accounts, audit, imports, links, management_tokens, money, tokens
+from gateway.management import (
+    accounts,
+    audit,
+    channels,
+    imports,
+    links,
+    management_tokens,
+    money,
+    requests,
+    tokens,
+    usage,
+)
 from gateway.management.operation import Operation
 
 OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
@@ -28,6 +39,18 @@ OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     tokens.enable,
     tokens.delete,
     tokens.rotate,
+    requests.list_,
+    requests.read,
+    requests.trace,
+    usage.summary,
+    usage.export,
+    usage.live,
+    channels.list_,
+    channels.read,
+    channels.disable,
+    channels.enable,
+    channels.credential,
+    channels.test,
     management_tokens.create,
     management_tokens.list_,
     management_tokens.revoke,

@@ -23,15 +23,19 @@ _DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _MOMENT: Final = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{3})?)?)Z?")
 
 Since = Annotated[
-    str | None,
+    str,
     msgspec.Meta(
+        max_length=40,
         description="Only what arrived since then: an age such as `30m`, `12h`, `7d`, a month, a day, or a time such as "
-        "`2026-11-21T10:30:00Z`; UTC."
+        "`2026-11-21T10:30:00Z`; UTC.",
     ),
 ]
 Until = Annotated[
-    str | None,
-    msgspec.Meta(description="Only what arrived before then, in the forms of `since`; a day or a month is included."),
+    str,
+    msgspec.Meta(
+        max_length=40,
+        description="Only what arrived before then, in the forms of `since`; a day or a month is included.",
+    ),
 ]
 
 

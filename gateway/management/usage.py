@@ -80,11 +80,11 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which requests are added up, by what, and in which order: sorted by the groups, or the largest of a sum first."""
 
     by: By = "day"
-    account: Text = None
-    model: Text = None
+    account: Text | None = None
+    model: Text | None = None
     outcome: Outcome | None = None
-    since: Since = None
-    until: Until = None
+    since: Since | None = None
+    until: Until | None = None
     sort: Literal["", "requests", "charge_micros", "cost_micros", "margin_micros"] = ""
     limit: Annotated[int, msgspec.Meta(ge=1, le=MOST_LINES, description="Lines of the answer at most.")] = DEFAULT_LINES
 
@@ -107,8 +107,8 @@ class Summary(msgspec.Struct, frozen=True):
 class Followed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which requests are followed."""
 
-    account: Text = None
-    model: Text = None
+    account: Text | None = None
+    model: Text | None = None
     outcome: Outcome | None = None
 
 

@@ -8,9 +8,12 @@ from typing import Final
 
 from gateway import durable
 from gateway.amounts import MICROS
-from gateway.config.schema import Config, Demo, host_port
+from gateway.config.schema import Config, Demo, Loaded, host_port
 from gateway.errors import Misconfigured, Refused, cannot_listen
 from gateway.fake_upstream import FakeUpstream
+from gateway.management import links
+from gateway.management.admin_token import token_of as token_of_admin
+from gateway.management.desk import Actor, LocalDesk
 from gateway.services import Store
 
 OPENING_CREDIT: Final = "demo-opening"
@@ -49,3 +52,10 @@ async def token_of(store: Store, config: Config, settings: Demo) -> str:
     created = await store.tokens.create(settings.account, name="demo")
     durable.write(file, f"{created.token}\n".encode("ascii"), mode=0o600)
     return created.token
+
+
+async def link_of(store: Store, loaded: Loaded, address: str) -> str:
+    """Return a link that lets a person in at the pages of the operator's port, which is at `address`."""
+    token_of_admin(loaded.config)
+    made = await links.create(LocalDesk(loaded, store, Actor("start of the demo")), body=links.NewLink(name="demo"))
+    return f"{links.base(address)}{made.path}"

@@ -46,11 +46,17 @@ def demo(config: Config, account: str, base_url: str, token: str, path: Path) ->
     )
 
 
+def pages(link: str) -> str:
+    """Return how to get to the pages of the operator's port."""
+    return f"Open the pages; this link lets one person in, once, within ten minutes:\n\n  {link}\n"
+
+
 def on_terminal(config: Config, *, recorded: bool) -> str:
     """Return what a person at the terminal will see next. `recorded`: the chain writes the usage log."""
     lines = []
     if config.admin is not None:
-        lines.append(f"The operator's port is {config.admin}, its token in {config.data_path / 'admin.token'}.")
+        lines.append(f"The operator's port is {config.admin}: `{program()} admin link` lets you in at its pages,")
+        lines.append(f"and programs use it with the token in {config.data_path / 'admin.token'}.")
     if recorded:
         lines += ["Each request that has ended is a line here:", f"{request_lines.COLUMNS}."]
     return "\n".join(lines)

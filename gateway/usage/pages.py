@@ -112,7 +112,8 @@ def page(
 ) -> Page:
     """Return up to `limit` requests, newest first. It may be fewer, also where more follow: after `most` rows a page ends.
 
-    Of an account, those that have ended. Where a file cannot be read, its error is added to `unusable`, and its requests are left out.
+    Of an account, those that have ended. Where a file cannot be read, its error is added to `unusable`, and its requests are left
+    out.
     """
     found, before, unread = Page([]), min(wanted.after or _AFTER_ALL_IDS, wanted.highest), most or MAX_SCANNED
     first, last = _month(wanted.lowest, _FIRST_MONTH), _month(before, _LAST_MONTH)

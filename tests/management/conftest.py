@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from gateway.config.schema import load
 from gateway.management.desk import Actor, LocalDesk
 from gateway.services import Store
+from gateway.usage.database import UsageDatabase
 from tests.patience import PATIENCE_S
 
 CONFIG = """\
@@ -17,6 +18,11 @@ redis: {url}
 data: {folder}
 store: {{timeout: {timeout}}}
 groups: {{default: {{}}, trial: {{budgets: {{month: 5, requests: 9}}}}, old: {{enabled: false}}}}
+channels:
+  one: {{base_url: http://127.0.0.1:9/v1, api_keys: [canary-4711, canary-4712], timers: {{connect: 1}}}}
+  two: {{base_url: http://127.0.0.1:9/v1}}
+models:
+  gpt-4o-mini: {{input: 0.15, output: 0.6, channels: [{{use: one, model: mini, cost: {{input: 0.1, output: 0.4}}}}]}}
 """
 
 DeskWith = Callable[[str], LocalDesk]
@@ -37,3 +43,11 @@ async def desk_with(tmp_path: Path, store_url: str) -> AsyncIterator[DeskWith]:
 def desk(desk_with: DeskWith) -> LocalDesk:
     """A desk where no operation is repeated."""
     return desk_with("")
+
+
+@pytest.fixture
+def rows(desk: LocalDesk) -> Iterator[UsageDatabase]:
+    """The usage log that the desk reads."""
+    database = UsageDatabase(desk.usage_folder)
+    yield database
+    database.close()

@@ -11,13 +11,15 @@ from aiohttp.typedefs import Handler
 from aiohttp_session import SESSION_KEY, session_middleware
 
 from gateway.admin.api import ACTOR, DeskOf, refused
-from gateway.admin.pages import accounts, forms, now, tokens
+from gateway.admin.csv_file import CsvFiles
+from gateway.admin.pages import accounts, audit, channels, forms, now, requests, revenue, tokens
 from gateway.admin.pages.door import Door
 from gateway.admin.pages.forms import Form
 from gateway.admin.pages.pulse import Pulse
 from gateway.admin.pages.rendering import Assets, render, set_up
 from gateway.admin.pages.sessions import StoreStorage
-from gateway.admin.pages.visit import VISITOR, Page, Visit, context_of
+from gateway.admin.pages.visit import FILES, VISITOR, Page, Visit, context_of
+from gateway.admin.unbroken import Unbroken
 from gateway.errors import GatewayError, Refused, StoreAway, internal
 from gateway.log import Logger
 from gateway.management.desk import Actor
@@ -25,7 +27,15 @@ from gateway.management.links import ENTER
 from gateway.metrics.shared import SharedNumbers
 
 COOKIE: Final = "sluicegate"
-PAGES: Final[tuple[tuple[str, str, Page], ...]] = (*now.PAGES, *accounts.PAGES, *tokens.PAGES)
+PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
+    *now.PAGES,
+    *requests.PAGES,
+    *accounts.PAGES,
+    *tokens.PAGES,
+    *channels.PAGES,
+    *revenue.PAGES,
+    *audit.PAGES,
+)
 NOBODY: Final = Actor("nobody", frozenset())
 
 log = Logger("gateway.admin.pages.pages")
@@ -45,12 +55,14 @@ class Pages:
         self._storage = StoreStorage(desk.store.client, COOKIE, self._door.is_secure)
         self._sessions = session_middleware(self._storage)
         self._assets = Assets()
+        self._unbroken = Unbroken()
         self._pulse = Pulse(desk.usage_folder, numbers, desk.store.answers)
 
     def add_routes(self, application: web.Application) -> frozenset[web.AbstractResource]:
         """Add the routes, and return what they belong to: the pages check themselves who looks."""
         set_up(application, self._assets)
-        application[now.PULSE] = self._pulse
+        application.on_cleanup.append(self._unbroken.end)
+        application[now.PULSE], application[FILES] = self._pulse, CsvFiles()
         application.on_shutdown.append(self._pulse.stop)
         add = application.router.add_route
         routes = [
@@ -93,7 +105,8 @@ class Pages:
                 forms.check_proof(form, visitor.form)
             key = form["once"] and f"{visitor.form} {form['once']}"
             desk = self._desk_of(visitor.actor, key)
-            return await page(Visit(request, visitor, desk, form, partial(self._is_still_in, request)))
+            visit = Visit(request, visitor, desk, form, partial(self._is_still_in, request))
+            return await (self._unbroken.done(page(visit)) if request.method == "POST" else page(visit))
 
         return handle
 
