@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gateway.management import accounts, audit, channels, imports, links, management_tokens, money, requests, tokens, usage
+from gateway.management import (
+    accounts,
+    audit,
+    channels,
+    config,
+    groups,
+    imports,
+    links,
+    management_tokens,
+    models,
+    money,
+    plugins,
+    requests,
+    tokens,
+    usage,
+)
 from gateway.management.operation import Operation
 
 OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
@@ -40,6 +55,10 @@ OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     channels.enable,
     channels.credential,
     channels.test,
+    models.list_,
+    groups.list_,
+    plugins.list_,
+    config.read,
     management_tokens.create,
     management_tokens.list_,
     management_tokens.revoke,
