@@ -35,7 +35,7 @@ class NewLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Link(msgspec.Struct, frozen=True):
-    """A link: its path at the operator's port, and until when it lets somebody in. In an answer that is repeated the path is null."""
+    """A link: its path at the operator's port, which is null where an answer is repeated, and until when it lets somebody in."""
 
     path: str | None
     expires_at: str
