@@ -212,7 +212,7 @@ class Exchange(ChargedExchange):
     def stop(self, error: Refused, *, keep: int = 0) -> None:
         """End the exchange with this error, which the caller gets. Called again, it changes nothing, but may keep less.
 
-        From `on_chunk`: the caller still gets the events of the chunk that end within its first `keep` bytes.
+        From `on_chunk`: the caller still gets the events of the chunk that end within its first `keep` bytes, but never `[DONE]`.
         """
         if not isinstance(error, Refused):
             raise TypeError(f"an exchange is stopped with a Refused, not with {error!r}")

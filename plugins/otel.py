@@ -76,23 +76,7 @@ class Otel(Plugin):
         channels = {name: channel.base_url for name, channel in services.catalogue.channels.items()}
         if unknown := sorted(self.providers.keys() - channels.keys()):
             raise ValueError(f"providers: there is no channel `{unknown[0]}`")
-        try:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import TracerProvider
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor
-            from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
-
-            from plugins.spans import Spans
-        except ImportError as error:
-            raise ValueError(f"`{error.name}` is not installed: pip install 'sluicegate[otel]'") from None
-        names = {"service.name": self.service, "service.version": version("sluicegate")}
-        sampler = ParentBasedTraceIdRatio(self.ratio)
-        self._exported = TracerProvider(sampler, Resource.create(names), shutdown_on_exit=False)
-        exporter = OTLPSpanExporter(self.endpoint, headers=dict(self.headers), timeout=EXPORT_S)
-        batches = BatchSpanProcessor(exporter, self.queue, EVERY_MS, min(BATCH, self.queue))
-        self._exported.add_span_processor(batches)
-        self._spans = Spans(self._exported, channels, self.providers, continues=self.continues)
+        await asyncio.to_thread(self._open, channels)
 
     async def stop(self) -> None:
         """Send what is left. A collector that does not answer is not waited for: the thread does not outlive the process."""
@@ -123,6 +107,28 @@ class Otel(Plugin):
         if exchange[Trace].recorded:
             body = await exchange.body() if exchange.attempts else None
             self._spans.end(exchange[Trace], body)  # type: ignore[arg-type] # what `on_request` has put there
+
+    def _open(self, channels: Mapping[str, str]) -> None:
+        """Begin to export. It reads files: what is installed, and certificates."""
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+
+            from plugins.span_queue import SpanQueue
+            from plugins.spans import Spans
+        except ImportError as error:
+            raise ValueError(f"`{error.name}` is not installed: pip install 'sluicegate[otel]'") from None
+        names = {"service.name": self.service, "service.version": version("sluicegate")}
+        sampler = ParentBasedTraceIdRatio(self.ratio)
+        self._exported = TracerProvider(sampler, Resource.create(names), shutdown_on_exit=False)
+        exporter = OTLPSpanExporter(self.endpoint, headers=dict(self.headers), timeout=EXPORT_S)
+        queue = SpanQueue(exporter, self.queue)
+        batches = BatchSpanProcessor(queue, self.queue, EVERY_MS, min(BATCH, self.queue))
+        self._exported.add_span_processor(batches)
+        self._spans = Spans(self._exported, queue, channels, self.providers, continues=self.continues)
 
     def __repr__(self) -> str:
         return f"<Otel {self.endpoint}>"

@@ -13,6 +13,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from gateway import Attempt, Body, Caller, Exchange, Operation, Outcome, Trace
 from plugins.span_content import SpanContent
+from plugins.span_queue import SpanQueue
 
 NS: Final = 1_000_000_000
 RANDOM: Final = 0x02
@@ -61,11 +62,21 @@ class Tracing(Trace):
 
 
 class Spans:
-    """Makes spans. `channels`: their addresses; `providers`: the provider's name of those that are not `openai`."""
+    """Makes spans. `queue`: where they wait. `channels`: their addresses.
+
+    `providers`: the provider's name of channels where it is not `openai`.
+    """
 
     def __init__(
-        self, exported: TracerProvider, channels: Mapping[str, str], providers: Mapping[str, str], *, continues: bool
+        self,
+        exported: TracerProvider,
+        queue: SpanQueue,
+        channels: Mapping[str, str],
+        providers: Mapping[str, str],
+        *,
+        continues: bool,
     ) -> None:
+        self._queue = queue
         self._tracer = exported.get_tracer("sluicegate", version("sluicegate"))
         self._servers = {name: _server(url) for name, url in channels.items()}
         self._providers = providers
@@ -95,6 +106,9 @@ class Spans:
         ended = exchange.ended or exchange.started
         content = exchange.get(SpanContent)
         said = {} if content is None else content.attributes()
+        size = sum(len(value) for value in said.values() if isinstance(value, str))
+        if not self._queue.has_room(size):
+            said, size = {"sluicegate.content.dropped": True}, 0
         if body is not None:
             for number, attempt in enumerate(exchange.attempts):
                 last = attempt is exchange.attempts[-1]
@@ -102,9 +116,11 @@ class Spans:
                 client.set_attributes(self._of_attempt(exchange, attempt, body, last=last) | (said if last else {}))
                 error = attempt.error or (_error(exchange) if last else "")
                 _end(client, error, _ns(exchange, ended if last else attempt.failed or ended))
+                self._queue.add(size if last else 0)
         server.set_attributes(_of_request(exchange) | ({} if exchange.attempts else said))
         failed = exchange.status >= 500 or exchange.outcome is Outcome.INTERNAL_ERROR
         _end(server, _error(exchange) if failed else "", _ns(exchange, ended))
+        self._queue.add(0 if exchange.attempts else size)
 
     def _of_attempt(self, exchange: Exchange, attempt: Attempt, body: Body, *, last: bool) -> Values:
         usage, known = attempt.usage, attempt.usage.source != "none"

@@ -39,12 +39,15 @@ FORKED: Final = _Program(sys.executable)
 
 
 class Forker:
-    """The process that has imported the gateway. It is started by the first use, and ends with this process."""
+    """The process that has imported the gateway. It is started by the first use, and ends with this process.
+
+    It reads the environment of when this was made: a test that is the first to use it may have changed some of it for itself.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
-        self._environment: dict[str, str] = {}
+        self._environment = _read_at_start(os.environ)
 
     def start(
         self, command: list[str], folder: str, environment: Mapping[str, str], session: bool, fds: list[int]
@@ -52,7 +55,7 @@ class Forker:
         """Return the process id of a child that runs `command`, or 0 where it must be started from nothing."""
         with self._lock:
             if self._control is None:
-                self._environment, self._control = _read_at_start(os.environ), _forker()
+                self._control = _forker(self._environment)
             if _read_at_start(environment) != self._environment:
                 return 0
             message = json.dumps([command, folder, dict(environment), session]).encode()
@@ -67,18 +70,17 @@ class Forker:
         return int(pid)
 
 
-def _forker() -> socket.socket:
+def _forker(read_at_start: Mapping[str, str]) -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    environment = {
-        name: value for name, value in os.environ.items() if name != "GATEWAY_CRASH_AT"
-    }  # of one child alone
+    of_one_test = {*_read_at_start(os.environ), "GATEWAY_CRASH_AT"}
+    environment = {name: value for name, value in os.environ.items() if name not in of_one_test}
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.forker", str(theirs.fileno())],
             cwd=Path(__file__).parent.parent,
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            env=environment,
+            env=environment | dict(read_at_start),
         )
 
     def end() -> None:

@@ -135,7 +135,7 @@ def test_the_example_plugins_and_their_tests_run(tmp_path: Path) -> None:
         text=True,
         timeout=180,
     )
-    assert "16 passed" in run.stdout, run.stdout + run.stderr
+    assert "19 passed" in run.stdout, run.stdout + run.stderr
 
 
 def with_chain(tmp_path: Path, chain: str) -> schema.Loaded:

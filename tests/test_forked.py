@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked import FORKED
+from tests.forked import FORKED, Forker
 
 
 def test_it_prints_the_same_and_exits_alike(tmp_path: Path) -> None:
@@ -35,3 +35,15 @@ def test_it_is_a_child_of_this_process(environment: dict[str, str], is_forked: b
         assert (b"tests.forker" in (folder / "cmdline").read_bytes()) == is_forked
         process.terminate()
     assert process.returncode is not None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere all are started from nothing")
+def test_what_one_test_sets_keeps_no_other_from_forking(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before, forker = dict(os.environ), Forker()
+    with (tmp_path / "out").open("wb") as out:
+        command, fds = [sys.executable, "-m", "gateway", "--version"], [0, out.fileno(), out.fileno()]
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        assert forker.start(command, str(tmp_path), os.environ, False, fds) == 0
+        pid = forker.start(command, str(tmp_path), before, False, fds)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert (tmp_path / "out").read_bytes().startswith(b"sluicegate ")

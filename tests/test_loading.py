@@ -174,7 +174,14 @@ def write(folder: Path, name: str, body: str) -> None:
         ),
         (
             "    def __init__(self): ...",
-            "importing `wrong_0815` failed: TypeError: Struct types cannot define __init__ ({file}, line 3)",
+            "importing `wrong_0815` failed: TypeError: Struct types cannot define __init__ ({file}, line 3); "
+            "check settings in `__post_init__`, and begin in `start`",
+        ),
+        (
+            "    words: list[str] = ['a']",
+            "importing `wrong_0815` failed: TypeError: Using a non-empty mutable collection (['a']) as a default value is unsafe. "
+            "Instead configure a `default_factory` for this field. ({file}, line 3); "
+            "write a tuple, or `msgspec.field(default_factory=...)`",
         ),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from gateway.admin import openapi
 from gateway.admin.csv_file import CsvFiles
 from gateway.admin.live import LiveUsage
 from gateway.admin.received import body_of, query_of
@@ -49,7 +50,12 @@ def add_routes(application: web.Application, desk_of: DeskOf, live: LiveUsage) -
         ) in operation.in_path:  # also a text that is empty or has braces, of which the operation says what is wrong
             path = path.replace(f"{{{name}}}", f"{{{name}:[^/]*}}")
         application.router.add_route(operation.method, path, _handler(operation, desk_of, unbroken, send))
+    application.router.add_get(PREFIX + openapi.PATH, _description, allow_head=False)
     application.on_cleanup.append(unbroken.end)
+
+
+async def _description(_: web.Request) -> web.Response:
+    return web.Response(body=openapi.encoded(), content_type="application/json")
 
 
 def _handler(

@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
 from datetime import date
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 from aiohttp import web
@@ -66,7 +66,7 @@ async def run(admin: Admin, address: str, stop: asyncio.Event) -> None:
 @asynccontextmanager
 async def serving(admin: Admin, address: str) -> AsyncIterator[int]:
     """Serve `admin` on `address` and yield the port's number. Raises `OSError` when the address is taken."""
-    runner = web.AppRunner(
+    runner = _Runner(
         admin.application(), access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S, handler_cancellation=True
     )
     await runner.setup()
@@ -75,6 +75,29 @@ async def serving(admin: Admin, address: str) -> AsyncIterator[int]:
         yield runner.addresses[0][1]
     finally:
         await runner.cleanup()
+
+
+class _Handler(web.RequestHandler):
+    """A connection, which answers also what is no request of HTTP with the headers that every answer has."""
+
+    __slots__ = ()
+
+    def handle_error(self, *given: Any, **named: Any) -> web.StreamResponse:
+        response = super().handle_error(*given, **named)
+        _complete(response)
+        return response
+
+
+class _Server(web.Server):
+    def __call__(self) -> web.RequestHandler:
+        return _Handler(self, loop=self._loop, **self._kwargs)
+
+
+class _Runner(web.AppRunner):
+    async def _make_server(self) -> web.Server:
+        server = await super()._make_server()
+        server.__class__ = _Server
+        return server
 
 
 class OwnPages(Protocol):
@@ -197,10 +220,14 @@ def _error_response(request: web.Request, refused: Refused) -> web.Response:
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    _complete(response)
+    if ID in request:
+        response.headers.setdefault("x-request-id", request[ID])
+
+
+def _complete(response: web.StreamResponse) -> None:
     """Let no browser run, frame or keep what this port answers; pages say more exactly what they need."""
     response.headers.setdefault("Content-Security-Policy", NOTHING)
     response.headers.setdefault("Cache-Control", "no-store")
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers.setdefault("Referrer-Policy", "no-referrer")
-    if ID in request:
-        response.headers.setdefault("x-request-id", request[ID])

@@ -95,6 +95,11 @@ def _parameters(hook: object) -> str:
     return f"({', '.join(inspect.signature(hook).parameters)})"  # type: ignore[arg-type]
 
 
+def place_of_hook(kind: type[Plugin], hook: str) -> str:
+    """Return the file and the line of a hook, in brackets; empty where it has none."""
+    return _place(getattr(kind, hook))
+
+
 def _place(method: object) -> str:
     code = getattr(inspect.unwrap(method), "__code__", None)  # type: ignore[arg-type]
     return "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"

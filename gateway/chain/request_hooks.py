@@ -13,6 +13,7 @@ from typing import Any
 from gateway.chain.editing import editor_of
 from gateway.chain.entry import Entry
 from gateway.chain.failures import is_cancellation, origin_of
+from gateway.chain.hooks import place_of_hook
 from gateway.errors import GatewayError, Refused, StoreAway
 from gateway.exchange import Exchange
 from gateway.log import Logger
@@ -213,4 +214,7 @@ class RequestHooks:
 
 def _check_reply(entry: Entry, reply: object) -> None:
     if not isinstance(reply, Reply):
-        raise TypeError(f"`on_request` of '{entry.name}' returned a {type(reply).__name__}: return a Reply, or None")
+        place = place_of_hook(type(entry.plugin), "on_request")
+        raise TypeError(
+            f"`on_request` of '{entry.name}' returned a {type(reply).__name__}: return a Reply, or None{place}"
+        )

@@ -27,6 +27,8 @@ NO_TEXT: Final = frozenset(
     )
 )
 """Fields that hold no text."""
+HOLDERS: Final = (str, list, dict)
+"""What may hold text."""
 ENCODED: Final = ";base64,"
 WITHIN: Final = 100
 """Characters at the beginning of a text in which a data URL says how it is encoded."""
@@ -69,7 +71,7 @@ def texts(value: Any, *, whole: bool = False) -> Iterator[Text]:
             yield from _others(0, 0, "choices", choice)
     if len(value) > 1:
         for name, more in value.items():
-            if name != "choices" and name not in NO_TEXT:
+            if isinstance(more, HOLDERS) and name != "choices" and name not in NO_TEXT:
                 yield from _others(0, 0, name, more)
 
 
@@ -82,12 +84,14 @@ def _of_choice(number: int, choice: dict[str, Any], whole: bool) -> Iterator[Tex
             yield from _of_message(number, value, "message." if isinstance(message, dict) else "", whole)
         elif name == "text":
             yield from _strings(number, "content", name, value)
-        elif name not in NO_TEXT and (name != "delta" or value is not message or not isinstance(value, dict)):
+        elif isinstance(value, HOLDERS) and name not in NO_TEXT and (name != "delta" or not isinstance(value, dict)):
             yield from _others(number, 0, name, value)
 
 
 def _of_message(number: int, message: dict[str, Any], prefix: str, whole: bool) -> Iterator[Text]:
     for name, value in message.items():
+        if not isinstance(value, HOLDERS):
+            continue
         if (kind := _KINDS.get(name)) is not None:
             if name != "reasoning" or value != message.get("reasoning_content"):  # the same text under two names
                 yield from _strings(number, kind, prefix + name, value)

@@ -11,7 +11,7 @@ from copy import copy
 from typing import Any, Final
 
 from gateway.chat.events import EventStream
-from gateway.chat.sse import whole_events
+from gateway.chat.sse import parse_event, whole_events
 
 END: Final = b"."
 """Follows the data, since an event may end with a carriage return."""
@@ -24,10 +24,10 @@ _STATE: Final = tuple(name for name in EventStream.__slots__ if name not in ("_p
 
 
 def whole_up_to(data: bytes, most: int) -> bytes:
-    """Return the whole events that the data begins with, of `most` bytes together."""
+    """Return the whole events that the data begins with, of `most` bytes together, without `[DONE]`: the answer is not whole."""
     end = 0
     for event in whole_events(data + END):
-        if end + len(event) > most:
+        if end + len(event) > most or parse_event(event)[1] == b"[DONE]":
             break
         end += len(event)
     return data[:end]

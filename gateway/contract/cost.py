@@ -55,4 +55,5 @@ class Cost:
             self._calls += 1
             name = (str(getattr(called, "__module__", "")), str(getattr(called, "__name__", "")))
             if name == WRITES or cure_of(called) or getattr(called, "__qualname__", "").startswith("socket."):
-                self._problems.add(f"`on_chunk` blocks the event loop with `{name[1]}`")
+                place = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
+                self._problems.add(f"`on_chunk` blocks the event loop with `{name[1]}` ({place})")

@@ -115,7 +115,7 @@ class ScenarioRunner:
 
     async def end(self, plugin: Plugin, exchange: Exchange) -> list[str]:
         """Run the end hook of a plugin, and its step. Raises what they raise. Return what it returned in vain, in words."""
-        problems = in_vain("on_end", await plugin.on_end(exchange))  # type: ignore[func-returns-value]
+        problems = in_vain(plugin, "on_end", await plugin.on_end(exchange))  # type: ignore[func-returns-value]
         step = await plugin.end_step(exchange)
         if step is None:
             return problems
@@ -160,7 +160,7 @@ class ScenarioRunner:
         exchange.attempts.append(Attempt("broken", MODEL, error="upstream_error", usage=Usage(10, 0, "estimated")))
         try:
             async with asyncio.timeout(HOOK_TIMEOUT_S):
-                (*problem,) = in_vain("on_failover", await self.plugin.on_failover(exchange))  # type: ignore[func-returns-value]
+                (*problem,) = in_vain(self.plugin, "on_failover", await self.plugin.on_failover(exchange))  # type: ignore[func-returns-value]
         except PLUGIN_ERRORS as error:
             return "" if isinstance(error, Refused) else raised("on_failover", error, ending, HOOK_TIMEOUT_S)
         return "".join(problem)
@@ -179,7 +179,7 @@ class ScenarioRunner:
         exchange.first_byte = time.monotonic()
         hook = "on_response"
         try:
-            problems = in_vain(hook, self.plugin.on_response(exchange))  # type: ignore[func-returns-value]
+            problems = in_vain(self.plugin, hook, self.plugin.on_response(exchange))  # type: ignore[func-returns-value]
             problems += shown(exchange, hook)
             hook = "on_chunk"
             for chunk in CHUNKS[: ending.chunks]:
@@ -189,7 +189,7 @@ class ScenarioRunner:
                 exchange.deltas(chunk)  # read once for all plugins, and not the cost of one
                 with self.cost:
                     returned = self.plugin.on_chunk(exchange, chunk)  # type: ignore[func-returns-value]
-                problems = problems or in_vain(hook, returned)
+                problems = problems or in_vain(self.plugin, hook, returned)
                 if exchange.stopped is not None:
                     exchange.outcome, exchange.error = Outcome.STOPPED, exchange.stopped
                     problems += shown(exchange, hook)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from gateway.chain.failures import origin_of
+from gateway.chain.hooks import place_of_hook
 from gateway.contract.endings import Ending
+from gateway.plugin import Plugin
 
 
 def raised(hook: str, error: BaseException, ending: Ending, limit_s: float) -> str:
@@ -22,9 +24,11 @@ def raised(hook: str, error: BaseException, ending: Ending, limit_s: float) -> s
     return f"`{hook}` raised {type(error).__name__}: {error} {when}" + (f" at {at}" if at else "") + cure
 
 
-def in_vain(hook: str, returned: object) -> list[str]:
+def in_vain(plugin: Plugin, hook: str, returned: object) -> list[str]:
     """Return what is wrong with a hook that returns something, in words."""
-    return [] if returned is None else [f"`{hook}` returns {an(returned)}, which is ignored: return nothing"]
+    if returned is None:
+        return []
+    return [f"`{hook}` returns {an(returned)}, which is ignored: return nothing{place_of_hook(type(plugin), hook)}"]
 
 
 def an(value: object) -> str:

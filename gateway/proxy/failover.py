@@ -95,7 +95,7 @@ class Failover:
             # A caller that retries earlier would be refused by the circuit breaker.
             asked_s = last.error.retry_after_s or 0.0
             last.error.retry_after_s = await route.breaker.wait_s(route.candidates, asked_s) or None
-        exchange.refused_by = last.plugin
+        exchange.refused_by = last.plugin or exchange.refused_by
         raise last.error
 
     def stop_relays(self) -> None:

@@ -105,3 +105,19 @@ async def test_a_stop_does_not_wait_for_live_streams(rows: UsageDatabase, caller
             response = await session.get(url, headers=headers)
             await soon(stack.aclose())
         assert await response.text() == ": from here on\n\n"
+
+
+@pytest.mark.parametrize(
+    "sent", [b"GET /a b HTTP/1.1\r\n\r\n", b"\x16\x03\x01\r\n\r\n", b"GET / HTTP/1.1\r\nHost a\r\n\r\n"]
+)
+async def test_also_what_is_no_http_is_answered_with_the_headers_of_every_answer(
+    rows: UsageDatabase, callers: Callers, sent: bytes
+) -> None:
+    async with serving(Admin(rows.folder, callers, Exporter({})), "127.0.0.1:0") as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+        writer.close()
+    assert answer.startswith(b"HTTP/1.0 400") or answer.startswith(b"HTTP/1.1 400")
+    assert b"Content-Security-Policy: default-src 'none'" in answer
+    assert b"X-Content-Type-Options: nosniff" in answer

@@ -38,7 +38,7 @@ def accumulated(chunks: list[Chunk]) -> ChatCompletion:
     """Return what the official client makes of a stream."""
     state: ChatCompletionStreamState[None] = ChatCompletionStreamState()
     for each in chunks:
-        state.handle_chunk(construct_type(type_=ChatCompletionChunk, value=each))
+        state.handle_chunk(construct_type(type_=ChatCompletionChunk, value=each))  # type: ignore[arg-type]
     return state.current_completion_snapshot
 
 

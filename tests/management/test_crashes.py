@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 import pytest
 
 from gateway.config.schema import Loaded, load
@@ -26,11 +25,8 @@ from gateway.store.client.client import Client
 from gateway.store.pepper import VARIABLE
 from tests.management.conftest import CONFIG
 from tests.management.dying import DyingClient, Killed
+from tests.management.pictures import TOKEN, picture, prepare, verify
 from tests.patience import PATIENCE_S
-
-TOKEN: Final = "alice-00000001"
-NAMES: Final = ("alice", "bob", "carol")
-EXTERNAL: Final = ("a", "b", "c")
 
 Write = Callable[[LocalDesk], Awaitable[object]]
 
@@ -78,56 +74,18 @@ async def desk_at(loaded: Loaded, client: Client) -> AsyncIterator[LocalDesk]:
     store.journal.close()
 
 
-async def prepare(desk: LocalDesk) -> None:
-    """Empty the store, and create an account with a token."""
-    await desk.store.client.call("FLUSHALL")
-    await desk.store.accounts.create("alice")
-    async with desk.store.external_ids.claimed("alice", "a"):
-        await desk.store.accounts.change("alice", external_id="a")
-    await desk.store.tokens.create("alice", short_id=TOKEN.partition("-")[2])
-
-
-async def picture(store: Store) -> Any:
-    """Return what operators and callers can see, without what is another one each time."""
-    found = [account for name in NAMES if (account := await store.accounts.get(name)) is not None]
-    owners = {external_id: await store.external_ids.find(external_id) for external_id in EXTERNAL}
-    lines = {
-        each.id: sorted(
-            (line.transaction, line.amount_micros) for line in (await store.wallet.ledger(each.id, 9)).lines
-        )
-        for each in found
-    }
-    owned = {each.id: [_plain(token) for token in await store.tokens.all_of(each.id)] for each in found}
-    return found, owners, lines, owned
-
-
-def _plain(token: Any) -> Any:
-    """Return a token without times, which depend on when the test runs."""
-    fields = msgspec.structs.asdict(token) | {"created_at": 0}
-    return fields | {"expires_at": fields["expires_at"] == 4_000_000_000}
-
-
-async def verify(store: Store) -> None:
-    """Assert what `gateway verify` does of accounts and external ids."""
-    for name in NAMES:
-        account = await store.accounts.get(name)
-        if account is not None:
-            assert await store.wallet.verify(name) == []
-            assert await store.external_ids.check(account) == ""
-
-
 @pytest.mark.parametrize("name", WRITES)
 async def test_a_write_that_was_killed_after_any_command_is_completed_by_its_repetition(
     name: str, loaded: Loaded, client: Client, store_url: str
 ) -> None:
     async with desk_at(loaded, client) as desk:
-        await prepare(desk)
+        await prepare(desk.store)
         before = await picture(desk.store)
         await WRITES[name](desk)
         done = await picture(desk.store)
         assert done != before
         for commands in count(1):
-            await prepare(desk)
+            await prepare(desk.store)
             dying = DyingClient.connect(store_url, timeout_s=PATIENCE_S)
             assert isinstance(dying, DyingClient)
             dying.commands = commands

@@ -10,14 +10,17 @@ import pytest
 
 from gateway.contract import broken, check
 from gateway.store.client.client import Client
-from gateway.testing import FakeUpstream, running
+from gateway.testing import FakeUpstream, Running, running
+from plugins.otel import Otel
 from plugins.otel_content import OtelContent
 from plugins.span_content import SpanContent
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra `otel` is not installed")
 
+from plugins import span_queue
+from tests.patience import wait_until
 from tests.plugins.collector import collecting
-from tests.plugins.test_otel import CLIENT, SERVER, configuration
+from tests.plugins.test_otel import CLIENT, SERVER, configuration, dripping
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"location":"Paris"}'}}
 
@@ -174,6 +177,41 @@ async def test_of_others_nothing_is_kept(
             assert (await gateway.ask(await gateway.token(), "a question")).status == 200
         assert "question" not in repr(collector.spans)
         assert "answer" not in repr(collector.spans).replace("answered", "")
+
+
+def queue_of(gateway: Running) -> span_queue.SpanQueue:
+    """Return what waits in the plugin `otel` of a gateway."""
+    (otel,) = [entry.plugin for entry in gateway.gateway.chain.entries if isinstance(entry.plugin, Otel)]
+    return otel._spans._queue
+
+
+async def test_content_that_no_collector_takes_is_bounded(
+    store_url: str, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(span_queue, "MOST_CONTENT", 5000)
+    async with dripping(0.05) as (endpoint, received), FakeUpstream(pace_s=0, words="yes") as upstream:
+        yaml = configuration(upstream.base_url, upstream.base_url, endpoint, {"use": "otel-content"}, queue=40)
+        async with running(yaml, tmp_path, store_url) as gateway:
+            queue, token = queue_of(gateway), await gateway.token()
+            for _ in range(10):
+                await gateway.ask(token, "x" * 1000)
+            await wait_until(lambda: bool(received))
+            assert 3000 < queue._total <= 5000
+            for _ in range(30):  # of those that wait, the oldest are dropped, and their content with them
+                await gateway.ask(token, "y")
+            assert queue._total == sum(queue._sizes) < 3 * 1300
+            assert len(queue._sizes) <= 40
+            await gateway.ask(token, "x" * 1000)
+            assert queue._total > 1000
+
+
+async def test_content_that_was_sent_makes_room(store_url: str, client: Client, tmp_path: Path) -> None:
+    async with collecting() as collector, FakeUpstream(pace_s=0, words="yes") as upstream:
+        yaml = configuration(upstream.base_url, upstream.base_url, collector.url, {"use": "otel-content"})
+        async with running(yaml, tmp_path, store_url) as gateway:
+            await gateway.ask(await gateway.token(), "x" * 1000)
+            await collector.wait(2)
+            await wait_until(lambda: queue_of(gateway)._total == 0)
 
 
 async def test_it_keeps_the_contract(store_url: str, client: Client) -> None:

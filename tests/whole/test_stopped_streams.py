@@ -180,3 +180,24 @@ async def test_a_plugin_that_raises_ends_the_stream_unless_it_is_ignored(
         assert answer.body.startswith(WORDS[0] + b'data: {"error":') and not answer.whole
         assert (error_of(answer)["code"], error_of(answer)["message"]) == ("not_here", "Not from here.")
         assert (record.outcome, record.refused_by, record.error_code) == (Outcome.STOPPED, "fails", "not_here")
+
+
+class KeepsAll(Plugin):
+    """Ends a stream at its end, and lets all of it pass."""
+
+    def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
+        if b"[DONE]" in chunk:
+            exchange.stop(Refused(400, "content_stopped", "Not whole."), keep=len(chunk))
+
+
+async def test_an_answer_that_a_plugin_ends_at_its_end_is_not_told_to_be_whole(store_url: str, tmp_path: Path) -> None:
+    async with playing([script(STREAM)], store_url, tmp_path, ["use: tests.whole.test_stopped_streams:KeepsAll"]) as (
+        gateway,
+        token,
+        _,
+    ):
+        answer = await ask(gateway.port, chat(token))
+        assert error_of(answer)["code"] == "content_stopped"
+        assert b"[DONE]" not in answer.body
+        assert not answer.whole
+        assert (await last_end_record(gateway)).outcome is Outcome.STOPPED

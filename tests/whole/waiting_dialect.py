@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from gateway import ChatRequest, Dialect, Plugin
+from gateway import ChatRequest, Plugin
 from plugins.anthropic import Messages
 
 let = threading.Event()
@@ -23,4 +23,4 @@ class Waiting(Messages):
 
 
 class Provides(Plugin):
-    dialects: tuple[type[Dialect], ...] = (Waiting,)
+    dialects = (Waiting,)

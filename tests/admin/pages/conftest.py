@@ -65,7 +65,7 @@ class House:
     async def link(self, *scopes: Scope, actor: Actor | None = None) -> str:
         """Make a link and return its ticket."""
         made = await links.create(self.desk(actor), body=NewLink(name="alice", scopes=scopes))
-        return made.path.partition("ticket=")[2]
+        return str(made.path).partition("ticket=")[2]
 
     async def visitor(self, *scopes: Scope, actor: Actor | None = None) -> Visitor:
         """Return somebody who has entered, with all scopes unless some are named."""

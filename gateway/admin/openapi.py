@@ -1,0 +1,196 @@
+"""The description of the API as OpenAPI 3.1, made from the table of operations and the structs that they take and return."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.metadata import version
+from typing import Any, Final
+
+import msgspec
+
+from gateway.management.errors import PREFIX
+from gateway.management.examples import EXAMPLES
+from gateway.management.operation import Operation, Scope
+from gateway.management.table import OPERATIONS
+
+PATH: Final = "/openapi.json"
+"""Below the prefix. It needs a token, of any scope: who has none learns nothing from this port."""
+REFERENCE: Final = "#/components/schemas/{name}"
+IN_PATH: Final[Mapping[str, str]] = {
+    "account": "The account's id.",
+    "token": "The token's id, as in alice-1a2b3c4d, or of a management token; not the token itself.",
+    "request": "The request's id: what its caller got as `x-request-id`.",
+    "channel": "The channel's name in the configuration.",
+    "model": "The model's name in the configuration.",
+    "group": "The group's name in the configuration.",
+}
+ERRORS: Final[Mapping[int, str]] = {
+    400: "Something in it is wrong; `param` names the parameter or the field.",
+    401: "There is no token, or it is wrong, revoked or expired.",
+    403: "The token does not have the scope that the operation needs.",
+    404: "What the path or the body names is not there.",
+    408: "The body did not arrive in time.",
+    409: "It is there already, or differs from what was sent before, or its `Idempotency-Key` is in use.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    429: "Too many wrong tokens came from this address.",
+    503: "The store does not answer. Try again; a write with the same `Idempotency-Key` is done once.",
+}
+ABOUT: Final = """\
+Everything that an operator does with a gateway, over HTTP: JSON in and out.
+
+Amounts are whole numbers of micros, millionths of the currency's unit. Send `Authorization: Bearer TOKEN` with the admin token,
+or with a management token that has the scope of the operation. A write with an `Idempotency-Key` may be repeated: it is done
+once, and the answer is the same for 24 hours, but for secrets, which are in the first one alone. Lists are pages: `next` is the
+`after` of the next one."""
+REPEATABLE: Final = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "description": "A text of your own for this write, so that it can be repeated.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"},
+}
+
+
+class ErrorDetail(msgspec.Struct):
+    """What is wrong. `code` is for programs, `message` says what to do, `param` names the field or parameter at fault."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+    request_id: str
+
+
+class Error(msgspec.Struct):
+    """The answer to a request that is refused or failed."""
+
+    error: ErrorDetail
+
+
+@cache
+def encoded() -> bytes:
+    """Return the description as JSON."""
+    return msgspec.json.encode(described(OPERATIONS))
+
+
+def described(operations: Iterable[Operation[Any, Any]]) -> dict[str, Any]:
+    """Return the description of some operations."""
+    operations = tuple(operations)
+    types = [kind for each in operations for kind in (each.body, each.returns) if kind not in (None, type(None))]
+    _, schemas = msgspec.json.schema_components([*types, Error], ref_template=REFERENCE)
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        paths.setdefault(PREFIX + operation.path, {})[operation.method.lower()] = _operation(operation)
+    paths[PREFIX + PATH] = {"get": _OWN}
+    tags = {_tag(each): None for each in operations}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Sluicegate", "version": version("sluicegate"), "description": ABOUT},
+        "servers": [{"url": "/"}],
+        "tags": [{"name": tag} for tag in tags],
+        "paths": paths,
+        "security": [{"token": []}],
+        "components": {
+            "schemas": schemas,
+            "responses": {str(status): _error(text) for status, text in ERRORS.items()},
+            "securitySchemes": {
+                "token": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": f"The admin token, or a management token. Scopes: {', '.join(Scope)}.",
+                }
+            },
+        },
+    }
+
+
+def _operation(operation: Operation[Any, Any]) -> dict[str, Any]:
+    parameters = [
+        {"name": name, "in": "path", "required": True, "description": IN_PATH[name], "schema": {"type": "string"}}
+        for name in operation.in_path
+    ]
+    result: dict[str, Any] = {
+        "operationId": operation.name,
+        "tags": [_tag(operation)],
+        "summary": operation.summary,
+        "description": f"{operation.description}\n\nScope: `{operation.scope}`.",
+        "parameters": [*parameters, *_query(operation), *([REPEATABLE] if operation.writes else ())],
+        "responses": {str(operation.status): _success(operation), **_refusals(operation)},
+    }
+    if operation.body is not None:
+        content: dict[str, Any] = {"schema": _schema(operation.body)}
+        if operation.name in EXAMPLES:
+            content["example"] = msgspec.to_builtins(EXAMPLES[operation.name])
+        result["requestBody"] = {"required": True, "content": {"application/json": content}}
+    return result
+
+
+def _query(operation: Operation[Any, Any]) -> list[dict[str, Any]]:
+    """Return the parameters of the query, each with the schema of its field."""
+    if operation.query is None:
+        return []
+    (_,), schemas = msgspec.json.schema_components([operation.query], ref_template=REFERENCE)
+    own = schemas[operation.query.__name__]
+    required = own.get("required", [])
+    parameters = []
+    for name, given in own["properties"].items():
+        schema = _inlined(given, schemas)
+        text = schema.pop("description", None)
+        parameter = {"name": name, "in": "query", "required": name in required, "schema": schema}
+        parameters.append(parameter | ({"description": text} if text else {}))
+    return parameters
+
+
+def _inlined(schema: Any, schemas: Mapping[str, Any]) -> Any:
+    """Return a schema without references to those that only queries have."""
+    if isinstance(schema, list):
+        return [_inlined(each, schemas) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(schemas[schema["$ref"].rpartition("/")[2]], schemas)
+    return {name: _inlined(value, schemas) for name, value in schema.items()}
+
+
+def _success(operation: Operation[Any, Any]) -> dict[str, Any]:
+    if operation.returns in (None, type(None)):
+        return {"description": "It is done."}
+    schema = _schema(operation.returns)
+    return {"description": operation.summary, "content": {"application/json": {"schema": schema}}}
+
+
+def _refusals(operation: Operation[Any, Any]) -> dict[str, Any]:
+    statuses = {400, 401, 403, 429, 503}
+    if operation.in_path or operation.body is not None:
+        statuses.add(404)
+    if operation.writes:
+        statuses |= {408, 409, 413, 415}
+    return {str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted(statuses)}
+
+
+def _error(text: str) -> dict[str, Any]:
+    return {"description": text, "content": {"application/json": {"schema": _schema(Error)}}}
+
+
+def _schema(kind: Any) -> Any:
+    (schema,), _ = msgspec.json.schema_components([kind], ref_template=REFERENCE)
+    return schema
+
+
+def _tag(operation: Operation[Any, Any]) -> str:
+    return operation.name.partition(".")[0].replace("_", " ")
+
+
+_OWN: Final = {
+    "operationId": "openapi.read",
+    "tags": ["description"],
+    "summary": "Return this description.",
+    "responses": {
+        "200": {
+            "description": "This description.",
+            "content": {"application/json": {"schema": {"type": "object", "additionalProperties": True}}},
+        },
+        "401": {"$ref": "#/components/responses/401"},
+    },
+}
