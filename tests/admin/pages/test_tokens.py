@@ -73,7 +73,7 @@ async def test_a_token_is_replaced_disabled_enabled_and_deleted(house: House) ->
     assert (await visitor.post(f"/accounts/alice/tokens/{short}/delete", sure="yes"))[0] == 303
     assert await is_refused(house, old)
     for wrong in ("x", "A", "%2e%2e%2fx"):
-        assert (await visitor.post(f"/accounts/alice/tokens/{wrong}/disable"))[0] == 404, wrong
+        assert (await visitor.post(f"/accounts/alice/tokens/{wrong}/disable"))[0] in (400, 404), wrong
     for hours in ("", "-1", "1.5", "99999999"):
         status, text = await visitor.post(f"/accounts/alice/tokens/{new.split('-')[2]}/rotate", hours=hours)
         assert (status, 'role="alert"' in text) == (400, True), hours
