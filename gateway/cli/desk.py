@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, tzinfo
+from datetime import tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -82,6 +82,10 @@ def who() -> str:
 async def zone_at(desk: Desk) -> tzinfo:
     """Return the time zone in which a desk's configuration counts days."""
     from gateway.config.time_zone import time_zone
+    from gateway.management.desk import LocalDesk
 
-    settings = getattr(desk, "config", None)
-    return UTC if settings is None else time_zone(settings.time_zone)
+    if isinstance(desk, LocalDesk):
+        return time_zone(desk.config.time_zone)
+    from gateway.management import config
+
+    return time_zone((await config.read(desk)).time_zone)

@@ -32,8 +32,9 @@ def section() -> str:
 def calls() -> list[str]:
     """Return the lines of its calls."""
     blocks = re.findall(r"```sh\n(.*?)```", section(), flags=re.DOTALL)
-    assert len(blocks) == 3
-    return [line for block in blocks[1:] for line in block.splitlines() if line and not line.startswith("#")]
+    asking = [block for block in blocks if "$BASE" in block]
+    assert len(asking) == 2
+    return [line for block in asking for line in block.splitlines() if line and not line.startswith("#")]
 
 
 async def ask(served: Served) -> str:
