@@ -240,6 +240,7 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
 def _complete(response: web.StreamResponse) -> None:
     """Let no browser run, frame or keep what this port answers; pages say more exactly what they need."""
     response.headers.setdefault("Content-Security-Policy", NOTHING)
-    response.headers.setdefault("Cache-Control", "no-store")
+    if response.headers.get("Cache-Control", "no-cache") == "no-cache":  # what the library of the live stream says
+        response.headers["Cache-Control"] = "no-store"
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers.setdefault("Referrer-Policy", "no-referrer")
