@@ -104,7 +104,7 @@ async def create(desk: LocalDesk, body: NewAccount) -> ChangedAccount:
     external id.
     """
     if not ACCOUNT_ID.fullmatch(body.id):
-        text = f"{body.id!r} is not an account id: use 3 to 32 of a-z and 0-9."
+        text = f"`{body.id[:64]}` is not an account id: use 3 to 32 of a-z and 0-9."
         raise Refused(400, "invalid_request", text, param="id")
     _check_group(desk, body.group)
     async with desk.store.external_ids.claimed(body.id, body.external_id):
