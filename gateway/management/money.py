@@ -111,7 +111,9 @@ def check_transaction(transaction: str) -> None:
         raise AccountError("a transaction id is 1 to 64 letters, digits and . _ : -")
 
 
-async def _booked(desk: LocalDesk, account: str, body: NewCredit | NewAdjustment, move: Awaitable[Credited]) -> Booked:
+async def _booked(
+    desk: LocalDesk, account: str, body: NewCredit | NewAdjustment, move: Callable[[], Awaitable[Credited]]
+) -> Booked:
     check_transaction(body.transaction)
     try:
         credited = await move()
