@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -58,18 +57,23 @@ def link(
         return await links.create(desk, body=links.NewLink(name=name, scopes=named))
 
     made = run_at_desk(config, api, work)
-    address = f"{(api or _base(config)).rstrip('/')}{made.path}"
+    print_link(made, api or address_of_pages(configuration(config).admin), as_json)
+
+
+def print_link(made: Link, address: str, as_json: bool) -> None:
+    """Print a link at an address, for people or for scripts."""
+    url = f"{address.rstrip('/')}{made.path}"
     if as_json:
-        print_json({"url": address, "expires_at": made.expires_at, "name": made.name, "scopes": made.scopes})
+        print_json({"url": url, "expires_at": made.expires_at, "name": made.name, "scopes": made.scopes})
     else:
-        typer.echo(address)
+        typer.echo(url)
         typer.echo(f"It lets one person in, once, until {made.expires_at[11:16]} UTC.", err=True)
 
 
-def _base(config: Path | None) -> str:
+def address_of_pages(address: str | None) -> str:
+    """Return the address of a port's pages in a browser on this machine. Raises `Misconfigured` where there is no such port."""
     from gateway.management.links import base
 
-    address = configuration(config).admin
     if address is None:
         raise Misconfigured("the file has `admin: null`, so that there are no pages")
     return base(address)

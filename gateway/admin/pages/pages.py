@@ -12,8 +12,8 @@ from aiohttp_session import SESSION_KEY, session_middleware
 
 from gateway.admin.api import ACTOR, DeskOf, refused
 from gateway.admin.csv_file import CsvFiles
-from gateway.admin.pages import accounts, audit, channels, forms, now, requests, revenue, tokens
-from gateway.admin.pages.door import Door
+from gateway.admin.pages import accounts, audit, channels, forms, now, own, requests, revenue, tokens
+from gateway.admin.pages.door import OWN, Door
 from gateway.admin.pages.forms import Form
 from gateway.admin.pages.pulse import Pulse
 from gateway.admin.pages.rendering import Assets, render, set_up
@@ -36,6 +36,10 @@ PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
     *revenue.PAGES,
     *audit.PAGES,
 )
+OWN_PAGES: Final[tuple[tuple[str, str, Page], ...]] = own.PAGES
+"""Those of callers."""
+OPERATORS_ONLY: Final = "This page is for operators. Yours is /my."
+CALLERS_ONLY: Final = "This page is for callers, who enter by a link of their own: `gateway account link ID` makes one."
 NOBODY: Final = Actor("nobody", frozenset())
 
 log = Logger("gateway.admin.pages.pages")
@@ -44,12 +48,20 @@ log = Logger("gateway.admin.pages.pages")
 class Pages:
     """The pages of one operator's port."""
 
-    def __init__(self, desk_of: DeskOf, admin_token: Callable[[], str], numbers: Mapping[str, SharedNumbers]) -> None:
+    def __init__(
+        self,
+        desk_of: DeskOf,
+        admin_token: Callable[[], str],
+        numbers: Mapping[str, SharedNumbers],
+        *,
+        operators: bool = True,
+    ) -> None:
         """`desk_of` returns the desk of who looks, `admin_token` the token that is accepted at the moment.
 
-        `numbers`: what the processes of this gateway count, by their names.
+        `numbers`: what the processes of this gateway count, by their names. Without `operators`, only callers' pages are there.
         """
         self._desk_of = desk_of
+        self._operators = operators
         desk = desk_of(NOBODY, "")
         self._door = Door(desk.store, lambda: desk_of(NOBODY, "").config, admin_token)
         self._storage = StoreStorage(desk.store.client, COOKIE, self._door.is_secure)
@@ -70,9 +82,16 @@ class Pages:
             add("GET", ENTER, self._guarded(self._door_page)),
             add("POST", ENTER, self._guarded(self._enter)),
             add("POST", "/leave", self._guarded(self._leave)),
-            *(add(method, path, self._guarded(self._handler(page))) for method, path, page in PAGES),
+            *(add(method, path, self._guarded(self._handler(page, own=True))) for method, path, page in OWN_PAGES),
         ]
+        if self._operators:
+            routes += [add(method, path, self._guarded(self._handler(page))) for method, path, page in PAGES]
+        else:
+            routes.append(add("GET", "/", self._guarded(self._to_own)))
         return frozenset(route.resource for route in routes if route.resource is not None)
+
+    async def _to_own(self, _: web.Request) -> web.StreamResponse:
+        raise web.HTTPSeeOther(OWN)
 
     def _guarded(self, handler: Handler) -> Handler:
         """Return a handler with sessions, whose errors are pages."""
@@ -93,12 +112,14 @@ class Pages:
 
         return handle
 
-    def _handler(self, page: Page) -> Handler:
+    def _handler(self, page: Page, *, own: bool = False) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             visitor = await self._door.visitor(request)
             if visitor is None:
                 return render(request, "stranger.html", context_of(request), 401)
             request[ACTOR], request[VISITOR] = visitor.actor, visitor
+            if own != bool(visitor.account):
+                raise Refused(403, "other_pages", CALLERS_ONLY if own else OPERATORS_ONLY)
             form = Form({})
             if request.method == "POST":
                 form = await forms.read(request)
@@ -123,8 +144,7 @@ class Pages:
 
     async def _enter(self, request: web.Request) -> web.StreamResponse:
         form = await forms.read(request)
-        await self._door.enter(request, form["ticket"])
-        raise web.HTTPSeeOther("/")
+        raise web.HTTPSeeOther(await self._door.enter(request, form["ticket"]))
 
     async def _leave(self, request: web.Request) -> web.StreamResponse:
         visitor = await self._door.visitor(request)

@@ -125,6 +125,7 @@ async def house(
     """The operator's port with its pages, in front of an empty store."""
     monkeypatch.delenv("GATEWAY_ADMIN_TOKEN", raising=False)
     (tmp_path / "admin.token").write_text(f"{TOKEN}\n")
+    (tmp_path / "pepper").write_text("a pepper of more than 32 characters\n")
     house = House(tmp_path, store_url)
     async with Store.open(house.loaded.config, store_url) as store:
         house.store = store
