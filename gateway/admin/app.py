@@ -39,35 +39,45 @@ RETRY_INTERVAL_S: Final = 10.0
 SHUTDOWN_TIMEOUT_S: Final = 0.5
 NOTHING: Final = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 ID: Final = web.RequestKey("request_id", str)
+KNOWN: Final = f"Known here: GET /metrics, /usage/live, /usage/summary, and {api.PREFIX}."
 MAX_GAPS: Final = 20
 """Gaps of the usage log that a header names, the last ones."""
 
 log = Logger("gateway.admin.app")
 
 
-async def run(admin: Admin, address: str, stop: asyncio.Event) -> None:
-    """Serve the admin port on `address` until `stop` is set; while another program listens there, try again."""
+class Site(Protocol):
+    """What is served on a port."""
+
+    def application(self) -> web.Application:
+        """Return a new application."""
+
+
+async def run(site: Site, address: str, stop: asyncio.Event, name: str = "admin") -> None:
+    """Serve `site` on `address` until `stop` is set; while another program listens there, try again.
+
+    `name`: of the setting with the address, for the log.
+    """
     reported = False
     while not stop.is_set():
         try:
-            async with serving(admin, address):
-                log.info("admin_port_served", address=address)
+            async with serving(site, address):
+                log.info(f"{name}_port_served", address=address)
                 await stop.wait()
         except OSError as error:
             if not reported:
-                log.error(
-                    "admin_port_not_served", reason=cannot_listen(address, error), cure="stop it or change `admin:`"
-                )
+                reason = cannot_listen(address, error)
+                log.error(f"{name}_port_not_served", reason=reason, cure=f"stop it or change `{name}:`")
             reported = True
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), RETRY_INTERVAL_S)
 
 
 @asynccontextmanager
-async def serving(admin: Admin, address: str) -> AsyncIterator[int]:
-    """Serve `admin` on `address` and yield the port's number. Raises `OSError` when the address is taken."""
+async def serving(site: Site, address: str) -> AsyncIterator[int]:
+    """Serve `site` on `address` and yield the port's number. Raises `OSError` when the address is taken."""
     runner = _Runner(
-        admin.application(), access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S, handler_cancellation=True
+        site.application(), access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S, handler_cancellation=True
     )
     await runner.setup()
     try:
@@ -139,7 +149,7 @@ class Admin:
         if self._pages is not None:
             self._of_pages = self._pages.add_routes(application)
         application.on_shutdown.append(self._live.stop)
-        application.on_response_prepare.append(_add_headers)
+        application.on_response_prepare.append(add_headers)
         return application
 
     @web.middleware
@@ -156,21 +166,21 @@ class Admin:
                     raise Refused(403, "scope_missing", "This needs the scope `read`.")
             return await handler(request)
         except Refused as refused:
-            return _error_response(request, refused)
+            return error_response(request, refused)
         except web.HTTPException as error:
             if error.status < 400:
                 raise
-            return _error_response(request, _of_http(error))
+            return error_response(request, of_http(error))
         except ConnectionError:
             raise
         except StoreError as error:
             log.error("admin_request_failed", reason=str(error))
-            return _error_response(request, internal())
+            return error_response(request, internal())
         except GatewayError as error:
-            return _error_response(request, api.refused(error))
+            return error_response(request, api.refused(error))
         except Exception as error:
             log.error("admin_request_failed", exc_info=error)
-            return _error_response(request, internal())
+            return error_response(request, internal())
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -202,24 +212,26 @@ def _day(request: web.Request, name: str) -> str | None:
         raise Refused(400, "invalid_request", f"`{name}` is a day such as 2026-11-21.", param=name) from None
 
 
-def _of_http(error: web.HTTPException) -> Refused:
-    """Return an error of aiohttp in the shape of all others."""
+def of_http(error: web.HTTPException, known: str = KNOWN) -> Refused:
+    """Return an error of aiohttp in the shape of all others. `known`: what is said of a path that is not there."""
     if error.status == 405:
         allowed = error.headers.get("Allow", "")
         return Refused(405, "method_not_allowed", f"Allowed here: {allowed}.", headers={"Allow": allowed})
     if error.status == 413:
         return Refused(413, "body_too_large", "The body is too large.")
     if error.status == 404:
-        return Refused(404, "unknown_path", f"Known here: GET /metrics, /usage/live, /usage/summary, and {api.PREFIX}.")
+        return Refused(404, "unknown_path", known)
     return Refused(max(400, error.status), "invalid_request", f"{error.reason}.")
 
 
-def _error_response(request: web.Request, refused: Refused) -> web.Response:
+def error_response(request: web.Request, refused: Refused) -> web.Response:
+    """Return an error in the shape of all others."""
     body = render(refused, request[ID])
     return web.Response(status=refused.status, body=body, headers=headers_of(refused), content_type="application/json")
 
 
-async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Let no browser run, frame or keep what this port answers."""
     _complete(response)
     if ID in request:
         response.headers.setdefault("x-request-id", request[ID])

@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from gateway.cli.account_file import FileOption, import_, run_file
+from gateway.cli.account_link import link
 from gateway.cli.account_options import (
     TRANSACTION_OPTION,
     ExternalIdOption,
@@ -294,6 +295,7 @@ def close(
 
 account.command()(ledger)
 account.command()(archive)
+account.command()(link)
 account.command("import")(import_)
 
 

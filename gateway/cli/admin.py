@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,8 +14,6 @@ from gateway.errors import Misconfigured
 if TYPE_CHECKING:
     from gateway.management.links import Link
     from gateway.management.operation import Desk
-
-EVERYWHERE: Final = ("0.0.0.0", "[::]")  # noqa: S104 - addresses that are listened on, of which none can be opened
 
 admin = typer.Typer(no_args_is_help=True, help="Let people in at the pages of the operator's port: link.")
 
@@ -59,17 +57,23 @@ def link(
         return await links.create(desk, body=links.NewLink(name=name, scopes=named))
 
     made = run_at_desk(config, api, work)
-    address = f"{(api or base(configuration(config).admin)).rstrip('/')}{made.path}"
+    print_link(made, api or address_of_pages(configuration(config).admin), as_json)
+
+
+def print_link(made: Link, address: str, as_json: bool) -> None:
+    """Print a link at an address, for people or for scripts."""
+    url = f"{address.rstrip('/')}{made.path}"
     if as_json:
-        print_json({"url": address, "expires_at": made.expires_at, "name": made.name, "scopes": made.scopes})
+        print_json({"url": url, "expires_at": made.expires_at, "name": made.name, "scopes": made.scopes})
     else:
-        typer.echo(address)
+        typer.echo(url)
         typer.echo(f"It lets one person in, once, until {made.expires_at[11:16]} UTC.", err=True)
 
 
-def base(address: str | None) -> str:
-    """Return the address of the operator's port in a browser on this machine. Raises `Misconfigured` where there is none."""
+def address_of_pages(address: str | None) -> str:
+    """Return the address of a port's pages in a browser on this machine. Raises `Misconfigured` where there is no such port."""
+    from gateway.management.links import base
+
     if address is None:
         raise Misconfigured("the file has `admin: null`, so that there are no pages")
-    host, _, port = address.rpartition(":")
-    return f"http://{'127.0.0.1' if host in EVERYWHERE else host}:{port}"
+    return base(address)

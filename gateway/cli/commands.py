@@ -14,6 +14,7 @@ from typer.main import get_group
 from gateway import compiled
 from gateway.cli import exits
 from gateway.errors import GatewayError
+from gateway.tools.plain_text import shown
 
 COMMANDS: Final = {
     "serve": "Run the gateway until SIGTERM or Ctrl-C.",
@@ -97,7 +98,7 @@ class Program(TyperGroup):
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            error.message = exits.shown(error.message)
+            error.message = shown(error.message)
             raise
         except GatewayError as error:
             raise exits.failed_with(error) from None

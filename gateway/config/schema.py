@@ -167,6 +167,7 @@ class Config(Section, frozen=True):
     listen: HostPort = "127.0.0.1:8080"
     admin: HostPort | None = "127.0.0.1:9090"
     admin_sso: AdminSso | None = None
+    portal: HostPort | None = None
     redis: str = "embedded"
     data: str = "./data"
     workers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
@@ -255,12 +256,13 @@ def _check_references(config: Config, parsed: Document) -> None:
                 ("plugins", index), f"the name `{entry.label}` is taken; give this one a `name:` of its own"
             )
         labels.add(entry.label)
+    ports = (("listen", config.listen), ("admin", config.admin), ("portal", config.portal))
     checks: list[tuple[KeyPath, Callable[[str], object], str]] = [
         (("time_zone",), time_zone, config.time_zone),
-        (("listen",), host_port, config.listen),
+        *(((name,), host_port, address) for name, address in ports if address is not None),
     ]
-    if config.admin is not None:
-        checks.append((("admin",), host_port, config.admin))
+    if config.portal is not None and config.admin is None:
+        raise parsed.wrong(("portal",), "needs the operator's port: set `admin:`, too")
     if config.demo is not None:
         checks.append((("demo", "upstream"), host_port, config.demo.upstream))
         if not config.models:

@@ -1,4 +1,4 @@
 """What operators do with accounts, tokens, channels and the usage log: one table of operations, for HTTP, commands and pages alike.
 
-Imports `tools`, `services`, `usage`, `store` and the packages below them.
+Imports `server`, `tools`, `services`, `usage`, `store` and the packages below them.
 """

@@ -16,6 +16,7 @@ from typing import Annotated, Final
 import msgspec
 
 from gateway.errors import Refused
+from gateway.management.accounts import existing
 from gateway.management.admin_token import token_of
 from gateway.management.desk import LocalDesk
 from gateway.management.operation import Scope, operation
@@ -25,6 +26,7 @@ from gateway.store.client.client import Client
 GOOD_FOR_S: Final = 600
 ENTER: Final = "/enter"
 """The path of the page that takes tickets."""
+EVERYWHERE: Final = ("0.0.0.0", "[::]")  # noqa: S104 - what is listened on, which no browser can open
 
 
 class NewLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,7 +37,7 @@ class NewLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Link(msgspec.Struct, frozen=True):
-    """A link: its path at the operator's port, which is null where an answer is repeated, and until when it lets somebody in."""
+    """A link: its path at the operator's port, and until when it lets somebody in. In a repeated answer, the path is null."""
 
     path: str | None
     expires_at: str
@@ -49,13 +51,14 @@ class Link(msgspec.Struct, frozen=True):
 class Ticket(msgspec.Struct, frozen=True):
     """What the store keeps of a link. `token`: the id of the management token that made it, or empty for the admin token.
 
-    `proof`: of the admin token, see `proof_of`.
+    `proof`: of the admin token, see `proof_of`. `account`: whose pages it leads to, or empty for those of operators.
     """
 
     name: str
     scopes: tuple[Scope, ...]
     token: str
     proof: str
+    account: str = ""
 
 
 @operation("POST", "/links", Scope.READ, status=201, shown_once="path")
@@ -67,11 +70,24 @@ async def create(desk: LocalDesk, body: NewLink) -> Link:
     missing = sorted(set(body.scopes) - set(desk.actor.scopes))
     if missing:
         raise Refused(403, "scope_missing", f"You do not have {', '.join(missing)} yourself.", param="scopes")
+    return await _make(desk, body.name or desk.actor.name, tuple(sorted(set(body.scopes or desk.actor.scopes))))
+
+
+@operation("POST", "/accounts/{account}/links", Scope.TOKENS, status=201, shown_once="path")
+async def own(desk: LocalDesk, account: str) -> Link:
+    """Make a link that lets a caller in at the pages of its own account, once, within ten minutes.
+
+    Its path cannot be shown again. The caller sees its use, its requests, its budgets and its ledger there, and makes and deletes
+    its own tokens. All of it ends with the token that made the link.
+    """
+    await existing(desk, account)
+    return await _make(desk, f"account {account}", (), account)
+
+
+async def _make(desk: LocalDesk, name: str, scopes: tuple[Scope, ...], account: str = "") -> Link:
     text = secrets.token_urlsafe(32)
-    name = body.name or desk.actor.name
-    scopes = tuple(sorted(set(body.scopes or desk.actor.scopes)))
     proof = "" if desk.actor.token else proof_of(text, token_of(desk.config, create=False))
-    ticket = Ticket(name, scopes, desk.actor.token, proof)
+    ticket = Ticket(name, scopes, desk.actor.token, proof, account)
     await desk.store.client.call("SET", _key(text), msgspec.json.encode(ticket), "EX", GOOD_FOR_S)
     expires_at = utc(round((time.time() + GOOD_FOR_S) * 1000))
     desk.change.after = {"name": name, "scopes": scopes, "expires_at": expires_at}
@@ -94,3 +110,9 @@ _decode = msgspec.json.Decoder(Ticket).decode
 
 def _key(text: str) -> str:
     return f"gw:{{pages}}:link:{sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()}"
+
+
+def base(address: str) -> str:
+    """Return the address of the operator's port for a browser on this machine, given what it listens on."""
+    host, _, port = address.rpartition(":")
+    return f"http://{'127.0.0.1' if host in EVERYWHERE else host}:{port}"

@@ -34,6 +34,7 @@ OPERATIONS: Final[tuple[Operation[Any, Any], ...]] = (
     money.adjust,
     money.ledger,
     links.create,
+    links.own,
     tokens.create,
     tokens.list_,
     tokens.list_all,

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from gateway.admin import app
 from gateway.admin.app import Admin
 from gateway.admin.callers import Callers
+from gateway.admin.portal import Portal
 from gateway.config.schema import Loaded
 from gateway.management.admin_token import AdminToken
 from gateway.management.desk import Actor, LocalDesk, Running
@@ -51,4 +52,8 @@ async def run(
         )
         pages = Pages(desk_of, admin_token, numbers)
         admin = Admin(store.usage.folder, callers, Exporter(numbers), desk_of, pages)
-        await app.run(admin, str(active.loaded.config.admin), stop)
+        sites = [app.run(admin, str(active.loaded.config.admin), stop)]
+        if active.loaded.config.portal is not None:
+            portal = Portal(Pages(desk_of, admin_token, numbers, operators=False))
+            sites.append(app.run(portal, active.loaded.config.portal, stop, "portal"))
+        await asyncio.gather(*sites)

@@ -6,11 +6,15 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from gateway import durable
 from gateway.amounts import MICROS
-from gateway.config.schema import Config, Demo, host_port
+from gateway.config.schema import Config, Demo, Loaded, host_port
 from gateway.errors import Misconfigured, Refused, cannot_listen
 from gateway.fake_upstream import FakeUpstream
+from gateway.management import admin_token, links
+from gateway.management.desk import Actor, LocalDesk
 from gateway.services import Store
 
 OPENING_CREDIT: Final = "demo-opening"
@@ -30,6 +34,26 @@ def upstream(settings: Demo) -> Callable[[Callable[[], None]], None]:
             raise Misconfigured(f"{cannot_listen(settings.upstream, error)}; change `demo.upstream`") from None
 
     return lambda ready: asyncio.run(serve(ready))
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """What the demo has for a newcomer: an account, its token, and a link to the pages, which is empty where there are none."""
+
+    account: str
+    token: str
+    link: str
+
+
+async def opened(store: Store, loaded: Loaded, settings: Demo) -> Opened:
+    """Open the demo's account, and make a link that lets a person in at the pages of the operator's port."""
+    config, link = loaded.config, ""
+    token = await token_of(store, config, settings)
+    if config.admin is not None:
+        admin_token.token_of(config)
+        actor = Actor("start of the demo")
+        made = await links.create(LocalDesk(loaded, store, actor), body=links.NewLink(name="demo"))
+        link = f"{links.base(config.admin)}{made.path}"
+    return Opened(settings.account, token, link)
 
 
 async def token_of(store: Store, config: Config, settings: Demo) -> str:

@@ -31,7 +31,7 @@ ALL_WRITTEN: Final = frozenset({"journal_not_written"})
 """Events of which each line is needed: it names a charge that is nowhere else."""
 CLOCK: Final = "%H:%M:%S"
 """The format of times on a terminal."""
-SAID_IN_WORDS: Final = frozenset({"admin_port_served", "event_path"})
+SAID_IN_WORDS: Final = frozenset({"admin_port_served", "portal_port_served", "event_path"})
 """Events that have no line on a terminal: what `gateway serve` prints there says them."""
 
 

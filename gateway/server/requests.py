@@ -49,7 +49,7 @@ async def request_of(account: str, id: str, store: Store) -> dict[str, Any]:  # 
     found = await store.usage.ask(id, account=account)
     if found.record is None:
         raise Refused(404, "request_not_found", NOT_IN_ALL if found.unasked else NOT_FOUND)
-    return _shown(found.record)
+    return own_fields(found.record)
 
 
 async def requests_of(account: str, query: str, store: Store, lookups: Lookups) -> bytes:
@@ -67,7 +67,7 @@ def _list(folder: Path, wanted: Wanted, limit: int) -> bytes:
     with readable():
         found = page(folder, wanted, limit, unusable)
     since_ms = arrival_ms(found.next) if found.next else None
-    return listed(list(map(_shown, found.records)), found.next, notes_of(folder, unusable, since_ms))
+    return listed(list(map(own_fields, found.records)), found.next, notes_of(folder, unusable, since_ms))
 
 
 def listed(lines: Sequence[object], next_: str, notes: Sequence[str], **more: object) -> bytes:
@@ -84,6 +84,7 @@ def listed(lines: Sequence[object], next_: str, notes: Sequence[str], **more: ob
     )
 
 
-def _shown(record: Record) -> dict[str, Any]:
+def own_fields(record: Record) -> dict[str, Any]:
+    """Return what a caller sees of a record."""
     fields = msgspec.to_builtins(record)
     return {name: fields[name] for name in OWN_FIELDS}

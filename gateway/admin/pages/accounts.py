@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Awaitable
 from typing import Any, Final
 from urllib.parse import quote
@@ -16,15 +17,18 @@ from gateway.admin.pages.visit import Page, Visit
 from gateway.config.schema import ACCOUNT_ID
 from gateway.errors import GatewayError, Refused, StoreAway
 from gateway.facts import AccountLimits
-from gateway.management import accounts, money, tokens
+from gateway.management import accounts, money, tokens, usage
 from gateway.management.accounts import AccountChange, Accounts, NewAccount
 from gateway.management.money import LedgerLines, NewAdjustment, NewCredit
 from gateway.management.tokens import TokenList
+from gateway.management.usage import Wanted
 from gateway.store.accounts import AccountStatus
 
 LISTED: Final = 50
 LINES: Final = 25
 TOKENS: Final = 200
+LONGEST: Final = 10_000
+"""Tokens whose spending is read."""
 WINDOWS: Final = ("day", "week", "month", "total")
 
 
@@ -77,6 +81,8 @@ async def create(visit: Visit) -> web.StreamResponse:
         await accounts.create(visit.desk, body=new)
     except GatewayError as error:
         shown = problem_of(error)
+        if shown.status == 403:
+            raise
         return await index(visit, shown.message, shown.status)
     return visit.go(f"/accounts/{form['id']}", "created")
 
@@ -90,6 +96,8 @@ async def show(
     lines = visit.query(Lines) if visit.request.method == "GET" else Lines()
     ledger = await money.ledger(visit.desk, name, query=body(LedgerLines, limit=LINES, after=lines.after))
     held = await tokens.list_(visit.desk, name, query=TokenList(limit=TOKENS))
+    month = time.strftime("%Y-%m", time.gmtime())
+    spent = await usage.summary(visit.desk, query=body(Wanted, by="token", account=name, since=month, limit=LONGEST))
     return visit.page(
         "account.html",
         status,
@@ -97,6 +105,8 @@ async def show(
         ledger=ledger,
         older=bool(lines.after),
         tokens=held,
+        month=month,
+        spent={str(line.token_id): line.charge_micros for line in spent.data},
         groups=list(visit.desk.config.groups),
         form=visit.form if opened else Form({}),
         problem=problem,

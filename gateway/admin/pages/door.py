@@ -27,16 +27,24 @@ from gateway.services import Store
 from gateway.store.management_tokens import ManagementTokens, is_accepted
 
 LONGEST_NAME: Final = 128
+OWN: Final = "/my"
+"""The path of a caller's own pages."""
+OWN_SCOPES: Final = frozenset((Scope.READ, Scope.TOKENS))
+"""What the operations of a caller's pages need. The pages name its account alone."""
 TOO_LATE: Final = "This link was used before, or is older than ten minutes, or its maker may no longer make any."
 
 
 class Visitor(msgspec.Struct, frozen=True):
-    """Who looks at a page. `form`: what its forms must send back. `until`: when the session ends, in seconds since 1970."""
+    """Who looks at a page. `form`: what its forms must send back. `until`: when the session ends, in seconds since 1970.
+
+    `account`: of a caller, who sees the pages of this account and no others; empty for an operator.
+    """
 
     actor: Actor
     form: str
     until: float
     by_header: bool = False
+    account: str = ""
 
 
 class Door:
@@ -60,14 +68,18 @@ class Door:
         session = await get_session(request)
         return None if session.empty else await self._of_session(session)
 
-    async def enter(self, request: web.Request, text: str) -> None:
-        """Begin a session with a ticket. Raises `Refused` (403) for one that lets nobody in, and `StoreAway`."""
+    async def enter(self, request: web.Request, text: str) -> str:
+        """Begin a session with a ticket, and return the path that it leads to.
+
+        Raises `Refused` (403) for one that lets nobody in, and `StoreAway`.
+        """
         ticket = await redeem(self._client, text)
         if ticket is None or not await self._is_good(text, ticket.token, ticket.proof):
             raise Refused(403, "link_invalid", TOO_LATE)
         identity = new_identity()
         proof = "" if ticket.token else proof_of(identity, self._admin_token())
         await self._begin(request, identity, ticket, proof)
+        return OWN if ticket.account else "/"
 
     async def leave(self, request: web.Request) -> None:
         """End the session."""
@@ -95,6 +107,7 @@ class Door:
             until=time.time() + LONGEST_S,
             form=secrets.token_urlsafe(24),
             sso=sso,
+            account=ticket.account,
         )
 
     async def _of_session(self, session: Session) -> Visitor | None:
@@ -103,6 +116,9 @@ class Door:
         if not await self._is_good(str(session.identity), session["token"], session["proof"]):
             session.invalidate()
             return None
+        if account := session.get("account", ""):
+            actor = Actor(f"page of account {account}", OWN_SCOPES, session["token"])
+            return Visitor(actor, session["form"], session["until"], account=account)
         actor = Actor(f"page of {session['name']}", frozenset(map(Scope, session["scopes"])), session["token"])
         return Visitor(actor, session["form"], session["until"])
 

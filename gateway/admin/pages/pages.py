@@ -11,13 +11,15 @@ from aiohttp.typedefs import Handler
 from aiohttp_session import SESSION_KEY, session_middleware
 
 from gateway.admin.api import ACTOR, DeskOf, refused
-from gateway.admin.pages import accounts, forms, now, tokens
-from gateway.admin.pages.door import Door
+from gateway.admin.csv_file import CsvFiles
+from gateway.admin.pages import accounts, audit, channels, configuration, forms, now, own, requests, revenue, tokens
+from gateway.admin.pages.door import OWN, Door
 from gateway.admin.pages.forms import Form
 from gateway.admin.pages.pulse import Pulse
 from gateway.admin.pages.rendering import Assets, render, set_up
 from gateway.admin.pages.sessions import StoreStorage
-from gateway.admin.pages.visit import VISITOR, Page, Visit, context_of
+from gateway.admin.pages.visit import FILES, VISITOR, Page, Visit, context_of
+from gateway.admin.unbroken import Unbroken
 from gateway.errors import GatewayError, Refused, StoreAway, internal
 from gateway.log import Logger
 from gateway.management.desk import Actor
@@ -25,7 +27,20 @@ from gateway.management.links import ENTER
 from gateway.metrics.shared import SharedNumbers
 
 COOKIE: Final = "sluicegate"
-PAGES: Final[tuple[tuple[str, str, Page], ...]] = (*now.PAGES, *accounts.PAGES, *tokens.PAGES)
+PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
+    *now.PAGES,
+    *requests.PAGES,
+    *accounts.PAGES,
+    *tokens.PAGES,
+    *channels.PAGES,
+    *revenue.PAGES,
+    *configuration.PAGES,
+    *audit.PAGES,
+)
+OWN_PAGES: Final[tuple[tuple[str, str, Page], ...]] = own.PAGES
+"""Those of callers."""
+OPERATORS_ONLY: Final = "This page is for operators. Yours is /my."
+CALLERS_ONLY: Final = "This page is for callers, who enter by a link of their own: `gateway account link ID` makes one."
 NOBODY: Final = Actor("nobody", frozenset())
 
 log = Logger("gateway.admin.pages.pages")
@@ -34,23 +49,33 @@ log = Logger("gateway.admin.pages.pages")
 class Pages:
     """The pages of one operator's port."""
 
-    def __init__(self, desk_of: DeskOf, admin_token: Callable[[], str], numbers: Mapping[str, SharedNumbers]) -> None:
+    def __init__(
+        self,
+        desk_of: DeskOf,
+        admin_token: Callable[[], str],
+        numbers: Mapping[str, SharedNumbers],
+        *,
+        operators: bool = True,
+    ) -> None:
         """`desk_of` returns the desk of who looks, `admin_token` the token that is accepted at the moment.
 
-        `numbers`: what the processes of this gateway count, by their names.
+        `numbers`: what the processes of this gateway count, by their names. Without `operators`, only callers' pages are there.
         """
         self._desk_of = desk_of
+        self._operators = operators
         desk = desk_of(NOBODY, "")
         self._door = Door(desk.store, lambda: desk_of(NOBODY, "").config, admin_token)
         self._storage = StoreStorage(desk.store.client, COOKIE, self._door.is_secure)
         self._sessions = session_middleware(self._storage)
         self._assets = Assets()
+        self._unbroken = Unbroken()
         self._pulse = Pulse(desk.usage_folder, numbers, desk.store.answers)
 
     def add_routes(self, application: web.Application) -> frozenset[web.AbstractResource]:
         """Add the routes, and return what they belong to: the pages check themselves who looks."""
         set_up(application, self._assets)
-        application[now.PULSE] = self._pulse
+        application.on_cleanup.append(self._unbroken.end)
+        application[now.PULSE], application[FILES] = self._pulse, CsvFiles()
         application.on_shutdown.append(self._pulse.stop)
         add = application.router.add_route
         routes = [
@@ -58,9 +83,16 @@ class Pages:
             add("GET", ENTER, self._guarded(self._door_page)),
             add("POST", ENTER, self._guarded(self._enter)),
             add("POST", "/leave", self._guarded(self._leave)),
-            *(add(method, path, self._guarded(self._handler(page))) for method, path, page in PAGES),
+            *(add(method, path, self._guarded(self._handler(page, own=True))) for method, path, page in OWN_PAGES),
         ]
+        if self._operators:
+            routes += [add(method, path, self._guarded(self._handler(page))) for method, path, page in PAGES]
+        else:
+            routes.append(add("GET", "/", self._guarded(self._to_own)))
         return frozenset(route.resource for route in routes if route.resource is not None)
+
+    async def _to_own(self, _: web.Request) -> web.StreamResponse:
+        raise web.HTTPSeeOther(OWN)
 
     def _guarded(self, handler: Handler) -> Handler:
         """Return a handler with sessions, whose errors are pages."""
@@ -81,19 +113,22 @@ class Pages:
 
         return handle
 
-    def _handler(self, page: Page) -> Handler:
+    def _handler(self, page: Page, *, own: bool = False) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             visitor = await self._door.visitor(request)
             if visitor is None:
                 return render(request, "stranger.html", context_of(request), 401)
             request[ACTOR], request[VISITOR] = visitor.actor, visitor
+            if own != bool(visitor.account):
+                raise Refused(403, "other_pages", CALLERS_ONLY if own else OPERATORS_ONLY)
             form = Form({})
             if request.method == "POST":
                 form = await forms.read(request)
                 forms.check_proof(form, visitor.form)
             key = form["once"] and f"{visitor.form} {form['once']}"
             desk = self._desk_of(visitor.actor, key)
-            return await page(Visit(request, visitor, desk, form, partial(self._is_still_in, request)))
+            visit = Visit(request, visitor, desk, form, partial(self._is_still_in, request))
+            return await (self._unbroken.done(page(visit)) if request.method == "POST" else page(visit))
 
         return handle
 
@@ -110,8 +145,7 @@ class Pages:
 
     async def _enter(self, request: web.Request) -> web.StreamResponse:
         form = await forms.read(request)
-        await self._door.enter(request, form["ticket"])
-        raise web.HTTPSeeOther("/")
+        raise web.HTTPSeeOther(await self._door.enter(request, form["ticket"]))
 
     async def _leave(self, request: web.Request) -> web.StreamResponse:
         visitor = await self._door.visitor(request)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -116,7 +116,7 @@ class Pulse:
         self._store_ms: float | None = None
         self._stopped = False
 
-    async def follow(self, choice: Choice) -> AsyncIterator[Beat]:
+    async def follow(self, choice: Choice) -> AsyncGenerator[Beat, None]:
         """Yield beats until nobody wants them, first one with what is known. Raises `Refused` (503) where enough follow already."""
         if self._followers >= MAX_FOLLOWERS:
             raise Refused(503, "service_unavailable", "Enough follow already.", retry_after_s=RETRY_AFTER_S)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import aiohttp_jinja2
 import jinja2
+import msgspec
 from aiohttp import web
 from markupsafe import Markup, escape
 
@@ -59,18 +60,20 @@ def set_up(application: web.Application, assets: Assets) -> None:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        filters={
-            "money": money,
-            "plain_money": amount,
-            "count": count,
-            "moment": moment,
-            "span": span,
-            "share": share,
-            "instant": instant,
-            "list_of": lambda name: (name, name),
-        },
     )
     environment.globals["asset"] = assets.url
+    environment.filters |= {
+        "money": money,
+        "plain_money": amount,
+        "count": count,
+        "moment": moment,
+        "span": span,
+        "share": share,
+        "instant": instant,
+        "as_json": lambda value: msgspec.json.format(msgspec.json.encode(value), indent=2).decode(),
+        "capitalize_first": lambda text: text[:1].upper() + text[1:],
+        "list_of": lambda name: (name, name),
+    }
 
 
 def money(micros: int | None) -> Markup:

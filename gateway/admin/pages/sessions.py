@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import warnings
+from collections.abc import Callable
 from hashlib import sha256
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from aiohttp import web
@@ -23,7 +24,7 @@ warnings.filterwarnings("ignore", category=web.NotAppKeyWarning, module="aiohttp
 class StoreStorage(AbstractStorage):
     """Keeps the sessions of `aiohttp_session` by the gateway's own client, which knows clusters and fails within its timeout."""
 
-    def __init__(self, client: Client, cookie: str, is_secure: Any) -> None:
+    def __init__(self, client: Client, cookie: str, is_secure: Callable[[web.Request], bool]) -> None:
         """`cookie`: its name. `is_secure` tells of a request whether it came by TLS, so that the cookie may not leave without."""
         super().__init__(cookie_name=cookie, max_age=LONGEST_S, httponly=True, samesite="Strict")
         self._client = client
@@ -44,11 +45,12 @@ class StoreStorage(AbstractStorage):
                 await self._client.call("DEL", _key(session.identity))
             response.del_cookie(self.cookie_name, path="/", httponly=True, samesite="Strict")
             return
+        identity = str(session.identity)
         data = msgspec.json.encode(self._get_session_data(session))
-        await self._client.call("SET", _key(session.identity), data, "EX", LONGEST_S)
+        await self._client.call("SET", _key(identity), data, "EX", LONGEST_S)
         response.set_cookie(
             self.cookie_name,
-            session.identity,
+            identity,
             max_age=LONGEST_S,
             path="/",
             secure=self._is_secure(request),

@@ -81,7 +81,8 @@ async def delete(visit: Visit) -> web.StreamResponse:
 
 
 def _made(visit: Visit, made: MadeToken, replaced: str) -> web.Response:
-    return visit.page("token.html", 201, made=made, replaced=replaced, account=account_in(visit))
+    account = account_in(visit)
+    return visit.page("token.html", 201, made=made, replaced=replaced, account=account, home=f"/accounts/{account}")
 
 
 async def _refused(visit: Visit, error: GatewayError, action: str) -> web.StreamResponse:

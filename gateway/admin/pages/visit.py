@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
 from aiohttp import web
 
+from gateway.admin.csv_file import CsvFiles
 from gateway.admin.pages.door import Visitor
 from gateway.admin.pages.forms import Form
 from gateway.admin.pages.rendering import render
 from gateway.errors import Refused
 from gateway.management.desk import LocalDesk
 from gateway.management.operation import Scope
+from gateway.management.streamed import CsvFile
 
+FILES: Final = web.AppKey("files", CsvFiles)
 VISITOR: Final = web.RequestKey("visitor", Visitor)
 """Where a request has who looks, once that is known."""
 
@@ -60,13 +63,17 @@ class Visit:
         """Return a page of a template."""
         return render(self.request, template, context_of(self.request) | context, status)
 
+    async def send(self, file: CsvFile) -> web.StreamResponse:
+        """Send a file, to be saved. Raises `Refused` where too many are being sent."""
+        return await self.request.app[FILES].send(self.request, file)
+
     def go(self, path: str, done: str = "") -> web.Response:
         """Send the browser to another page, which says that something is done: `done` is one of `DONE`."""
         joint = "&" if "?" in path else "?"
         raise web.HTTPSeeOther(f"{path}{joint}done={done}" if done else path)
 
 
-Page = Callable[[Visit], Awaitable[web.StreamResponse]]
+Page = Callable[[Visit], Coroutine[Any, Any, web.StreamResponse]]
 
 DONE: Mapping[str, str] = {
     "created": "The account is there. It can be credited now, and gets its first token below.",

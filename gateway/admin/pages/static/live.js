@@ -49,6 +49,12 @@
       cell.dataset.label = name;
       if (NUMBERS.has(name)) cell.className = "num";
       const inner = document.createElement(name === COLUMNS[0] ? "a" : "span");
+      if (name === "Charge") {
+        // Zeros that take room unseen, so that the decimal points are below each other.
+        inner.className = "money";
+        inner.append(document.createElement("span"), document.createElement("i"));
+        inner.lastChild.setAttribute("aria-hidden", "true");
+      }
       cell.append(inner);
       row.append(cell);
     }
@@ -69,7 +75,8 @@
     outcome.className = `badge ${FINE[entry.outcome] || "bad"}`;
     set(first, span(entry.first_byte_ms));
     set(duration, span(entry.duration_ms));
-    set(charge, entry.charge.padEnd(entry.charge.indexOf(".") + 7, "\u2007")); // so that the points are below each other
+    set(charge.firstChild, entry.charge);
+    set(charge.lastChild, "0".repeat(7 - entry.charge.length + entry.charge.indexOf(".")));
   };
 
   const draw = () => {

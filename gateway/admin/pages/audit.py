@@ -1,0 +1,47 @@
+"""The audit log: who changed what, with the state before and after."""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import urlencode
+
+import msgspec
+from aiohttp import web
+
+from gateway.admin.pages.forms import body
+from gateway.admin.pages.visit import Page, Visit
+from gateway.management import audit
+from gateway.management.audit import AuditLines
+
+LISTED: Final = 50
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """Which writes are asked for."""
+
+    actor: str = ""
+    operation: str = ""
+    target: str = ""
+    after: str = ""
+
+    def terms(self) -> dict[str, str]:
+        """Return what is asked for, without where the page begins."""
+        return {name: text for name in ("actor", "operation", "target") if (text := getattr(self, name).strip())}
+
+
+async def show(visit: Visit) -> web.StreamResponse:
+    """Show the writes that are searched for, newest first."""
+    asked = visit.query(Asked)
+    terms = asked.terms()
+    page = await audit.list_(visit.desk, query=body(AuditLines, limit=LISTED, after=asked.after, **terms))
+    query = urlencode(terms)
+    return visit.page(
+        "audit.html",
+        page=page,
+        asked=asked,
+        searched=bool(terms),
+        next_page=f"/audit?{query}&" if query else "/audit?",
+    )
+
+
+PAGES: Final[tuple[tuple[str, str, Page], ...]] = (("GET", "/audit", show),)

@@ -1,0 +1,165 @@
+"""A caller's own pages: its use, balance and budgets, its requests, and its tokens.
+
+All of them are about the account of the session. No address and no form names an account.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Awaitable
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from gateway.admin.pages.accounts import check_sure, problem_of
+from gateway.admin.pages.door import OWN
+from gateway.admin.pages.forms import Form, body
+from gateway.admin.pages.tokens import DAY_S, HOUR_S
+from gateway.admin.pages.visit import Page, Visit
+from gateway.errors import GatewayError, Refused
+from gateway.management import accounts, money, own, tokens
+from gateway.management.money import LedgerLines
+from gateway.management.tokens import MadeToken, NewToken, Rotation, TokenList
+from gateway.request_id import check_time
+
+DAYS: Final = 30
+LISTED: Final = 50
+LINES: Final = 25
+TOKENS: Final = 100
+_SHORT_ID: Final = re.compile(r"[a-z0-9]{1,64}")
+_REQUEST_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+class After(msgspec.Struct, frozen=True):
+    """Which part of a list is asked for."""
+
+    after: str = ""
+
+
+async def show(visit: Visit, problem: str | None = None, opened: str = "", status: int = 200) -> web.Response:
+    """Show the account: what is left, what was used, the tokens and the ledger."""
+    name = visit.visitor.account
+    after = visit.query(After).after if visit.request.method == "GET" else ""
+    account = await accounts.read(visit.desk, name)
+    held = await tokens.list_(visit.desk, name, query=TokenList(limit=TOKENS))
+    used = await own.usage(visit.desk, name, DAYS)
+    return visit.page(
+        "my_account.html",
+        status,
+        account=account,
+        usage=used,
+        days=DAYS,
+        ledger=await money.ledger(visit.desk, name, query=body(LedgerLines, limit=LINES, after=after)),
+        older=bool(after),
+        tokens=held,
+        spent={line["token_id"]: line["charge_micros"] for line in used.tokens},
+        names={each.id: each.name for each in held.data},
+        form=visit.form if opened else Form({}),
+        problem=problem,
+        opened=opened,
+        once=secrets.token_urlsafe(12),
+    )
+
+
+async def requests(visit: Visit) -> web.Response:
+    """Show the requests, newest first."""
+    after = visit.query(After).after
+    if after:
+        _checked(after)
+    found = await own.requests(visit.desk, visit.visitor.account, after, LISTED)
+    return visit.page("my_requests.html", page=found, older=bool(after))
+
+
+async def request(visit: Visit) -> web.Response:
+    """Show one request."""
+    record = await own.request(visit.desk, visit.visitor.account, _checked(visit.path["id"]))
+    return visit.page("my_request.html", record=record)
+
+
+async def create(visit: Visit) -> web.StreamResponse:
+    """Make a token, and show its text."""
+    form = visit.form
+    try:
+        given: dict[str, Any] = {"name": form["name"]}
+        if form["days"]:
+            given["expires_at"] = int(time.time()) + form.number("days") * DAY_S
+        if form["day"]:
+            given["budgets"] = {"day_micros": form.micros("day")}
+        made = await tokens.create(visit.desk, visit.visitor.account, body=body(NewToken, **given))
+    except GatewayError as error:
+        return await _refused(visit, error, "token")
+    return _made(visit, made, "")
+
+
+async def rotate(visit: Visit) -> web.StreamResponse:
+    """Replace a token, and show the text of the new one."""
+    token = _token_in(visit)
+    try:
+        overlap = visit.form.number("hours") * HOUR_S
+        made = await tokens.rotate(visit.desk, token, body=body(Rotation, overlap_s=overlap))
+    except GatewayError as error:
+        return await _refused(visit, error, f"rotate {token}")
+    return _made(visit, made, token)
+
+
+async def delete(visit: Visit) -> web.StreamResponse:
+    """Delete a token for good."""
+    token = _token_in(visit)
+
+    async def work(form: Form) -> str:
+        check_sure(form)
+        await tokens.delete(visit.desk, token)
+        return "token-deleted"
+
+    return await _attempt(visit, f"delete {token}", work(visit.form))
+
+
+async def _attempt(visit: Visit, action: str, work: Awaitable[str]) -> web.StreamResponse:
+    try:
+        done = await work
+    except GatewayError as error:
+        return await _refused(visit, error, action)
+    return visit.go(OWN, done)
+
+
+async def _refused(visit: Visit, error: GatewayError, action: str) -> web.StreamResponse:
+    shown = problem_of(error)
+    if shown.status in (403, 404):
+        raise error
+    return await show(visit, shown.message, action, shown.status)
+
+
+def _made(visit: Visit, made: MadeToken, replaced: str) -> web.Response:
+    return visit.page("token.html", 201, made=made, replaced=replaced, account=visit.visitor.account, home=OWN)
+
+
+def _token_in(visit: Visit) -> str:
+    """Return the id of the token of the address, as one of this account whatever it says. Raises `Refused` (404)."""
+    short = visit.path["token"]
+    if not _SHORT_ID.fullmatch(short):
+        raise Refused(404, "not_found", "There is no such token.")
+    return f"{visit.visitor.account}-{short}"
+
+
+def _checked(request_id: str) -> str:
+    """Return the id of a request. Raises `Refused` (404) for what is none."""
+    try:
+        if _REQUEST_ID.fullmatch(request_id):
+            check_time(request_id)
+            return request_id
+    except ValueError:
+        pass
+    raise Refused(404, "not_found", "There is no such request.")
+
+
+PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
+    ("GET", OWN, show),
+    ("GET", f"{OWN}/requests", requests),
+    ("GET", f"{OWN}/requests/{{id}}", request),
+    ("POST", f"{OWN}/tokens", create),
+    ("POST", f"{OWN}/tokens/{{token}}/rotate", rotate),
+    ("POST", f"{OWN}/tokens/{{token}}/delete", delete),
+)

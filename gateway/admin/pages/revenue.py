@@ -1,0 +1,113 @@
+"""Money: charges, costs and margins by day, account, model and channel, with a plot of the days."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import msgspec
+from aiohttp import web
+
+from gateway.admin.pages.forms import body
+from gateway.admin.pages.plot import Plot, plot_of
+from gateway.admin.pages.visit import Page, Visit
+from gateway.errors import Refused
+from gateway.management import usage
+from gateway.management.streamed import CsvFile
+from gateway.management.times import between
+from gateway.management.usage import Summary, Wanted
+from gateway.tools.csv_lines import csv_line
+
+GROUPS: Final = ("day", "account", "model", "channel")
+DAYS: Final = 30
+MOST_DAYS: Final = 370
+LINES: Final = 200
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """Which sums are asked for, as the form has it."""
+
+    account: str = ""
+    model: str = ""
+    since: str = ""
+    until: str = ""
+
+    def terms(self) -> dict[str, str]:
+        """Return what is asked for."""
+        terms = {name: text for name in self.__struct_fields__ if (text := getattr(self, name).strip())}
+        if "since" not in terms:
+            terms["since"] = (datetime.now(UTC).date() - timedelta(days=DAYS - 1)).isoformat()
+        return terms
+
+
+async def show(visit: Visit) -> web.StreamResponse:
+    """Show the sums of a time, by default the last 30 days."""
+    asked, by = visit.query(Asked), _by(visit)
+    problem, found, plot = None, None, None
+    terms = asked.terms()
+    try:
+        found = await usage.summary(visit.desk, query=_wanted(by, terms, LINES))
+        plot = _plot(await usage.summary(visit.desk, query=_wanted(["day"], terms, usage.MOST_LINES)), terms)
+    except Refused as error:
+        if error.status != 400:
+            raise
+        problem = error.message
+    return visit.page(
+        "money.html",
+        200 if problem is None else 400,
+        asked=asked,
+        since=terms["since"],
+        by=by,
+        groups=GROUPS,
+        found=found,
+        plot=plot,
+        problem=problem,
+        export="/money.csv?" + urlencode([*(("by", name) for name in by), *terms.items()]),
+        models=list(visit.desk.config.models),
+    )
+
+
+async def export(visit: Visit) -> web.StreamResponse:
+    """Send the sums as CSV."""
+    by = _by(visit)
+    found = await usage.summary(visit.desk, query=_wanted(by, visit.query(Asked).terms(), usage.MOST_LINES))
+
+    async def pieces() -> Any:
+        lines = usage.dicts(found.data, by)
+        yield csv_line([*by, *usage.Sums.__struct_fields__])
+        for line in lines:
+            yield csv_line(line.values())
+
+    return await visit.send(CsvFile("money.csv", pieces()))
+
+
+def _by(visit: Visit) -> list[str]:
+    given = visit.request.query.getall("by", [])
+    return [name for name in GROUPS if name in given] or ["day"]
+
+
+def _wanted(by: list[str], terms: dict[str, str], limit: int) -> Wanted:
+    return body(Wanted, by=",".join(by), limit=limit, sort="" if "day" in by else "charge_micros", **terms)
+
+
+def _plot(found: Summary, terms: Mapping[str, str]) -> Plot | None:
+    """Return the plot of all days that are asked for, of the last of them where they are very many."""
+    known = {str(line.day): line for line in found.data}
+    if not known:
+        return None
+    since_ms, until_ms = between(terms["since"], terms.get("until"))
+    now_ms = time.time() * 1000
+    last = datetime.fromtimestamp(min(until_ms - 1 if until_ms else now_ms, now_ms) / 1000, UTC).date()
+    first = max(datetime.fromtimestamp((since_ms or 0) / 1000, UTC).date(), last - timedelta(days=MOST_DAYS - 1))
+    days = []
+    for number in range((last - first).days + 1):
+        name = (first + timedelta(days=number)).isoformat()
+        line = known.get(name)
+        days.append((name, line.charge_micros if line else 0, line.cost_micros if line else 0))
+    return plot_of(days)
+
+
+PAGES: Final[tuple[tuple[str, str, Page], ...]] = (("GET", "/money", show), ("GET", "/money.csv", export))

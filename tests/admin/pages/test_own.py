@@ -1,0 +1,105 @@
+"""A caller sees and changes what belongs to its account, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.management import accounts, links, management_tokens, money, tokens
+from gateway.management.accounts import NewAccount
+from gateway.management.management_tokens import NewManagementToken
+from gateway.management.money import NewCredit
+from gateway.management.operation import Scope
+from gateway.management.tokens import NewToken, TokenList
+from gateway.store.accounts import AccountStatus
+from gateway.usage.database import UsageDatabase
+from tests.admin.pages.conftest import House, Visitor
+from tests.records import arrival, end
+
+
+@pytest.fixture
+async def own(house: House) -> AsyncIterator[House]:
+    """The port with the accounts alice and bob, each with a token and a request."""
+    rows = UsageDatabase(house.folder / "usage")
+    for name, model in (("alice", "words"), ("bob", "secrets-of-bob")):
+        await accounts.create(house.desk(), body=NewAccount(name))
+        await money.credit(house.desk(), name, body=NewCredit(f"paid-by-{name}", 5_000_000))
+        await tokens.create(house.desk(), name, body=NewToken(name=f"laptop of {name}"))
+        rows.write([end(arrival(), account=name, model=model)])
+    yield house
+    rows.close()
+
+
+async def entered(house: House, account: str) -> Visitor:
+    """Return a caller who has entered by a link of its account."""
+    made = await links.own(house.desk(), account)
+    visitor = Visitor(await house.client_of())
+    status, _ = await visitor.post("/enter", ticket=str(made.path).partition("ticket=")[2])
+    assert (status, visitor.headers["Location"]) == (303, "/my")
+    return visitor
+
+
+async def test_a_caller_sees_its_balance_its_use_and_its_requests(own: House) -> None:
+    alice = await entered(own, "alice")
+    status, page = await alice.get("/my")
+    assert status == 200
+    assert "laptop of alice" in page
+    assert "words" in page
+    assert "bob" not in page
+    status, listed = await alice.get("/my/requests")
+    assert (status, listed.count('href="/my/requests/')) == (200, 1)
+    request_id = listed.partition('href="/my/requests/')[2].partition('"')[0]
+    status, one = await alice.get(f"/my/requests/{request_id}")
+    assert (status, request_id in one) == (200, True)
+    bob = await entered(own, "bob")
+    assert (await bob.get(f"/my/requests/{request_id}"))[0] == 404
+
+
+async def test_a_caller_makes_replaces_and_deletes_its_tokens(own: House) -> None:
+    alice = await entered(own, "alice")
+    await alice.get("/my")
+    status, page = await alice.post("/my/tokens", name="new", once=alice.once)
+    text = page.partition('id="secret">')[2].partition("<")[0]
+    assert (status, text.startswith("sk-")) == (201, True)
+    made = [each for each in (await tokens.list_(own.desk(), "alice", query=TokenList())).data if each.name == "new"]
+    short = made[0].id.rpartition("-")[2]
+    assert (await alice.post(f"/my/tokens/{short}/rotate", hours="1", once="x"))[0] == 201
+    assert (await alice.post(f"/my/tokens/{short}/delete"))[0] == 400
+    assert (await alice.post(f"/my/tokens/{short}/delete", sure="yes"))[0] == 303
+    assert made[0].id not in {each.id for each in (await tokens.list_(own.desk(), "alice", query=TokenList())).data}
+
+
+async def test_a_caller_cannot_touch_what_is_not_its_own(own: House) -> None:
+    alice = await entered(own, "alice")
+    await alice.get("/my")
+    (bobs,) = (await tokens.list_(own.desk(), "bob", query=TokenList())).data
+    short = bobs.id.rpartition("-")[2]
+    for token in (short, bobs.id, f"..%2fbob-{short}"):
+        assert (await alice.post(f"/my/tokens/{token}/delete", sure="yes"))[0] == 404
+    for path in ("/", "/accounts", "/accounts/alice", "/accounts/bob"):
+        assert (await alice.get(path))[0] == 403
+    for path in ("/accounts/alice/credit", f"/accounts/bob/tokens/{short}/delete", "/accounts/alice/close"):
+        assert (await alice.post(path, amount="5", transaction="x", sure="yes"))[0] == 403
+    assert (await tokens.list_(own.desk(), "bob", query=TokenList())).data == [bobs]
+    assert (await accounts.read(own.desk(), "alice")).balance_micros == 5_000_000
+
+
+async def test_an_operator_has_no_pages_of_an_account_of_its_own(own: House) -> None:
+    boss = await own.visitor()
+    assert (await boss.get("/my"))[0] == 403
+
+
+async def test_links_of_accounts_need_the_scope_of_tokens(own: House) -> None:
+    for scope, status in ((Scope.READ, 403), (Scope.TOKENS, 201)):
+        made = await management_tokens.create(own.desk(), body=NewManagementToken(name="desk", scopes=(scope,)))
+        headers = {"Authorization": f"Bearer {made.token}"}
+        async with (await own.client_of()).post("/api/v1/accounts/alice/links", headers=headers) as response:
+            assert response.status == status
+
+
+async def test_a_suspended_account_is_told_that_nothing_is_served(own: House) -> None:
+    alice = await entered(own, "alice")
+    await own.store.accounts.set_status("alice", AccountStatus.SUSPENDED)
+    status, page = await alice.get("/my")
+    assert (status, "no request of it is served" in page, "suspended" in page) == (200, True, True)
