@@ -44,6 +44,8 @@ make_environment() {
         "$python" -m venv --clear "$venv" > "$log" 2>&1 || no_venv
     }
     "$bin/python" -m pip --version > /dev/null 2>&1 || "$bin/python" -m ensurepip --default-pip > "$log" 2>&1 || no_venv
+    # The pip that comes with a Python is as old as it is, and takes a third longer for the rest.
+    [ "$what" = dev ] || run_pip --no-deps --no-compile --require-hashes -r deploy/pip.lock
 }
 
 no_venv() {
@@ -76,8 +78,6 @@ make_environment
 echo "Installing into $venv, which takes a minute ..."
 case $what in
     serve)
-        # The pip that comes with a Python is as old as it is, and takes a third longer for the rest.
-        run_pip --no-deps --no-compile --require-hashes -r deploy/pip.lock
         run_pip --require-hashes -r deploy/requirements.lock
         run_pip --no-deps --no-build-isolation --editable .
         ;;

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import version
+from types import NoneType
 from typing import Any, Final
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from gateway.management.errors import PREFIX
 from gateway.management.examples import EXAMPLES
 from gateway.management.operation import Operation, Scope
+from gateway.management.streamed import Streamed
 from gateway.management.table import OPERATIONS
 
 PATH: Final = "/openapi.json"
@@ -20,10 +22,9 @@ REFERENCE: Final = "#/components/schemas/{name}"
 IN_PATH: Final[Mapping[str, str]] = {
     "account": "The account's id.",
     "token": "The token's id, as in alice-1a2b3c4d, or of a management token; not the token itself.",
-    "request": "The request's id: what its caller got as `x-request-id`.",
-    "channel": "The channel's name in the configuration.",
-    "model": "The model's name in the configuration.",
-    "group": "The group's name in the configuration.",
+    "id": "The request's id: what its caller got as `x-request-id`.",
+    "name": "The channel's name in the configuration.",
+    "number": "The credential's index in `api_keys`, from 0.",
 }
 ERRORS: Final[Mapping[int, str]] = {
     400: "Something in it is wrong; `param` names the parameter or the field.",
@@ -77,8 +78,10 @@ def encoded() -> bytes:
 def described(operations: Iterable[Operation[Any, Any]]) -> dict[str, Any]:
     """Return the description of some operations."""
     operations = tuple(operations)
-    types = [kind for each in operations for kind in (each.body, each.returns) if kind not in (None, type(None))]
-    _, schemas = msgspec.json.schema_components([*types, Error], ref_template=REFERENCE)
+    types = [
+        kind for each in operations for kind in (each.body, each.returns) if kind is not None and not _format(kind)
+    ]
+    _, schemas = msgspec.json.schema_components([*types, Error], ref_template=REFERENCE, schema_hook=_anything)
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         paths.setdefault(PREFIX + operation.path, {})[operation.method.lower()] = _operation(operation)
@@ -130,7 +133,7 @@ def _query(operation: Operation[Any, Any]) -> list[dict[str, Any]]:
     """Return the parameters of the query, each with the schema of its field."""
     if operation.query is None:
         return []
-    (_,), schemas = msgspec.json.schema_components([operation.query], ref_template=REFERENCE)
+    (_,), schemas = msgspec.json.schema_components([operation.query], ref_template=REFERENCE, schema_hook=_anything)
     own = schemas[operation.query.__name__]
     required = own.get("required", [])
     parameters = []
@@ -154,8 +157,10 @@ def _inlined(schema: Any, schemas: Mapping[str, Any]) -> Any:
 
 
 def _success(operation: Operation[Any, Any]) -> dict[str, Any]:
-    if operation.returns in (None, type(None)):
+    if operation.returns is NoneType:
         return {"description": "It is done."}
+    if name := _format(operation.returns):
+        return {"description": operation.summary, "content": {name: {"schema": {"type": "string"}}}}
     schema = _schema(operation.returns)
     return {"description": operation.summary, "content": {"application/json": {"schema": schema}}}
 
@@ -169,12 +174,26 @@ def _refusals(operation: Operation[Any, Any]) -> dict[str, Any]:
     return {str(status): {"$ref": f"#/components/responses/{status}"} for status in sorted(statuses)}
 
 
+def _format(kind: Any) -> str:
+    """Return the format of what is no JSON, else an empty text."""
+    if kind is NoneType:
+        return "none"
+    return kind.content_type if isinstance(kind, type) and issubclass(kind, Streamed) else ""
+
+
+def _anything(kind: type) -> dict[str, Any]:
+    """Return the schema of a value of any kind."""
+    if kind is object:
+        return {"description": "Any value."}
+    raise NotImplementedError
+
+
 def _error(text: str) -> dict[str, Any]:
     return {"description": text, "content": {"application/json": {"schema": _schema(Error)}}}
 
 
 def _schema(kind: Any) -> Any:
-    (schema,), _ = msgspec.json.schema_components([kind], ref_template=REFERENCE)
+    (schema,), _ = msgspec.json.schema_components([kind], ref_template=REFERENCE, schema_hook=_anything)
     return schema
 
 

@@ -22,11 +22,14 @@ class Refusal(msgspec.Struct, frozen=True):
 class Served(msgspec.Struct, frozen=True):
     """The configuration that is served. `lines` are those of its file, with `(hidden)` where a secret may be.
 
+    `time_zone`: where days begin, for budgets and for dates without a time.
+
     `generation` counts the configurations that the gateway has served since its start; null where no running gateway is asked.
     `refused` is null where the file is served as it is.
     """
 
     path: str
+    time_zone: str
     lines: list[str]
     generation: int | None
     refused: Refusal | None
@@ -40,4 +43,6 @@ async def read(desk: LocalDesk) -> Served:
     refused = None
     if running is not None and running.refused is not None:
         refused = Refusal(document.hide(running.refused.reason), utc(round(running.refused.at * 1000)))
-    return Served(str(document.path), lines, None if running is None else running.generation, refused)
+    return Served(
+        str(document.path), desk.config.time_zone, lines, None if running is None else running.generation, refused
+    )

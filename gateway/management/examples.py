@@ -7,9 +7,10 @@ from typing import Final
 
 import msgspec
 
-from gateway.management import accounts, imports, links, management_tokens, money, tokens
+from gateway.management import accounts, channels, imports, links, management_tokens, money, tokens
 from gateway.management.accounts import AccountChange, NewAccount
 from gateway.management.allowance import GivenBudgets, GivenLimits
+from gateway.management.channels import Reason, Switch, Trial
 from gateway.management.imports import AccountRow, AccountRows, CreditRow, CreditRows
 from gateway.management.links import NewLink
 from gateway.management.management_tokens import NewManagementToken
@@ -33,6 +34,9 @@ EXAMPLES: Final[Mapping[str, msgspec.Struct]] = {
     tokens.create.name: NewToken("laptop", expires_at=DAY_2027, models=("gpt-*",)),
     tokens.change.name: TokenChange(name="old laptop", expires_at=None),
     tokens.rotate.name: Rotation(86_400),
+    channels.disable.name: Reason("maintenance until noon"),
+    channels.credential.name: Switch("off"),
+    channels.test.name: Trial("gpt-4o-mini"),
     management_tokens.create.name: NewManagementToken("the shop", (Scope.ACCOUNTS, Scope.TOKENS, Scope.MONEY)),
 }
 """By the names of the operations."""

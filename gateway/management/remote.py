@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +20,7 @@ import msgspec
 from gateway.errors import GatewayError, Misconfigured, Refused, StoreAway
 from gateway.management.errors import IN_USE, PREFIX, in_own_words, refused
 from gateway.management.operation import Arguments, Operation
+from gateway.management.streamed import CsvFile, Feed
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -30,6 +32,7 @@ ANSWER_S: Final = 120.0
 """For a whole answer: an import of thousands of rows is one."""
 IN_USE_S: Final = 20.0
 """How long a write is asked for that another attempt has begun: longer than the gateway keeps what a killed one has begun."""
+MAX_REFUSAL: Final = 64 * 1024
 MAX_ANSWER: Final = 64 * 1024 * 1024
 
 
@@ -70,6 +73,10 @@ class RemoteDesk:
     async def perform(self, operation: Operation[Any, Any], arguments: Arguments) -> Any:
         """Do an operation there. Raises the error that the gateway had, and `StoreAway` where no answer comes."""
         url = f"{self._address}{PREFIX}{_path(operation, arguments)}"
+        if operation.returns is CsvFile:
+            return CsvFile(operation.path.rpartition("/")[2], self._pieces(url))
+        if operation.returns is Feed:
+            raise Misconfigured(f"a command does not follow what ends elsewhere; this does: GET {url}")
         headers, body = {}, None
         if operation.writes:
             headers["Idempotency-Key"] = secrets.token_hex(16)
@@ -124,6 +131,22 @@ class RemoteDesk:
         except (ClientError, OSError) as error:
             raise _Lost(str(getattr(error, "strerror", None) or type(error).__name__)) from None
         return response.status, bytes(answer)
+
+    async def _pieces(self, url: str) -> AsyncIterator[str]:
+        """Yield a text as it comes. Raises what `perform` raises."""
+        from aiohttp import ClientError, ClientTimeout
+        from yarl import URL
+
+        decode = getincrementaldecoder("utf-8")("replace").decode
+        try:
+            timeout = ClientTimeout(sock_connect=CONNECT_S, sock_read=ANSWER_S)
+            async with self._session.get(URL(url, encoded=True), timeout=timeout, allow_redirects=False) as response:
+                if response.status != 200:
+                    raise self._error(response.status, await response.content.read(MAX_REFUSAL))
+                async for piece in response.content.iter_any():
+                    yield decode(piece)
+        except (ClientError, TimeoutError, OSError) as error:
+            raise StoreAway(f"{self._address} does not answer to the end: {type(error).__name__}") from None
 
     def _error(self, status: int, answer: bytes) -> GatewayError:
         """Return the error that an answer tells."""

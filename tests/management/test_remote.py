@@ -15,14 +15,16 @@ from aiohttp import web
 from gateway.admin.app import Admin, serving
 from gateway.admin.callers import Callers
 from gateway.errors import GatewayError, Misconfigured, StoreAway
-from gateway.management import accounts, management_tokens, money, remote, tokens
+from gateway.management import accounts, management_tokens, money, remote, tokens, usage
 from gateway.management.accounts import AccountChange, Accounts, NewAccount
 from gateway.management.desk import Actor, LocalDesk
 from gateway.management.management_tokens import NewManagementToken
 from gateway.management.money import LedgerLines, NewAdjustment, NewCredit
 from gateway.management.operation import Desk, Scope
 from gateway.management.remote import RemoteDesk
+from gateway.management.requests import Filters
 from gateway.management.tokens import NewToken, Rotation, TokenList
+from gateway.management.usage import Followed
 from gateway.metrics.exporter import Exporter
 from gateway.store.management_tokens import ManagementTokens
 from gateway.store.pepper import VARIABLE
@@ -134,6 +136,19 @@ async def test_an_error_there_has_the_words_and_the_kind_of_the_one_here(
     told = str(here.value)
     assert words == told[:1].lower() + told[1:].removesuffix(".")
     assert kind == here.value.kind
+
+
+async def test_a_file_is_read_as_it_comes_and_a_feed_is_not_followed(
+    desk: LocalDesk, address: str, elsewhere: RemoteDesk
+) -> None:
+    here = [piece async for piece in (await usage.export(desk, query=Filters())).pieces]
+    there = [piece async for piece in (await usage.export(elsewhere, query=Filters())).pieces]
+    assert "".join(there) == "".join(here)
+    with pytest.raises(Misconfigured, match="GET http"):
+        await usage.live(elsewhere, query=Followed())
+    async with RemoteDesk.open(address, "wrong") as nobody:
+        with pytest.raises(Misconfigured, match="does not accept"):
+            await anext((await usage.export(nobody, query=Filters())).pieces)
 
 
 async def test_a_token_without_the_scope_is_told_so(desk: LocalDesk, address: str) -> None:

@@ -50,7 +50,7 @@ class Scripted:
     """
 
     def __init__(self, *scripts: Sequence[Step], tls: ssl.SSLContext | None = None) -> None:
-        self.scripts = scripts
+        self.scripts: Sequence[Sequence[Step]] = scripts
         self.requests: list[bytes] = []
         self.arrived = asyncio.Event()
         self.gone = asyncio.Event()

@@ -222,7 +222,7 @@ async def test_the_gateways_own_refusals(store_url: str, client: Client, tmp_pat
         if closed == "cooling":
             state = "gw:{channels}:c0:state"
             now_s, _ = await gateway.store.client.call("TIME")
-            await gateway.store.client.call("HSET", state, "until", int(now_s) * 1000 + 2000, "firm", 1)
+            await gateway.store.client.call("HSET", state, "until", int(now_s) * 1000 + 5000, "firm", 1)
             await until(gateway, "c0", Condition.COOLING)
         elif closed == "disabled":
             await gateway.store.channels.set_enabled("c0", False)

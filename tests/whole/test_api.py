@@ -1,0 +1,142 @@
+"""The calls of the API that deploy/README.md shows are made, word for word, at a running gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import pytest
+
+from gateway.management.errors import PREFIX
+from gateway.management.table import OPERATIONS
+from tests.cli.processes import Served, demo_in, free_port, gateway, serving
+from tests.patience import PATIENCE_S, wait_until
+from tests.whole.api import Api, admin_token, api_of
+
+README: Final = Path(__file__).parent.parent.parent / "deploy/README.md"
+NOT_SHOWN: Final = {"channels.credential", "channels.test", "links.create", "usage.live"}
+"""Operations that no call of the document is of: one needs a second credential, one asks the upstream, one has no end."""
+
+
+def section() -> str:
+    """Return the part of the document about the API."""
+    return README.read_text().partition("\n## The operator's API\n")[2].partition("\n## ")[0]
+
+
+def calls() -> list[str]:
+    """Return the lines of its calls."""
+    blocks = re.findall(r"```sh\n(.*?)```", section(), flags=re.DOTALL)
+    assert len(blocks) == 3
+    return [line for block in blocks[1:] for line in block.splitlines() if line and not line.startswith("#")]
+
+
+async def ask(served: Served) -> str:
+    """Send a request of the demo account, and return its id."""
+    url = f"{served.base_url}/chat/completions"
+    body = {"model": "demo-words", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+    async with aiohttp.ClientSession(headers=served.headers) as client, client.post(url, json=body) as response:
+        assert "[DONE]" in await response.text()
+        return response.headers["x-request-id"]
+
+
+async def ended(api: Api, request: str) -> None:
+    """Wait until a request is in the usage log with its end."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            _, page = await api.call("GET", "/requests?limit=1")
+            if [(each["id"], each["outcome"]) for each in page["data"]] == [(request, "completed")]:
+                return
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("jq")), reason="the calls are those of curl and jq")
+async def test_each_call_of_the_document_does_what_it_says(tmp_path: Path) -> None:
+    port = free_port()
+    file = demo_in(tmp_path, admin=f"127.0.0.1:{port}")
+    async with serving(file) as served, api_of(tmp_path, port) as api:
+        await ended(api, await ask(served))
+        answers = await run(calls(), tmp_path, port)
+        assert answers["$BASE/accounts/alice"]["limits"]["concurrent"] == 4
+        assert answers["$BASE/accounts/robert/close"]["status"] == "closed"
+        assert answers["$BASE/accounts/alice/adjustments"]["balance_micros"] == 3_750_000
+        lines = answers['"$BASE/accounts/alice/ledger?limit=10"']["data"]
+        assert [line["amount_micros"] for line in lines] == [1, -1_250_000, 5_000_000]
+        assert answers["$BASE/accounts/alice/tokens"]["token"].startswith("sk-")
+        assert answers["$BASE/tokens/$NEW"]["name"] == "old laptop"
+        assert answers["$BASE/channels/demo/disable"]["reason"] == "maintenance"
+        assert "account,model" in answers['"$BASE/usage/export.csv?account=demo"'].replace('"', "")
+        changes = {entry["operation"] for entry in answers['"$BASE/audit?target=alice"']["data"]}
+        assert changes >= {"accounts.create", "accounts.change", "money.credit", "tokens.create", "tokens.rotate"}
+        code, said, _ = await gateway("verify", "--config", str(file), cwd=tmp_path)
+        assert code == 0, said
+        assert await served.stop() == 0
+
+
+async def run(lines: list[str], folder: Path, port: int) -> dict[str, Any]:
+    """Run the calls in one shell, and return their answers by the addresses that they ask."""
+    answers: dict[str, Any] = {}
+    script = ["set -eu -o pipefail"]
+    for number, line in enumerate(lines):
+        shown = line.startswith("api ")
+        script.append(f"{line} > {number}.answer" if shown else line.replace("127.0.0.1:9090", f"127.0.0.1:{port}"))
+    process = await asyncio.create_subprocess_exec(
+        *("bash", "-c", "\n".join(script)),
+        cwd=folder,
+        env=os.environ | {"TOKEN": admin_token(folder)},
+        stdin=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, errors = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    for number, line in enumerate(lines):
+        answer = folder / f"{number}.answer"
+        if line.startswith("api ") and answer.exists():
+            text = answer.read_text()
+            assert not text.startswith('{"error"'), (line, text)
+            (address,) = re.findall(r'"?\$BASE[^ ]*', line)
+            is_json = text.startswith(("{", "["))
+            answers[address] = json.loads(text) if is_json else text
+    assert process.returncode == 0, errors.decode()
+    return answers
+
+
+def test_every_operation_is_shown() -> None:
+    text = "\n".join(calls())
+    missing = []
+    for operation in OPERATIONS:
+        path = re.sub(r"\\\{\w+\\\}", r"[\\w$]+", re.escape(operation.path))
+        asked = [line for line in text.splitlines() if re.search(rf"\$BASE{path}[ ?\"|)]|\$BASE{path}$", line)]
+        writes = [line for line in asked if "--json" in line or "-X POST" in line]
+        fitting = {
+            "GET": [line for line in asked if "-X" not in line and "--json" not in line],
+            "POST": [line for line in writes if "-X PATCH" not in line],
+        }.get(operation.method, [line for line in asked if f"-X {operation.method}" in line])
+        if not fitting and operation.name not in NOT_SHOWN:
+            missing.append(operation.name)
+    assert missing == []
+    assert PREFIX == "/api/v1"
+
+
+async def test_the_served_configuration_and_a_refused_reload_are_known_to_the_api(tmp_path: Path) -> None:
+    port = free_port()
+    file = demo_in(tmp_path, admin=f"127.0.0.1:{port}")
+    right = file.read_text()
+    async with serving(file) as served, api_of(tmp_path, port) as api:
+
+        async def created(account: str, group: str) -> int:
+            return (await api.call("POST", "/accounts", {"id": account, "group": group}))[0]
+
+        assert await created("alice", "trial") == 404
+        file.write_text(right.replace("groups:\n", "groups:\n  trial: {}\n"))
+        async with asyncio.timeout(PATIENCE_S):
+            while await created("alice", "trial") != 201:
+                await asyncio.sleep(0.1)
+        file.write_text(right + "unknown: 1\n")
+        await wait_until(lambda: "reload_refused" in (tmp_path / "serve.log").read_text())
+        assert await created("robert", "trial") == 201
+        assert await served.stop() == 0
