@@ -103,6 +103,10 @@ class Catalogue:
             return "account", f"account {caller.account} allows {_listed(caller.account_models)}"
         return "token", f"token {caller.token_id} allows {_listed(caller.token_models or ())}"
 
+    def serves(self, group: str, model: str) -> bool:
+        """Return whether members of `group` may use `model`, unless their account or token restricts them further."""
+        return (model, group) in self._served
+
     def visible(self, caller: Caller) -> list[str]:
         """Return the models that this caller may use, in the order of the file."""
         return [name for name in self.models if self.allows(caller, name)]

@@ -70,7 +70,7 @@ def run_file(file: Path, config: Path | None, api: str | None, as_json: bool, *,
     except StoreAway:
         if not as_json:
             _print(report)
-            typer.echo("The rest was not done; run it again: what is booked is not booked twice.", err=True)
+            typer.echo("Of the rest, some may be done; run it again: what is booked is not booked twice.", err=True)
         raise
     report.refused.sort(key=lambda refused: refused.line)
     if as_json:

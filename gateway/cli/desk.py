@@ -6,7 +6,7 @@ import getpass
 import os
 import socket
 from collections.abc import Awaitable, Callable
-from datetime import UTC, tzinfo
+from datetime import tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -70,6 +70,10 @@ def who() -> str:
 async def zone_at(desk: Desk) -> tzinfo:
     """Return the time zone in which a desk's configuration counts days."""
     from gateway.config.time_zone import time_zone
+    from gateway.management.desk import LocalDesk
 
-    settings = getattr(desk, "config", None)
-    return UTC if settings is None else time_zone(settings.time_zone)
+    if isinstance(desk, LocalDesk):
+        return time_zone(desk.config.time_zone)
+    from gateway.management import config
+
+    return time_zone((await config.read(desk)).time_zone)

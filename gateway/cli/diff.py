@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -20,11 +19,10 @@ from gateway.config.schema import Config, load
 from gateway.config.section import Section
 from gateway.errors import GatewayError
 from gateway.runtime.reload import needs_restart
+from gateway.tools.shown_file import SECRET
 
 LONGEST: Final = 60
 """Characters of a value that is shown."""
-SECRET: Final = re.compile(r"(^|_)(secret|password|passphrase|token|key|pin|code)$", re.IGNORECASE)
-"""Names of settings whose values are not shown."""
 
 
 class Change(msgspec.Struct, frozen=True):

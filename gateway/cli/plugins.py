@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,10 +9,10 @@ import typer
 
 from gateway import loading
 from gateway.cli.common import JsonOption, print_json
-from gateway.config.decode import describe_type
+from gateway.management.plugins import describe
 
 if TYPE_CHECKING:
-    from gateway.plugin import Plugin
+    pass
 
 
 def register(app: typer.Typer) -> None:
@@ -38,21 +37,6 @@ def plugins(as_json: JsonOption = False) -> None:
             print(_in_words(described))
 
 
-def describe(name: str, kind: type[Plugin]) -> dict[str, object]:
-    """Return what an operator needs to know about a plugin. A setting without a default must be given."""
-    about = (inspect.getdoc(kind) or "").partition("\n\n")[0]
-    return {
-        "name": name,
-        "about": " ".join(about.split()),
-        "needs": [fact.__name__ for fact in kind.requires],
-        "provides": [fact.__name__ for fact in kind.provides],
-        "settings": [
-            {"name": field.encode_name, "type": describe_type(field.type), **_default(field)}
-            for field in msgspec.structs.fields(kind)
-        ],
-    }
-
-
 def _in_words(described: dict[str, Any]) -> str:
     lines = [f"{described['name']}: {described.get('about') or described.get('error')}"]
     for key in ("needs", "provides"):
@@ -64,9 +48,3 @@ def _in_words(described: dict[str, Any]) -> str:
         )
         lines.append(f"  {setting['name']}: {setting['type']} ({default})")
     return "\n".join(lines) + "\n"
-
-
-def _default(field: msgspec.structs.FieldInfo) -> dict[str, object]:
-    if field.required:
-        return {}
-    return {"default": field.default if field.default is not msgspec.NODEFAULT else field.default_factory()}

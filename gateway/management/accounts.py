@@ -17,7 +17,7 @@ from gateway.management.desk import LocalDesk
 from gateway.management.model_notes import model_notes
 from gateway.management.operation import Scope, operation
 from gateway.management.page import DEFAULT_PAGE, After, LongLimit, Page
-from gateway.store.accounts import MAX_AMOUNT, Account, AccountError, AccountStatus, unknown
+from gateway.store.accounts import MAX_AMOUNT, Account, AccountChanged, AccountError, AccountStatus, unknown
 from gateway.store.directory import Entry
 
 AccountId = Annotated[
@@ -154,13 +154,13 @@ async def change(desk: LocalDesk, account: str, body: AccountChange) -> ChangedA
     """
     if body.group is not UNSET:
         _check_group(desk, body.group)
-    desk.change.before = before = await existing(desk, account)
+    desk.change.before = await existing(desk, account)
     if body.external_id is UNSET:
-        after = await _changed(desk, before, body, None)
+        after = await _changed(desk, account, body, None)
     else:
         external_id = body.external_id or ""
         async with desk.store.external_ids.claimed(account, external_id):
-            after = await _changed(desk, before, body, external_id)
+            after = await _changed(desk, account, body, external_id)
     desk.change.after = after
     if body.models is UNSET and body.group is UNSET:
         return ChangedAccount(**_fields(after))
@@ -215,15 +215,23 @@ def _may_spend(account: Account, uses: list[BudgetUse]) -> int:
     return max(0, min([available, *left]))
 
 
-async def _changed(desk: LocalDesk, before: Account, body: AccountChange, external_id: str | None) -> Account:
+async def _changed(desk: LocalDesk, account: str, body: AccountChange, external_id: str | None) -> Account:
+    """Change an account. Of limits and budgets others may change another one meanwhile: then this is done again, on theirs."""
     limits, budgets = body.limits, body.budgets
-    return await desk.store.accounts.change(
-        before.id,
-        status=None if body.status is UNSET else AccountStatus(body.status),
-        group=None if body.group is UNSET else body.group,
-        credit_line=None if body.credit_line_micros is UNSET else body.credit_line_micros or 0,
-        models=None if body.models is UNSET else body.models or (),
-        limits=None if limits is UNSET else limits.applied(before.limits) if limits else NO_LIMITS,
-        budgets=None if budgets is UNSET else budgets.applied(before.budgets) if budgets else NO_BUDGETS,
-        external_id=external_id,
-    )
+    while True:
+        mark = await desk.store.accounts.mark(account) if limits or budgets else b""
+        before = await existing(desk, account)
+        try:
+            return await desk.store.accounts.change(
+                account,
+                status=None if body.status is UNSET else AccountStatus(body.status),
+                group=None if body.group is UNSET else body.group,
+                credit_line=None if body.credit_line_micros is UNSET else body.credit_line_micros or 0,
+                models=None if body.models is UNSET else body.models or (),
+                limits=None if limits is UNSET else limits.applied(before.limits) if limits else NO_LIMITS,
+                budgets=None if budgets is UNSET else budgets.applied(before.budgets) if budgets else NO_BUDGETS,
+                external_id=external_id,
+                mark=mark,
+            )
+        except AccountChanged:
+            continue

@@ -7,7 +7,6 @@ rows, sent again, complete that and change nothing else.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Annotated, Final
@@ -17,6 +16,7 @@ import msgspec
 from gateway import crash_points
 from gateway.errors import GatewayError, Refused, StoreAway
 from gateway.management.desk import LocalDesk
+from gateway.management.money import check_transaction
 from gateway.management.operation import Scope, operation
 from gateway.store.accounts import MAX_AMOUNT, AccountError
 from gateway.store.external_ids import no_owner
@@ -31,7 +31,6 @@ TRIES: Final = 3
 PAUSE_S: Final = 1.0
 """Between two tries of a row for which the store did not answer in time."""
 COUNTED: Final = ("rows", "created", "credited", "credited_before", "credited_micros")
-TRANSACTION: Final = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 Amount = Annotated[int, msgspec.Meta(ge=0, le=MAX_AMOUNT)]
 
@@ -204,8 +203,7 @@ async def _owner(desk: LocalDesk, external_id: str) -> str:
 
 
 async def _credit(desk: LocalDesk, account: str, transaction: str, amount: int, report: Imported) -> None:
-    if not TRANSACTION.fullmatch(transaction):
-        raise AccountError("a transaction id is 1 to 64 letters, digits and . _ : -")
+    check_transaction(transaction)
     outcome = (await desk.store.wallet.credit(account, transaction, amount)).outcome
     if outcome is Credit.NO_ACCOUNT:
         raise AccountError(f"there is no account `{account}`")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Annotated, Final
 
 import msgspec
 
+from gateway.errors import StoreError
 from gateway.management.accounts import existing
 from gateway.management.desk import LocalDesk
 from gateway.management.operation import Scope, operation
@@ -13,6 +17,9 @@ from gateway.management.page import DEFAULT_PAGE, LongLimit, Page
 from gateway.store.accounts import MAX_AMOUNT, AccountError, unknown
 from gateway.store.money.ledger_page import ArchivedLines, Line
 from gateway.store.money.results import Credit, Credited
+
+MAX_REASON: Final = 500
+"""Bytes."""
 
 Transaction = Annotated[
     str,
@@ -42,7 +49,7 @@ class NewAdjustment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     transaction: Transaction
     amount_micros: Annotated[int, msgspec.Meta(ge=-MAX_AMOUNT, le=MAX_AMOUNT)]
-    reason: Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
+    reason: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_REASON)]
 
 
 class Booked(msgspec.Struct, frozen=True):
@@ -74,8 +81,8 @@ async def credit(desk: LocalDesk, account: str, body: NewCredit) -> Booked:
 
     409 `conflict` where the transaction was booked before with another amount.
     """
-    credited = await desk.store.wallet.credit(account, body.transaction, body.amount_micros)
-    return _booked(desk, account, body, credited)
+    move = partial(desk.store.wallet.credit, account, body.transaction, body.amount_micros)
+    return await _booked(desk, account, body, move)
 
 
 @operation("POST", "/accounts/{account}/adjustments", Scope.MONEY)
@@ -84,8 +91,10 @@ async def adjust(desk: LocalDesk, account: str, body: NewAdjustment) -> Booked:
 
     409 `conflict` where the transaction was booked before with another amount.
     """
-    adjusted = await desk.store.wallet.adjust(account, body.transaction, body.amount_micros, body.reason)
-    return _booked(desk, account, body, adjusted)
+    if len(body.reason.encode()) > MAX_REASON:
+        raise AccountError(f"a reason has at most {MAX_REASON} bytes")
+    move = partial(desk.store.wallet.adjust, account, body.transaction, body.amount_micros, body.reason)
+    return await _booked(desk, account, body, move)
 
 
 @operation("GET", "/accounts/{account}/ledger", Scope.READ)
@@ -96,7 +105,20 @@ async def ledger(desk: LocalDesk, account: str, query: LedgerLines) -> Ledger:
     return Ledger(page.lines, bool(page.next), page.next or None, archived=page.archived)
 
 
-def _booked(desk: LocalDesk, account: str, body: NewCredit | NewAdjustment, credited: Credited) -> Booked:
+def check_transaction(transaction: str) -> None:
+    """Raise `AccountError` for what is no transaction id."""
+    if not re.fullmatch(r"[A-Za-z0-9._:-]{1,64}", transaction):
+        raise AccountError("a transaction id is 1 to 64 letters, digits and . _ : -")
+
+
+async def _booked(
+    desk: LocalDesk, account: str, body: NewCredit | NewAdjustment, move: Callable[[], Awaitable[Credited]]
+) -> Booked:
+    check_transaction(body.transaction)
+    try:
+        credited = await move()
+    except StoreError:  # the script has checked all arguments before it changed anything
+        raise AccountError("the amount, or the balance with it, is too large to be exact") from None
     if credited.outcome is Credit.NO_ACCOUNT:
         raise unknown(account)
     if credited.outcome is Credit.CONFLICT:

@@ -23,8 +23,9 @@ from gateway.usage.damage import UnusableFile
 from gateway.usage.gaps import notes
 from gateway.usage.pages import WantedOfAll
 from gateway.usage.record import Record
-from gateway.usage.sums import NAMES, Selected, grouped
+from gateway.usage.sums import NAMES, Selected
 from gateway.usage.tables import SUMS
+from gateway.usage.totals import Order, Row, summing
 
 SHORT: Final = {"token": "token_id", "error": "error_code"}
 """Names that `by` has for some of `NAMES`."""
@@ -76,6 +77,14 @@ By = Annotated[
 ]
 
 
+AfterLine = Annotated[
+    str,
+    msgspec.Meta(
+        max_length=4096, description="`next` of the answer before; empty for the first lines. Not with `sort`."
+    ),
+]
+
+
 class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which requests are added up, by what, and in which order: sorted by the groups, or the largest of a sum first."""
 
@@ -87,10 +96,11 @@ class Wanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     until: Until | None = None
     sort: Literal["", "requests", "charge_micros", "cost_micros", "margin_micros"] = ""
     limit: Annotated[int, msgspec.Meta(ge=1, le=MOST_LINES, description="Lines of the answer at most.")] = DEFAULT_LINES
+    after: AfterLine = ""
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """Sums by groups. `lines` is how many groups there are, of which `data` has the first, and `total` adds up all.
+    """Sums by groups. `lines` is how many groups there are, of which `data` has some, and `total` adds up all of them.
 
     `notes` say what may be missing, in words; `unread`: files of the log that cannot be read, whose requests are left out.
     """
@@ -99,6 +109,7 @@ class Summary(msgspec.Struct, frozen=True):
     total: Sums
     lines: int
     has_more: bool = False
+    next: str | None = None
     notes: list[str] = []
     unread: list[str] = []
     object: Literal["list"] = "list"
@@ -147,19 +158,38 @@ def _selected(query: Wanted) -> Selected:
 
 def _summary(folder: Path, by: Sequence[str], selected: Selected, query: Wanted) -> Summary:
     unusable: list[UnusableFile] = []
-    found = grouped(folder, by, selected, unusable)
-    total = {name: sum(line[name] for line in found) for name in SUMS}
-    if query.sort:
-        found.sort(key=lambda line: line[query.sort], reverse=True)
-    data = [SumLine(**line) for line in found[: query.limit]]
+    after = _decoded(query.after, len(by)) if query.after else ()
+    found = summing(folder).totals(by, selected, Order(query.limit, query.sort, after), unusable)
+    has_more = bool(found.rows) and len(found.rows) == query.limit < found.lines
     return Summary(
-        data,
-        Sums(**total),
-        len(found),
-        len(found) > len(data),
+        [_line(by, row) for row in found.rows],
+        Sums(*found.total),
+        found.lines,
+        has_more,
+        _encoded(found.rows[-1][: len(by)]) if has_more and not query.sort else None,
         notes(folder, selected.since_ms, selected.until_ms),
         list(dict.fromkeys(map(str, unusable))),
     )
+
+
+def _line(by: Sequence[str], row: Row) -> SumLine:
+    return SumLine(*row[len(by) :], **dict(zip(by, row, strict=False)))
+
+
+def _encoded(names: Sequence[str]) -> str:
+    return msgspec.json.encode(names).decode()
+
+
+def _decoded(after: str, width: int) -> tuple[str, ...]:
+    try:
+        names = msgspec.json.decode(after, type=tuple[str, ...])
+    except msgspec.DecodeError:
+        names = ()
+    if len(names) != width:
+        raise Refused(
+            400, "invalid_request", "`after` is not the `next` of an answer with these groups.", param="after"
+        )
+    return names
 
 
 async def _records_as_csv(folder: Path, wanted: WantedOfAll) -> AsyncIterator[str]:

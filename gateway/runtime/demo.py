@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
 from gateway import durable
 from gateway.amounts import MICROS
 from gateway.config.schema import Config, Demo, Loaded, host_port
 from gateway.errors import Misconfigured, Refused, cannot_listen
 from gateway.fake_upstream import FakeUpstream
-from gateway.management import links
-from gateway.management.admin_token import token_of as token_of_admin
+from gateway.management import admin_token, links
 from gateway.management.desk import Actor, LocalDesk
 from gateway.services import Store
 
@@ -35,6 +36,26 @@ def upstream(settings: Demo) -> Callable[[Callable[[], None]], None]:
     return lambda ready: asyncio.run(serve(ready))
 
 
+class Opened(msgspec.Struct, frozen=True):
+    """What the demo has for a newcomer: an account, its token, and a link to the pages, which is empty where there are none."""
+
+    account: str
+    token: str
+    link: str
+
+
+async def opened(store: Store, loaded: Loaded, settings: Demo) -> Opened:
+    """Open the demo's account, and make a link that lets a person in at the pages of the operator's port."""
+    config, link = loaded.config, ""
+    token = await token_of(store, config, settings)
+    if config.admin is not None:
+        admin_token.token_of(config)
+        actor = Actor("start of the demo")
+        made = await links.create(LocalDesk(loaded, store, actor), body=links.NewLink(name="demo"))
+        link = f"{links.base(config.admin)}{made.path}"
+    return Opened(settings.account, token, link)
+
+
 async def token_of(store: Store, config: Config, settings: Demo) -> str:
     """Return the demo account's token: the stored one while it works, else a new one. Create and credit the account once."""
     if await store.accounts.get(settings.account) is None:
@@ -52,10 +73,3 @@ async def token_of(store: Store, config: Config, settings: Demo) -> str:
     created = await store.tokens.create(settings.account, name="demo")
     durable.write(file, f"{created.token}\n".encode("ascii"), mode=0o600)
     return created.token
-
-
-async def link_of(store: Store, loaded: Loaded, address: str) -> str:
-    """Return a link that lets a person in at the pages of the operator's port, which is at `address`."""
-    token_of_admin(loaded.config)
-    made = await links.create(LocalDesk(loaded, store, Actor("start of the demo")), body=links.NewLink(name="demo"))
-    return f"{links.base(address)}{made.path}"

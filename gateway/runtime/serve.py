@@ -104,11 +104,11 @@ class ParentProcess:
         `plugins`: their names in the chain. `began`: the monotonic time of the start.
         """
         try:
-            token, link = asyncio.run(_prepare(self._active.loaded, self._store_url, self._report_start))
+            opened = asyncio.run(_prepare(self._active.loaded, self._store_url, self._report_start))
             self._start_children()
             self._supervisor.handle_signals()
             log.info("event_path", compiled=not event_pass.WHY_PURE, reason=event_pass.WHY_PURE)
-            self._welcome(plugins, time.monotonic() - began, token, link)
+            self._welcome(plugins, time.monotonic() - began, opened)
             self._service_manager.ready()
             self._supervisor.watch(self._tick)
         finally:
@@ -169,15 +169,13 @@ class ParentProcess:
 
         return work
 
-    def _welcome(self, plugins: Sequence[str], took_s: float, token: str | None, link: str) -> None:
+    def _welcome(self, plugins: Sequence[str], took_s: float, opened: demo.Opened | None) -> None:
         """Say what runs, where, and what to look at next."""
         config = self._config
         address = _base_url(config, self._listeners[0])
         typer.echo(f"{address} is served after {took_s:.2f} s, through {', '.join(plugins)}")
-        if config.demo is not None and token is not None:
-            typer.echo(welcome.demo(config, config.demo.account, address, token, self._active.loaded.document.path))
-        if link:
-            typer.echo(welcome.pages(link))
+        if opened is not None:
+            typer.echo(welcome.demo(config, opened, address, self._active.loaded.document.path))
         if logs.on_terminal():
             typer.echo(
                 welcome.on_terminal(config, recorded=any(entry.use == "usage-logger" for entry in config.plugins))
@@ -216,10 +214,8 @@ class ParentProcess:
             self._start_alerts()
 
 
-async def _prepare(loaded: Loaded, url: str, report: Callable[[str], None]) -> tuple[str | None, str]:
+async def _prepare(loaded: Loaded, url: str, report: Callable[[str], None]) -> demo.Opened | None:
     """Wait for the store, check it, convert its data, check the pepper, and create the demo's account.
-
-    Return the demo's token, and a link that lets a person in at its pages; an empty one where there are none.
 
     Raises `StoreAway` when the store does not answer within `store.connect_for`, and `Misconfigured` when it is not fit.
     """
@@ -247,10 +243,7 @@ async def _prepare(loaded: Loaded, url: str, report: Callable[[str], None]) -> t
         await layout.prepare(store.client, report)
         await pepper_record.ensure(store.client, config.data_path)
         await store.tokens.check_pepper()
-        if config.demo is None:
-            return None, ""
-        token = await demo.token_of(store, config, config.demo)
-        return token, await demo.link_of(store, loaded, config.admin) if config.admin is not None else ""
+        return None if config.demo is None else await demo.opened(store, loaded, config.demo)
 
 
 def _background(run: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> Work:

@@ -10,6 +10,7 @@ import msgspec
 
 from gateway.config.schema import Config
 from gateway.runtime import request_lines
+from gateway.runtime.demo import Opened
 
 
 def program() -> str:
@@ -17,22 +18,23 @@ def program() -> str:
     return shlex.quote(sys.argv[0]) if sys.argv[0].endswith("gateway") else "gateway"
 
 
-def demo(config: Config, account: str, base_url: str, token: str, path: Path) -> str:
+def demo(config: Config, opened: Opened, base_url: str, path: Path) -> str:
     """Return what a newcomer needs for a first request to the demo, and to see what became of it."""
     message = {"role": "user", "content": "Tell me a story"}
     body = msgspec.json.encode({"model": next(iter(config.models)), "stream": True, "messages": [message]}).decode()
+    pages = "Open the pages; this link lets one person in, once, within ten minutes:"
     given = f"--config {shlex.quote(str(path))}"
     return "\n".join(
         [
             "This is the demo: a gateway, its store, and an upstream that streams words.",
             "",
             f"  base address  {base_url}",
-            f"  token         {token}",
+            f"  token         {opened.token}",
             "",
             "Paste this into another terminal (-N shows each word as it comes, -i the head):",
             "",
             f"  curl -iN {base_url}/chat/completions \\",
-            f"    -H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' \\",
+            f"    -H 'Authorization: Bearer {opened.token}' -H 'Content-Type: application/json' \\",
             f"    -d {shlex.quote(body)}",
             "",
             "Then look at each request that ends, at what became of one (ID is its",
@@ -40,15 +42,11 @@ def demo(config: Config, account: str, base_url: str, token: str, path: Path) ->
             "",
             f"  {program()} usage tail {given}",
             f"  {program()} trace ID {given}",
-            f"  {program()} account show {account} {given}",
+            f"  {program()} account show {opened.account} {given}",
             "",
+            *([pages, "", f"  {opened.link}", ""] if opened.link else ()),
         ]
     )
-
-
-def pages(link: str) -> str:
-    """Return how to get to the pages of the operator's port."""
-    return f"Open the pages; this link lets one person in, once, within ten minutes:\n\n  {link}\n"
 
 
 def on_terminal(config: Config, *, recorded: bool) -> str:

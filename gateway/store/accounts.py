@@ -29,12 +29,17 @@ PAGE_SIZE: Final = 500
 CHANGED: Final = "gw:accounts:changed"
 """A stream of the ids of accounts that were written, for `gateway.store.directory`."""
 MOST_CHANGED: Final = 10_000
+MARKED: Final = ("limits", "budgets")
 KEY_KEPT_S: Final = 24 * 3600
 """How long a creation that is repeated with its key is known."""
 
 
 class AccountError(GatewayError):
     """An operation on an account cannot be done; the message says why and what to do."""
+
+
+class AccountChanged(AccountError):
+    """The limits or the budgets of an account are not those of a mark any more."""
 
 
 class AccountStatus(StrEnum):
@@ -132,10 +137,12 @@ class Accounts:
         limits: AccountLimits | None = None,
         budgets: Budgets | None = None,
         external_id: str | None = None,
+        mark: bytes = b"",
     ) -> Account:
         """Set the given fields and leave the others. `external_id` must be claimed before.
 
-        Raises `AccountError` if the account is unknown or closed, or a value is out of range.
+        Raises `AccountError` if the account is unknown or closed, or a value is out of range, and `AccountChanged` where its limits
+        or budgets are not as they were when its mark was `mark`.
         """
         fields: dict[str, str | int | bytes] = {}
         if status is not None:
@@ -152,21 +159,27 @@ class Accounts:
             fields["budgets"] = _encoded(budgets)
         if external_id is not None:
             fields["external_id"] = external_id
-        return await self._update(account_id, fields)
+        return await self._update(account_id, fields, mark)
+
+    async def mark(self, account_id: str) -> bytes:
+        """Return the mark of an account's limits and budgets: another one after each change of them."""
+        return b"".join(each or b"" for each in await self._client.call("HMGET", account_key(account_id), *MARKED))
 
     async def set_status(self, account_id: str, status: AccountStatus) -> Account:
         """Suspend, resume or close an account. Raises `AccountError` if it is unknown or closed."""
         return await self._update(account_id, {"status": status.value})
 
-    async def _update(self, account_id: str, fields: Mapping[str, str | int | bytes]) -> Account:
+    async def _update(self, account_id: str, fields: Mapping[str, str | int | bytes], mark: bytes = b"") -> Account:
         if fields:
-            await self._write("old", account_id, fields)
+            await self._write("old", account_id, fields, mark)
         account = await self.get(account_id)
         if account is None:
             raise unknown(account_id)
         return account
 
-    async def _write(self, which: str, account_id: str, fields: Mapping[str, str | int | bytes], key: str = "") -> bool:
+    async def _write(
+        self, which: str, account_id: str, fields: Mapping[str, str | int | bytes], key: str | bytes = ""
+    ) -> bool:
         """Write fields. Return False for a creation that was done before with the same key."""
         flat = [item for pair in fields.items() for item in pair]
         keys = [account_key(account_id), wallet_key(account_id), f"gw:{{{account_id}}}:made"]
@@ -175,6 +188,8 @@ class Accounts:
             raise AccountError(
                 f"the account `{account_id}` exists already: see `gateway account show {account_id}`"
             ).of_kind("exists")
+        if reply == b"CHANGED":
+            raise AccountChanged(f"the account `{account_id}` is being changed by others: try again")
         if reply == b"UNKNOWN":
             raise unknown(account_id)
         if reply == b"CLOSED":

@@ -1,7 +1,8 @@
 """The directory of accounts: their ids in order, and what lists select them by. Each process keeps one of its own.
 
 To find the ids, all keys of the store are looked at: a tenth of a second where there are 40,000 accounts. So a process does that
-when it is first asked, and again after `RELOAD_S`. In between it learns from a stream of the store which accounts were written.
+when it is first asked, and beside its work again after `RELOAD_S`. In between it learns from a stream of the store which accounts
+were written.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import asyncio
 import time
 from bisect import bisect_right, insort
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
+from gateway.errors import GatewayError
 from gateway.store.accounts import CHANGED, Account, account_key
 from gateway.store.client.client import Client
 
@@ -47,6 +50,7 @@ class Directory:
         self._entries: dict[str, Entry] | None = None
         self._seen = ""
         self._until = 0.0
+        self._reloading: asyncio.Task[None] | None = None
 
     async def ids(self, after: str = "") -> Sequence[str]:
         """Return the ids of all accounts behind `after`, in order."""
@@ -64,8 +68,25 @@ class Directory:
             return (found[each] for each in self._ids[bisect_right(self._ids, after) :] if each in found)
 
     async def _refresh(self) -> None:
-        if time.monotonic() >= self._until or not await self._follow():
+        if not self._seen or not await self._follow():
             await self._load()
+        elif time.monotonic() >= self._until and (self._reloading is None or self._reloading.done()):
+            self._reloading = asyncio.get_running_loop().create_task(self._reload())
+
+    async def _reload(self) -> None:
+        """Read the directory again while the one that there is still answers."""
+        fresh = Directory(self._client)
+        with suppress(GatewayError):
+            await fresh._load()
+            if self._entries is not None:
+                fresh._entries = {entry.id: entry async for entry in self._read(fresh._ids)}
+            async with self._lock:
+                self._ids, self._entries, self._seen, self._until = (
+                    fresh._ids,
+                    fresh._entries,
+                    fresh._seen,
+                    fresh._until,
+                )
 
     async def _load(self) -> None:
         newest = await self._client.call("XREVRANGE", CHANGED, "+", "-", "COUNT", 1)

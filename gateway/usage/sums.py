@@ -60,31 +60,37 @@ def grouped(folder: Path, by: Sequence[str], wanted: Selected, unusable: list[Un
     """
     since_ms, until_ms = wanted.between_ms
     first, last = month_at(since_ms), month_at(until_ms)
-    read = _of_days if wanted.days_suffice and _OF_DAYS.issuperset(by) else _of_requests
 
     def rows() -> Iterator[Sequence[Any]]:
         for month in months(folder):
             if first <= month <= last:
                 with collecting(unusable), opened(folder, month) as file:
                     if file:
-                        yield from read(file, by, wanted)
+                        yield from file.execute(*statement(file, by, wanted)).fetchall()
 
     found = merged(rows(), by, SUMS)
     unusable += lacks(folder, first, last)
     return found
 
 
-def _of_days(file: sqlite3.Connection, by: Sequence[str], wanted: Selected) -> list[Sequence[Any]]:
+def statement(file: sqlite3.Connection, by: Sequence[str], wanted: Selected) -> tuple[str, Sequence[Any]]:
+    """Return the statement that adds up the requests of a file, and its values: from the sums by day where these suffice."""
+    return (
+        _of_days(file, by, wanted)
+        if wanted.days_suffice and _OF_DAYS.issuperset(by)
+        else _of_requests(file, by, wanted)
+    )
+
+
+def _of_days(file: sqlite3.Connection, by: Sequence[str], wanted: Selected) -> tuple[str, Sequence[Any]]:
     conditions, values = wanted.filters
     names = ["substr(day, 1, 7)" if name == "month" else name for name in by]
     since, until = (utc(ms)[:10] if ms < LAST_MS else "9999-12-32" for ms in wanted.between_ms)
-    statement = (
-        f"SELECT {', '.join([*names, summed(file)])} FROM days WHERE day >= ? AND day < ?{conditions}{_group(by)}"  # noqa: S608
-    )
-    return file.execute(statement, (since, until, *values)).fetchall()
+    text = f"SELECT {', '.join([*names, summed(file)])} FROM days WHERE day >= ? AND day < ?{conditions}{_group(by)}"  # noqa: S608
+    return text, (since, until, *values)
 
 
-def _of_requests(file: sqlite3.Connection, by: Sequence[str], wanted: Selected) -> list[Sequence[Any]]:
+def _of_requests(file: sqlite3.Connection, by: Sequence[str], wanted: Selected) -> tuple[str, Sequence[Any]]:
     conditions, values = wanted.filters
     present = columns(file, "requests")
     sums = ["count(*)", f"sum(outcome = '{Outcome.COMPLETED}')"]
@@ -92,11 +98,11 @@ def _of_requests(file: sqlite3.Connection, by: Sequence[str], wanted: Selected) 
     sums.append("sum(cost_micros IS NULL)" if "cost_micros" in present else "count(*)")
     names = [f"substr(arrived_at, 1, {_TIMES[name]})" if name in _TIMES else f'"{name}"' for name in by]
     since_ms, until_ms = wanted.between_ms
-    statement = (
+    text = (
         f"SELECT {', '.join([*names, *sums])} FROM requests "  # noqa: S608 - names of ours only
         f"WHERE id >= ? AND id < ? AND outcome IS NOT NULL{conditions}{_group(by)}"
     )
-    return file.execute(statement, (first_id(since_ms), first_id(until_ms), *values)).fetchall()
+    return text, (first_id(since_ms), first_id(until_ms), *values)
 
 
 def _group(by: Sequence[str]) -> str:

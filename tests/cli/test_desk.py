@@ -28,6 +28,7 @@ TOKEN: Final = "an-admin-token-of-31-characters"
 CONFIG: Final = """\
 redis: {url}
 data: {folder}
+time_zone: America/New_York
 store: {{timeout: {timeout}}}
 channels: {{east: {{base_url: "http://127.0.0.1:1/v1"}}}}
 models: {{small: {{input: 1, output: 1, max_output_tokens: 9, channels: [east]}}}}

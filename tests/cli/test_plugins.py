@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from gateway import Caller, Plugin, Route
 from gateway.cli.commands import program
-from gateway.cli.plugins import describe
+from gateway.management.plugins import describe
 
 
 class Example(Plugin):

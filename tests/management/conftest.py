@@ -23,6 +23,7 @@ channels:
   two: {{base_url: http://127.0.0.1:9/v1}}
 models:
   gpt-4o-mini: {{input: 0.15, output: 0.6, channels: [{{use: one, model: mini, cost: {{input: 0.1, output: 0.4}}}}]}}
+plugins: [{{use: quota}}, {{use: not-installed, name: other, enabled: false}}]
 """
 
 DeskWith = Callable[[str], LocalDesk]

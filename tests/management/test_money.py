@@ -13,6 +13,7 @@ from gateway.management import accounts, money
 from gateway.management.accounts import NewAccount
 from gateway.management.desk import LocalDesk
 from gateway.management.money import LedgerLines, NewAdjustment, NewCredit
+from gateway.store.accounts import MAX_AMOUNT, AccountError
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +71,18 @@ async def test_the_ledger_has_every_line_with_its_reason_newest_first(desk: Loca
     ]
     assert await lines(desk, limit=1) == await lines(desk, limit=3) == found
     assert await refused(money.ledger(desk, "nobody", query=LedgerLines())) == "not_found"
+
+
+async def test_what_the_store_could_not_count_or_keep_is_refused_in_words(desk: LocalDesk) -> None:
+    await money.credit(desk, "alice", body=NewCredit("t1", MAX_AMOUNT))
+    for work, words in (
+        (money.credit(desk, "alice", body=NewCredit("t2", 1)), "too large to be exact"),
+        (money.credit(desk, "alice", body=NewCredit("t 3", 1)), "a transaction id is"),
+        (money.adjust(desk, "alice", body=NewAdjustment("t4", 1, "ü" * 300)), "at most 500 bytes"),
+    ):
+        with pytest.raises(AccountError, match=words):
+            await work
+    assert [line.transaction for line in await lines(desk)] == ["t1"]
 
 
 @pytest.mark.parametrize(

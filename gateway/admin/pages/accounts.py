@@ -81,6 +81,8 @@ async def create(visit: Visit) -> web.StreamResponse:
         await accounts.create(visit.desk, body=new)
     except GatewayError as error:
         shown = problem_of(error)
+        if shown.status == 403:
+            raise
         return await index(visit, shown.message, shown.status)
     return visit.go(f"/accounts/{form['id']}", "created")
 

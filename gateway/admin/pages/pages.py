@@ -12,7 +12,7 @@ from aiohttp_session import SESSION_KEY, session_middleware
 
 from gateway.admin.api import ACTOR, DeskOf, refused
 from gateway.admin.csv_file import CsvFiles
-from gateway.admin.pages import accounts, audit, channels, forms, now, own, requests, revenue, tokens
+from gateway.admin.pages import accounts, audit, channels, configuration, forms, now, own, requests, revenue, tokens
 from gateway.admin.pages.door import OWN, Door
 from gateway.admin.pages.forms import Form
 from gateway.admin.pages.pulse import Pulse
@@ -34,6 +34,7 @@ PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
     *tokens.PAGES,
     *channels.PAGES,
     *revenue.PAGES,
+    *configuration.PAGES,
     *audit.PAGES,
 )
 OWN_PAGES: Final[tuple[tuple[str, str, Page], ...]] = own.PAGES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from html import unescape
 from pathlib import Path
 from re import search
@@ -33,9 +34,13 @@ redis: {url}
 data: {folder}
 store: {{timeout: {timeout}}}
 {more}
-channels: {{up: {{base_url: 'http://127.0.0.1:9/v1', api_keys: [sk-secret-number-one, sk-secret-number-two]}}}}
-models: {{words: {{input: 1, output: 2, channels: [up]}}}}
-groups: {{default: {{}}, trial: {{}}}}
+channels:
+  up: {{base_url: 'http://127.0.0.1:9/v1', api_keys: [sk-secret-number-one, sk-secret-number-two]}}
+  '<b onclick=x>"&/': {{base_url: 'http://127.0.0.1:9/v1', headers: {{X-Key: sk-secret-number-three}}}}
+models:
+  words: {{input: 1, output: 2, channels: [up]}}
+  '<b onclick=x>"&/': {{free: true, channels: ['<b onclick=x>"&/']}}
+groups: {{default: {{}}, trial: {{}}, '<b onclick=x>"&/': {{}}}}
 plugins: [{{use: usage-logger}}, {{use: auth}}, {{use: quota}}, {{use: model-routing}}]
 """
 
@@ -119,24 +124,35 @@ class Visitor:
 
 
 @pytest.fixture
-async def house(
-    tmp_path: Path, store_url: str, aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[House]:
-    """The operator's port with its pages, in front of an empty store."""
-    monkeypatch.delenv("GATEWAY_ADMIN_TOKEN", raising=False)
+async def house_at(
+    tmp_path: Path, aiohttp_client: AiohttpClient, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Callable[[str], Awaitable[House]]]:
+    """A function that returns the operator's port with its pages, in front of the store at an address."""
+    for name in ("GATEWAY_ADMIN_TOKEN", "GATEWAY_PEPPER"):
+        monkeypatch.delenv(name, raising=False)
     (tmp_path / "admin.token").write_text(f"{TOKEN}\n")
-    (tmp_path / "pepper").write_text("a pepper of more than 32 characters\n")
-    house = House(tmp_path, store_url)
-    async with Store.open(house.loaded.config, store_url) as store:
-        house.store = store
-        admin_token = AdminToken(house.loaded.config)
-        callers = Callers(admin_token, ManagementTokens(store.client))
-        pages = Pages(house.desk, admin_token, {})
+    (tmp_path / "pepper").write_text("a-pepper-of-enough-characters\n")
+    async with AsyncExitStack() as stack:
 
-        async def client_of() -> Client:
-            admin = Admin(store.usage.folder, callers, Exporter({}), house.desk, pages)
-            jar = CookieJar(unsafe=True)
-            return await aiohttp_client(admin.application(), cookie_jar=jar, timeout=ClientTimeout(PATIENCE_S))
+        async def house_at(url: str) -> House:
+            house = House(tmp_path, url)
+            house.store = await stack.enter_async_context(Store.open(house.loaded.config, url))
+            admin_token = AdminToken(house.loaded.config)
+            callers = Callers(admin_token, ManagementTokens(house.store.client))
+            pages = Pages(house.desk, admin_token, {})
 
-        house.client_of = client_of
-        yield house
+            async def client_of() -> Client:
+                admin = Admin(house.store.usage.folder, callers, Exporter({}), house.desk, pages)
+                jar = CookieJar(unsafe=True)
+                return await aiohttp_client(admin.application(), cookie_jar=jar, timeout=ClientTimeout(PATIENCE_S))
+
+            house.client_of = client_of
+            return house
+
+        yield house_at
+
+
+@pytest.fixture
+async def house(house_at: Callable[[str], Awaitable[House]], store_url: str) -> House:
+    """The operator's port with its pages, in front of an empty store."""
+    return await house_at(store_url)

@@ -17,7 +17,6 @@ from gateway.config.schema import load
 from gateway.crash_points import EXIT_CODE
 from gateway.services import Store
 from gateway.store.audit_log import KEY
-from gateway.store.client.client import Client
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.pepper import VARIABLE
 from tests.cli.processes import free_port
@@ -120,7 +119,7 @@ async def served(file: Path, crash_at: str = "") -> AsyncIterator[Api]:
 
 @pytest.mark.parametrize(("label", "name"), LABELS)
 async def test_a_write_whose_process_was_killed_is_done_once_when_it_is_repeated(
-    label: str, name: str, file: Path, store: Store, client: Client
+    label: str, name: str, file: Path, store: Store
 ) -> None:
     sent = WRITES[name]
     async with served(file) as whole:
@@ -142,7 +141,7 @@ async def test_a_write_whose_process_was_killed_is_done_once_when_it_is_repeated
         assert again == (repeated, answer and answer | shown_once) or again[0] == repeated == 404
         assert await picture(store) == done
         await verify(store)
-        assert await client.call("XLEN", KEY) >= 2
+        assert await store.client.call("XLEN", KEY) >= 2
 
 
 async def test_while_the_store_is_frozen_or_away_a_write_is_a_503_and_nothing_is_half_done(

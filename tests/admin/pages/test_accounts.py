@@ -1,0 +1,127 @@
+"""Accounts are searched, made, credited, changed, suspended and closed on pages, by the operations that write the audit log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from gateway.management import accounts, money
+from gateway.management.accounts import NewAccount
+from gateway.management.money import NewCredit
+from gateway.store.accounts import AccountStatus
+from tests.admin.pages.conftest import House
+from tests.store_proxy import StoreProxy
+
+
+async def test_without_accounts_the_page_says_how_to_make_one(house: House) -> None:
+    visitor = await house.visitor()
+    status, text = await visitor.get("/accounts")
+    assert (status, "There are no accounts yet" in text, "gateway account create" in text) == (200, True, True)
+    status, text = await visitor.get("/accounts?q=nobody")
+    assert (status, "No account fits this search" in text) == (200, True)
+
+
+async def test_an_account_lives_on_its_page(house: House) -> None:
+    visitor = await house.visitor()
+    status, _ = await visitor.post(
+        "/accounts", id="alice", group="trial", external_id="a@shop.example", credit_line="1"
+    )
+    assert (status, visitor.headers["Location"]) == (303, "/accounts/alice?done=created")
+    status, text = await visitor.get("/accounts/alice?done=created")
+    assert (status, "The account is there" in text, "Nothing has changed the balance yet" in text) == (200, True, True)
+    assert (await visitor.post("/accounts/alice/credit", amount="5.00", transaction="invoice-1"))[0] == 303
+    assert (await visitor.post("/accounts/alice/credit", amount="5.00", transaction="invoice-1"))[0] == 303
+    assert visitor.headers["Location"] == "/accounts/alice?done=credited-before"
+    status, text = await visitor.post("/accounts/alice/credit", amount="6.00", transaction="invoice-1")
+    assert (status, "was booked before with another amount" in text) == (409, True)
+    assert '<details class="action " open>' in text
+    assert 'value="6.00"' in text  # what was typed is still there
+    assert (await visitor.post("/accounts/alice/adjust", amount="-0.50", transaction="fix", reason="by hand"))[0] == 303
+    fields = {
+        "group": "default",
+        "external_id": "",
+        "credit_line": "",
+        "models": "words, gpt-*",
+        "day": "0.25",
+        "concurrent": "3",
+    }
+    assert (await visitor.post("/accounts/alice/change", **fields))[0] == 303
+    found = await accounts.read(house.desk(), "alice")
+    assert (found.balance_micros, found.credit_line_micros, found.group) == (4_500_000, 0, "default")
+    assert (found.models, found.external_id) == (("words", "gpt-*"), "")
+    assert (found.budgets.day, found.budgets.month, found.limits.concurrent) == (250_000, None, 3)
+    _, text = await visitor.get("/accounts/alice")
+    assert all(part in text for part in ("invoice-1", "by hand", "\u22120.50", "0.00 of 0.25"))
+    assert (await visitor.post("/accounts/alice/suspend"))[0] == 303
+    _, text = await visitor.get("/accounts/alice")
+    assert ("no request of it is served" in text, "Resume" in text) == (True, True)
+    assert (await visitor.post("/accounts/alice/resume"))[0] == 303
+    assert (await visitor.post("/accounts/alice/close"))[0] == 400  # the box is not ticked
+    assert (await visitor.post("/accounts/alice/close", sure="yes"))[0] == 303
+    found = await accounts.read(house.desk(), "alice")
+    assert found.status is AccountStatus.CLOSED
+    _, text = await visitor.get("/accounts/alice")
+    assert 'action="/accounts/alice/credit"' not in text
+    lines = str(await house.store.client.call("XRANGE", "gw:{audit}:lines", "-", "+"))
+    assert "page of alice" in lines
+    assert all(
+        name in lines
+        for name in ("accounts.create", "money.credit", "money.adjust", "accounts.change", "accounts.close")
+    )
+
+
+async def test_what_is_wrong_with_a_form_is_said_above_it(house: House) -> None:
+    visitor = await house.visitor()
+    for fields, said in (
+        ({"id": "A!", "group": "default"}, "id: "),
+        ({"id": "alice", "group": "none"}, "no group"),
+        ({"id": "alice", "group": "default", "credit_line": "x"}, "is not an amount"),
+    ):
+        status, text = await visitor.post("/accounts", **fields)
+        assert (status in (400, 404), said in text, 'role="alert"' in text) == (True, True, True), fields
+    await visitor.post("/accounts", id="alice", group="default")
+    status, text = await visitor.post("/accounts", id="alice", group="default")
+    assert (status, "exists already" in text) == (409, True)
+    for amount in ("", "0", "-1", "1e400", "nan", "0.0000001", "\u0661", "9" * 30):
+        status, text = await visitor.post("/accounts/alice/credit", amount=amount, transaction="t")
+        assert (status, 'role="alert"' in text) == (400, True), amount
+    assert (await visitor.post("/accounts/alice/credit", amount="1", transaction="a b"))[0] == 400
+    assert (await accounts.read(house.desk(), "alice")).balance_micros == 0
+
+
+async def test_a_credit_that_is_sent_many_times_at_once_is_one_line(house: House) -> None:
+    visitor = await house.visitor()
+    await visitor.post("/accounts", id="alice", group="default")
+    await asyncio.gather(*(visitor.post("/accounts/alice/credit", amount="1", transaction="once") for _ in range(20)))
+    assert (await accounts.read(house.desk(), "alice")).balance_micros == 1_000_000
+
+
+async def test_the_list_has_pages_and_is_searched(house: House) -> None:
+    for number in range(60):
+        await accounts.create(house.desk(), body=NewAccount(id=f"acc{number:03}", external_id=f"{number}@shop.example"))
+    await money.credit(house.desk(), "acc007", body=NewCredit("t", 1_234_567))
+    visitor = await house.visitor()
+    _, text = await visitor.get("/accounts")
+    assert ("acc049" in text, "acc050" in text, "Show the next 50" in text) == (True, False, True)
+    _, text = await visitor.get("/accounts?after=acc049")
+    assert ("acc049<" in text, "acc050" in text, "acc059" in text) == (False, True, True)
+    _, text = await visitor.get("/accounts?q=7%40shop")
+    assert ("acc007" in text, "1.234567" in text, "acc008" in text) == (True, True, False)
+    assert (await visitor.get("/accounts?status=wrong"))[0] == 400
+
+
+async def test_there_is_no_page_of_an_account_that_is_not_there(house: House) -> None:
+    visitor = await house.visitor()
+    for name in ("nobody", "A", "%2e%2e%2fetc", "a" * 40, "%00", "<script>"):
+        status, text = await visitor.get(f"/accounts/{name}")
+        assert (status, "<script>" in text.replace('<script src="/static', "")) == (404, False), name
+
+
+async def test_the_store_away_is_said(house_at: Callable[[str], Awaitable[House]], store_url: str) -> None:
+    async with StoreProxy(store_url) as proxy:
+        visitor = await (await house_at(proxy.url)).visitor()
+        assert (await visitor.get("/accounts"))[0] == 200
+    for path in ("/accounts", "/accounts/alice", "/channels"):
+        status, text = await visitor.get(path)
+        assert (status, "The store does not answer" in text) == (503, True), path
+    assert (await visitor.post("/accounts", id="alice", group="default"))[0] == 503

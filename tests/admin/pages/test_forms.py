@@ -1,0 +1,106 @@
+"""A form does something only where a page of this session has sent it, and is read within bounds."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.admin.pages.forms import LARGEST
+from gateway.management.operation import Scope
+from tests.admin.pages.conftest import House, Visitor
+
+NEW = {"id": "alice", "group": "default"}
+
+
+async def ids(house: House) -> list[str]:
+    return [account.id async for account in house.store.accounts.all()]
+
+
+@pytest.mark.parametrize("origin", ["", "null", "http://evil.example", "https://127.0.0.1", "http://127.0.0.1:1"])
+async def test_a_form_of_another_origin_does_nothing(house: House, origin: str) -> None:
+    visitor = await house.visitor()
+    status, text = await visitor.post("/accounts", origin=origin, **NEW)
+    assert (status, "form_refused" in text, await ids(house)) == (403, True, [])
+    assert (await visitor.post("/accounts", **NEW))[0] == 303
+    assert await ids(house) == ["alice"]
+
+
+async def test_a_request_without_an_origin_does_nothing(house: House) -> None:
+    visitor = await house.visitor()
+    async with visitor.client.post("/accounts", data={"form": visitor.proof, **NEW}) as response:
+        assert response.status == 403
+    assert await ids(house) == []
+
+
+async def test_a_form_of_another_session_does_nothing(house: House) -> None:
+    visitor, other = await house.visitor(), await house.visitor()
+    for proof in ("", "x", other.proof, "\u2028"):
+        status, text = await visitor.post("/accounts", proof=proof, **NEW)
+        assert (status, "form_refused" in text) == (403, True)
+    assert await ids(house) == []
+
+
+async def test_every_address_that_takes_a_form_wants_its_proof(house: House) -> None:
+    visitor = await house.visitor()
+    await visitor.post("/accounts", **NEW)
+    app = visitor.client.app
+    assert app is not None
+    paths = {
+        route.resource.canonical
+        for route in app.router.routes()
+        if route.method == "POST" and route.resource is not None and not route.resource.canonical.startswith("/api/")
+    } - {"/enter"}
+    assert len(paths) >= 15
+    for path in paths:
+        filled = path.format(account="alice", token="x", name="up", number="0")
+        assert (await visitor.post(filled, proof=""))[0] == 403, path
+        assert (await visitor.post(filled, origin="http://evil.example"))[0] == 403, path
+        assert (await Visitor(await house.client_of()).post(filled))[0] in (401, 200 if path == "/leave" else 401), path
+
+
+async def test_a_form_is_small(house: House) -> None:
+    visitor = await house.visitor()
+    status, text = await visitor.post("/accounts", **NEW, external_id="x" * LARGEST)
+    assert (status, "request_too_large" in text) == (413, True)
+    status, _ = await visitor.post("/enter", ticket="x" * LARGEST)
+    assert status == 413
+    fields = {f"f{number}": "" for number in range(101)}
+    assert (await visitor.post("/accounts", **NEW, **fields))[0] == 400
+    assert await ids(house) == []
+
+
+@pytest.mark.parametrize("body", [b"\xff=1", b"id=%ff%fe", b"id=a&id=b", b"{}"])
+async def test_what_is_no_form_is_refused(house: House, body: bytes) -> None:
+    visitor = await house.visitor()
+    headers = {"Origin": visitor.origin, "Content-Type": "application/x-www-form-urlencoded"}
+    async with visitor.client.post("/accounts", data=body, headers=headers) as response:
+        assert response.status in (400, 403)
+    headers["Content-Type"] = "application/json"
+    async with visitor.client.post("/accounts", data=body, headers=headers) as response:
+        assert response.status == 415
+
+
+async def test_nobody_does_what_the_scopes_do_not_say(house: House) -> None:
+    await (await house.visitor()).post("/accounts", **NEW)
+    reader = await house.visitor(Scope.READ)
+    before = await house.store.accounts.get("alice")
+    _, text = await reader.get("/accounts/alice")
+    assert not any(f'action="/accounts/alice{verb}"' in text for verb in ("/credit", "/close", "/tokens", "/suspend"))
+    for path, fields in {
+        "/accounts": {"id": "bob", "group": "default"},
+        "/accounts/alice/credit": {"amount": "5", "transaction": "t"},
+        "/accounts/alice/adjust": {"amount": "5", "transaction": "t", "reason": "r"},
+        "/accounts/alice/suspend": {},
+        "/accounts/alice/close": {"sure": "yes"},
+        "/accounts/alice/tokens": {"name": "x"},
+        "/channels/up/disable": {"reason": "x"},
+        "/channels/up/test": {},
+    }.items():
+        status, text = await reader.post(path, **fields)
+        assert (status, "scope_missing" in text) == (403, True), path
+    assert (await reader.get("/audit"))[0] == 403
+    assert await house.store.accounts.get("alice") == before
+    assert await ids(house) == ["alice"]
+    money = await house.visitor(Scope.MONEY)
+    assert (await money.get("/"))[0] == 403
+    assert (await money.get("/now/feed"))[0] == 403
+    assert (await money.get("/accounts"))[0] == 403

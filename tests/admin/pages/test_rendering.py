@@ -1,0 +1,150 @@
+"""Pages run nothing that somebody else wrote, come from one host alone, and are small."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from gateway.admin.pages.rendering import count, money, share, span
+from gateway.exchange import Outcome
+from gateway.management import accounts, tokens
+from gateway.management.accounts import NewAccount
+from gateway.management.tokens import NewToken
+from gateway.usage.database import UsageDatabase
+from tests.admin.pages.conftest import House, Visitor
+from tests.records import arrival, end
+
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}"
+LARGEST = 100 * 1024
+
+
+class Elements(HTMLParser):
+    """The elements of a page, with their attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+async def pages_of(house: House) -> tuple[Visitor, list[str]]:
+    """Fill the store and the log with hostile texts, and return who looks and where these are shown."""
+    desk = house.desk()
+    await accounts.create(desk, body=NewAccount(id="alice", external_id=HOSTILE))
+    await tokens.create(desk, "alice", body=NewToken(name=HOSTILE, models=(HOSTILE[:40],)))
+    await desk.store.wallet.credit("alice", "t", 5_000_000)
+    await desk.store.wallet.adjust("alice", "u", -5, HOSTILE)
+    await desk.store.channels.set_enabled("up", False, by=HOSTILE, reason=HOSTILE)
+    rows = UsageDatabase(desk.usage_folder)
+    hostile = end(
+        arrival(),
+        account="alice",
+        model=HOSTILE,
+        requested_model=HOSTILE,
+        channel=HOSTILE,
+        outcome=Outcome.UPSTREAM_FAILED,
+        error_code=HOSTILE,
+        upstream_usage=HOSTILE,
+        upstream_request_id=HOSTILE,
+        unavailable={HOSTILE: HOSTILE},
+    )
+    rows.write([hostile, *(end(arrival(), account="alice") for _ in range(60))])
+    rows.close()
+    paths = ["/", "/requests", f"/requests/{hostile.id}", "/accounts", "/accounts/alice", "/channels", "/audit"]
+    paths += ["/money?by=day&by=account&by=model&by=channel", "/configuration"]
+    return await house.visitor(), paths
+
+
+async def test_nothing_that_somebody_wrote_becomes_an_element(house: House) -> None:
+    visitor, paths = await pages_of(house)
+    quoted = "/requests?account=%3Cscript%3Ealert(1)%3C/script%3E%22onfocus=x&model=%22%3E%3Cimg%20src=x%3E"
+    for path in (
+        *paths,
+        quoted,
+        "/accounts?q=%22%3E%3Cscript%3E",
+        "/audit?actor=%22%3E%3Cb%3E",
+        "/accounts/%3Cscript%3E",
+    ):
+        status, text = await visitor.get(path)
+        elements = Elements(text).found
+        assert status in (200, 404), path
+        assert "{{" not in text.replace("{{7*7}}", ""), path
+        for tag, attributes in elements:
+            assert not any(name.startswith("on") or name == "style" for name in attributes), (path, tag)
+            assert tag not in ("iframe", "object", "embed", "base", "style"), path
+            if tag == "script":
+                assert str(attributes.get("src")).startswith("/static/"), path
+            if tag == "img":
+                assert str(attributes["src"]).startswith("/static/"), path
+            for name in ("src", "href", "action", "formaction"):
+                assert not re.match(r"(?i)\s*(javascript|data|https?|//)", attributes.get(name) or ""), (path, tag)
+
+
+async def test_every_page_says_what_a_browser_may_do_and_is_small(house: House) -> None:
+    visitor, paths = await pages_of(house)
+    whole = 0
+    for path in paths:
+        status, text = await visitor.get(path)
+        assert status == 200, path
+        policy = visitor.headers["Content-Security-Policy"]
+        assert "default-src 'none'; script-src 'self'; style-src 'self'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert (visitor.headers["Cache-Control"], visitor.headers["X-Content-Type-Options"]) == ("no-store", "nosniff")
+        assert visitor.headers["Referrer-Policy"] == "same-origin"
+        size = len(text.encode())
+        for address in set(re.findall(r'(?:src|href)="(/static/[^"]+)"', text)):
+            async with visitor.client.get(address) as response:
+                assert response.status == 200
+                assert "immutable" in response.headers["Cache-Control"]
+                size += len(await response.read())
+        whole = max(whole, size)
+        assert size < LARGEST, path
+    assert whole > 10_000
+
+
+async def test_every_page_has_its_landmarks_and_names_its_fields(house: House) -> None:
+    visitor, paths = await pages_of(house)
+    for path in paths:
+        _, text = await visitor.get(path)
+        elements = Elements(text).found
+        tags = [tag for tag, _ in elements]
+        assert [tags.count(tag) for tag in ("main", "header", "h1")] == [1, 1, 1], path
+        assert text.index("<title>") < text.index("<body"), path
+        assert dict(elements[0][1]) == {"lang": "en"}
+        assert 'href="#main"' in text
+        assert text.count('aria-current="page"') == 1, path
+        for tag, attributes in elements:
+            if tag in ("table", "tr", "td", "thead", "tbody", "th"):
+                assert attributes.get("role") in ("table", "row", "cell", "rowgroup", "columnheader"), (path, tag)
+        ids = [attributes["id"] for _, attributes in elements if "id" in attributes]
+        assert len(ids) == len(set(ids)), path
+
+
+@pytest.mark.parametrize("name", ["..%2fpages.py", "%2e%2e/pages.py", "style.css%00", "nothing.css", "../rendering.py"])
+async def test_only_the_files_beside_the_pages_are_served(house: House, name: str) -> None:
+    visitor = Visitor(await house.client_of())
+    assert (await visitor.get(f"/static/{name}"))[0] in (401, 404)
+
+
+def test_numbers_are_as_people_read_them() -> None:
+    assert str(money(1_234_500_000)) == '<span class="money">1,234.50<i aria-hidden="true">0000</i></span>'
+    assert str(money(-500_001)) == '<span class="money below">\u22120.500001<i aria-hidden="true"></i></span>'
+    assert "unknown" in money(None)
+    assert [count(1234567), count(None)] == ["1,234,567", ""]
+    assert [span(None), span(0), span(999), span(1500), span(90_000)] == ["", "0 ms", "999 ms", "1.5 s", "1.5 min"]
+    assert [share(0), share(0.005)] == ["0 %", "0.5 %"]
+
+
+def test_the_workers_need_no_template_engine() -> None:
+    code = "import sys, gateway.runtime.serve, gateway.runtime.worker; print({'jinja2', 'aiohttp_session'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -1,0 +1,87 @@
+"""A token's text is shown once, and making it twice by one form makes one token."""
+
+from __future__ import annotations
+
+import re
+
+from gateway.errors import Refused
+from gateway.management import accounts, tokens
+from gateway.management.accounts import NewAccount
+from gateway.management.tokens import TokenList
+from tests.admin.pages.conftest import House, Visitor
+
+
+async def of_alice(house: House) -> Visitor:
+    await accounts.create(house.desk(), body=NewAccount(id="alice"))
+    visitor = await house.visitor()
+    await visitor.get("/accounts/alice")
+    return visitor
+
+
+def secret_in(text: str) -> str | None:
+    found = re.search(r'<code id="secret">(sk-alice-[^<]+)</code>', text)
+    return found and found[1]
+
+
+async def test_a_token_is_shown_once_and_works(house: House) -> None:
+    visitor = await of_alice(house)
+    fields = {
+        "name": "laptop",
+        "days": "30",
+        "day": "1.00",
+        "models": "words",
+        "addresses": "10.0.0.0/8",
+        "once": visitor.once,
+    }
+    status, text = await visitor.post("/accounts/alice/tokens", **fields)
+    secret = secret_in(text)
+    assert status == 201
+    assert secret is not None
+    known = (await house.store.tokens.authenticate(secret)).token
+    assert (known.name, known.models, known.addresses, known.budgets.day) == (
+        "laptop",
+        ("words",),
+        ("10.0.0.0/8",),
+        1_000_000,
+    )
+    status, text = await visitor.post(
+        "/accounts/alice/tokens", **fields
+    )  # as a browser does when the page is loaded again
+    assert (status, secret_in(text), "was shown then" in text) == (201, None, True)
+    assert len((await tokens.list_(house.desk(), "alice", query=TokenList())).data) == 1
+    _, text = await visitor.get("/accounts/alice")
+    assert ("laptop" in text, secret in text) == (True, False)
+    lines = str(await house.store.client.call("XRANGE", "gw:{audit}:lines", "-", "+"))
+    assert secret not in lines
+
+
+async def test_a_token_is_replaced_disabled_enabled_and_deleted(house: House) -> None:
+    visitor = await of_alice(house)
+    _, text = await visitor.post("/accounts/alice/tokens", name="old")
+    old = secret_in(text) or ""
+    short = old.split("-")[2]
+    status, text = await visitor.post(f"/accounts/alice/tokens/{short}/rotate", hours="24")
+    new = secret_in(text) or ""
+    assert (status, new != old) == (201, True)
+    for text in (old, new):
+        assert (await house.store.tokens.authenticate(text)).account.id == "alice"
+    assert (await visitor.post(f"/accounts/alice/tokens/{short}/disable"))[0] == 303
+    assert await is_refused(house, old)
+    assert (await visitor.post(f"/accounts/alice/tokens/{short}/enable"))[0] == 303
+    assert not await is_refused(house, old)
+    assert (await visitor.post(f"/accounts/alice/tokens/{short}/delete"))[0] == 400
+    assert (await visitor.post(f"/accounts/alice/tokens/{short}/delete", sure="yes"))[0] == 303
+    assert await is_refused(house, old)
+    for wrong in ("x", "A", "%2e%2e%2fx"):
+        assert (await visitor.post(f"/accounts/alice/tokens/{wrong}/disable"))[0] in (400, 404), wrong
+    for hours in ("", "-1", "1.5", "99999999"):
+        status, text = await visitor.post(f"/accounts/alice/tokens/{new.split('-')[2]}/rotate", hours=hours)
+        assert (status, 'role="alert"' in text) == (400, True), hours
+
+
+async def is_refused(house: House, text: str) -> bool:
+    try:
+        await house.store.tokens.authenticate(text)
+    except Refused:
+        return True
+    return False
