@@ -47,6 +47,7 @@ async def sent(
         (b'{"id": "alice", "unknown": 1}', "unknown", "contains unknown field `unknown`"),
         (b'{"id": "alice", "limits": {"concurrrent": 1}}', "limits.concurrrent", "contains unknown field"),
         (b'{"id": 7}', "id", "expected `str`, got `int`"),
+        (b'{"id": "alice", "models": ["a,b"]}', "models[0]", "matching regex"),
         (b'{"id": "A"}', "id", "is not an account id"),
         (b'{"id": "alice", "credit_line_micros": NaN}', "body", "no JSON"),
         (b'{"id": "alice", "credit_line_micros": Infinity}', "body", "no JSON"),
