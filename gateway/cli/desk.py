@@ -5,7 +5,8 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from datetime import tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -17,6 +18,7 @@ from gateway.errors import Misconfigured
 
 if TYPE_CHECKING:
     from gateway.management.operation import Desk
+    from gateway.services import Store
 
 Result = TypeVar("Result")
 
@@ -56,6 +58,16 @@ def run_at_desk(config: Path | None, api: str | None, work: Callable[[Desk], Awa
             return await work(LocalDesk(loaded, store, Actor(who())))
 
     return asyncio.run(inner())
+
+
+@asynccontextmanager
+async def noted(store: Store, operation: str, **about: str) -> AsyncIterator[None]:
+    """Leave lines in the audit log for what a command changes that is no operation of the API. `about`: what it is done to."""
+    from gateway.management.audit_lines import audited
+    from gateway.management.operation import Arguments
+
+    async with audited(store.client, who(), operation, Arguments(about)):
+        yield
 
 
 def who() -> str:

@@ -3,8 +3,8 @@
 1. **What is kept is what a new look would find.** Each end of a request that is written has a place in its month's file. What was
    added up when the file had a place is used only while nothing after it is of the same days, and the file is the same one.
 2. **Little is kept**: of sums by day or hour only the lines that were asked for, and all together at most `MAX_BYTES`.
-3. What is not kept is added up anew at each look: the present day, and parts of days. Yesterday is kept by itself, since requests
-   that began before midnight still end.
+3. What is not kept is added up anew at each look: the present day, and parts of days. In its first hours, the day before is kept
+   by itself, since requests that began in it still end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from heapq import merge, nsmallest
+from heapq import merge, nlargest, nsmallest
 from itertools import islice, pairwise
 from operator import add, itemgetter
 from pathlib import Path
@@ -31,7 +31,10 @@ from gateway.usage.reading import collecting, lacks, month_at, opened
 from gateway.usage.sums import DAY_MS, Selected, statement
 from gateway.usage.tables import SUMS
 
-MAX_BYTES: Final = 32 * 1024 * 1024
+MAX_BYTES: Final = 48 * 1024 * 1024
+SETTLED_S: Final = 2 * 3600
+FEW: Final = 10_000
+"""Lines that are added up here. The sum of more is found by day."""
 MANY: Final = 20_000
 """Ends that were written since the last look. Beyond, it is not looked whose days they are of."""
 _IN_TIME: Final = frozenset(("day", "hour"))
@@ -81,7 +84,7 @@ class _Span(msgspec.Struct, frozen=True):
         return utc(self.since_ms)[:10], utc(self.until_ms)[:10]
 
 
-_Key = tuple[_Span, tuple[str, ...], Selected, Order | None]
+_Key = tuple[tuple[_Span, ...], tuple[str, ...], Selected, Order | None]
 
 
 class _Month:
@@ -109,36 +112,77 @@ def summing(folder: Path) -> Summing:
 class Summing:
     """Adds up one usage log. All of it blocks; any number of threads may use it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        """`clock` tells the time, as seconds since 1970."""
         self._folder = folder
+        self._clock = clock
         self._lock = threading.Lock()
         self._months: dict[str, _Month] = {}
-        self._kept: OrderedDict[_Key, tuple[int, bytes]] = OrderedDict()
+        self._kept: OrderedDict[_Key, tuple[tuple[int, ...], bytes]] = OrderedDict()
         self._bytes = 0
 
     def totals(self, by: Sequence[str], wanted: Selected, order: Order, unusable: list[UnusableFile]) -> Totals:
         """Return the sums by some of `NAMES`. Where a file cannot be read, its error is added to `unusable`, and it is left out."""
+        width = len(by)
+        if _IN_TIME.isdisjoint(by):
+            parts = self._parts(by, wanted, None, unusable)
+            rows = _merged(parts, width)
+            found, lines = _selected(rows, width, order), len(rows)
+            if lines <= FEW:
+                return Totals(found, lines, _sum(rows, width))
+        else:
+            parts = self._parts(by, wanted, order, unusable)
+            found = list(islice(merge(*(part.rows for part in parts), key=_key(width, order)), order.limit))
+            lines = sum(part.lines for part in parts)
+        days = [row for part in self._parts(("day",), wanted, None, []) for row in part.rows]
+        return Totals(found, lines, _sum(days, 1))
+
+    def _parts(
+        self, by: Sequence[str], wanted: Selected, order: Order | None, unusable: list[UnusableFile]
+    ) -> list[_Part]:
+        """Return the sums of parts of the time; without an order, of all that is kept as one of them."""
         since_ms, until_ms = wanted.between_ms
-        in_time, parts = not _IN_TIME.isdisjoint(by), list[_Part]()
-        total: Row = (0,) * len(SUMS)
+        first, last = month_at(since_ms), month_at(until_ms)
+        parts, old = list[_Part](), list[tuple[_Span, int]]()
         for month in months(self._folder):
-            if not month_at(since_ms) <= month <= month_at(until_ms):
-                continue
-            with collecting(unusable), opened(self._folder, month) as file:
-                if file is None:
-                    continue
-                place = self._look(month, file)
-                for span in _spans(month, since_ms, until_ms, time.time()):
-                    within = msgspec.structs.replace(wanted, since_ms=span.since_ms, until_ms=span.until_ms)
-                    parts.append(self._part(file, place, span, by, within, order if in_time else None))
-                    if in_time:
-                        whole = self._part(file, place, span, ("day",), within, None)
-                        total = tuple(map(add, total, _sum(whole.rows, 1)))
-        unusable += lacks(self._folder, month_at(since_ms), month_at(until_ms))
-        if in_time:
-            return Totals(_first(parts, len(by), order), sum(part.lines for part in parts), total)
+            if first <= month <= last:
+                with collecting(unusable), opened(self._folder, month) as file:
+                    if file is None:
+                        continue
+                    place = self._look(month, file)
+                    for span in _spans(month, since_ms, until_ms, self._clock()):
+                        if span.kept and order is None:
+                            old.append((span, place))
+                        else:
+                            parts.append(self._part(file, place, span, by, wanted, order))
+        unusable += lacks(self._folder, first, last)
+        return [*parts, self._old(old, by, wanted, unusable)] if old else parts
+
+    def _old(
+        self, spans: Sequence[tuple[_Span, int]], by: Sequence[str], wanted: Selected, unusable: list[UnusableFile]
+    ) -> _Part:
+        """Return the sums of all days that are over, as one part."""
+        key = (tuple(span for span, _ in spans), tuple(by), _timeless(wanted), None)
+        if (kept := self._of(key)) is not None:
+            return kept
+        parts = list[_Part]()
+        for span, place in spans:
+            with collecting(unusable), opened(self._folder, span.month) as file:
+                if file is not None:
+                    self._look(span.month, file)
+                    parts.append(self._part(file, place, span, by, wanted, None))
+        if len(spans) == 1 == len(parts):
+            return parts[0]
         rows = _merged(parts, len(by))
-        return Totals(_selected(rows, len(by), order), len(rows), _sum(rows, len(by)))
+        merged = _Part(rows, len(rows))
+        if len(parts) == len(spans):
+            self._keep(key, tuple(place for _, place in spans), merged)
+        return merged
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of what is kept."""
+        return self._bytes
 
     def _look(self, month: str, file: sqlite3.Connection) -> int:
         """Begin to read a file as it is now; learn which days were written to since the last look; return its last place."""
@@ -148,7 +192,7 @@ class Summing:
             (place,) = file.execute("SELECT coalesce(max(place), 0) FROM ends").fetchone()
             known = self._months.get(month)
             if known is None or known.file != (status.st_dev, status.st_ino) or place < known.place:
-                for key in [key for key in self._kept if key[0].month == month]:
+                for key in [key for key in self._kept if any(span.month == month for span in key[0])]:
                     self._drop(key)
                 self._months[month] = _Month((status.st_dev, status.st_ino), place)
             elif place - known.place > MANY:
@@ -172,32 +216,36 @@ class Summing:
         wanted: Selected,
         order: Order | None,
     ) -> _Part:
-        key = (span, tuple(by), wanted, order)
-        if span.kept and (kept := self._of(key, span)) is not None:
+        key = ((span,), tuple(by), _timeless(wanted), order)
+        if span.kept and (kept := self._of(key)) is not None:
             return kept
-        part = _read(file, by, wanted, order)
+        within = msgspec.structs.replace(wanted, since_ms=span.since_ms, until_ms=span.until_ms)
+        part = _read(file, by, within, order)
         if span.kept:
-            self._keep(key, place, msgspec.msgpack.encode(part))
+            self._keep(key, (place,), part)
         return part
 
-    def _of(self, key: _Key, span: _Span) -> _Part | None:
+    def _of(self, key: _Key) -> _Part | None:
         """Return what is kept, if it is still so."""
         with self._lock:
-            place, encoded = self._kept.get(key, (0, b""))
+            places, encoded = self._kept.get(key, ((), b""))
             if not encoded:
                 return None
-            if not self._months[span.month].is_as_at(place, span.days):
+            if not all(
+                self._months[span.month].is_as_at(place, span.days) for span, place in zip(key[0], places, strict=True)
+            ):
                 self._drop(key)
                 return None
             self._kept.move_to_end(key)
         return msgspec.msgpack.decode(encoded, type=_Part)
 
-    def _keep(self, key: _Key, place: int, encoded: bytes) -> None:
+    def _keep(self, key: _Key, places: tuple[int, ...], part: _Part) -> None:
+        encoded = msgspec.msgpack.encode(part)
         if len(encoded) > MAX_BYTES // 2:
             return
         with self._lock:
             self._drop(key)
-            self._kept[key] = place, encoded
+            self._kept[key] = places, encoded
             self._bytes += len(encoded)
             while self._bytes > MAX_BYTES:
                 self._drop(next(iter(self._kept)))
@@ -213,11 +261,16 @@ def _spans(month: str, since_ms: int, until_ms: int, now_s: float) -> Iterator[_
     since_ms, until_ms = max(since_ms, first_ms), min(until_ms, end_ms)
     today_ms = int(now_s // 86_400) * DAY_MS
     whole_ms, rest_ms = -(-since_ms // DAY_MS) * DAY_MS, until_ms // DAY_MS * DAY_MS
-    cuts = (whole_ms, rest_ms, today_ms - DAY_MS, today_ms)
+    settled_ms = int((now_s - SETTLED_S) // 86_400) * DAY_MS
+    cuts = (whole_ms, rest_ms, settled_ms, today_ms)
     borders = sorted({since_ms, until_ms, *(ms for ms in cuts if since_ms < ms < until_ms)})
     for one_ms, other_ms in pairwise(borders) if since_ms < until_ms else ():
         whole = not one_ms % DAY_MS and not other_ms % DAY_MS
         yield _Span(month, one_ms, other_ms, whole and other_ms <= today_ms)
+
+
+def _timeless(wanted: Selected) -> Selected:
+    return msgspec.structs.replace(wanted, since_ms=None, until_ms=None)
 
 
 def _month_ms(month: str) -> tuple[int, int]:
@@ -258,28 +311,30 @@ def _key(width: int, order: Order) -> Callable[[Row], Any]:
     return lambda row: (-row[place], row[:width])
 
 
-def _first(parts: Sequence[_Part], width: int, order: Order) -> list[Row]:
-    """Return the first lines of parts that have no groups in common, and whose lines are sorted."""
-    return list(islice(merge(*(part.rows for part in parts), key=_key(width, order)), order.limit))
-
-
 def _merged(parts: Sequence[_Part], width: int) -> list[Row]:
     """Add up the lines of several parts."""
-    if len(parts) == 1:
-        return parts[0].rows
-    found: dict[Row, Row] = {}
-    for part in parts:
+    if not parts:
+        return []
+    first, *others = sorted(parts, key=lambda part: -part.lines)
+    if not others:
+        return first.rows
+    found = {row[:width]: row for row in first.rows}
+    for part in others:
         for row in part.rows:
             groups = row[:width]
             before = found.get(groups)
-            found[groups] = row if before is None else groups + tuple(map(add, before[width:], row[width:]))
+            found[groups] = row if before is None else (*groups, *map(add, before[width:], row[width:]))
     return list(found.values())
 
 
 def _selected(rows: list[Row], width: int, order: Order) -> list[Row]:
+    """Return the lines that are wanted of all."""
     if order.after:
         rows = [row for row in rows if row[:width] > order.after]
-    return nsmallest(order.limit, rows, key=_key(width, order))
+    if not order.sort:
+        return nsmallest(order.limit, rows)  # no two lines have the same groups
+    largest = nlargest(order.limit, rows, key=itemgetter(width + SUMS.index(order.sort)))
+    return sorted(largest, key=_key(width, order))
 
 
 def _sum(rows: Sequence[Row], width: int) -> Row:
