@@ -50,8 +50,9 @@ async def show(visit: Visit) -> web.StreamResponse:
     problem, found, plot = None, None, None
     terms = asked.terms()
     try:
-        found = await usage.summary(visit.desk, query=_wanted(by, terms, LINES))
-        plot = _plot(await usage.summary(visit.desk, query=_wanted(["day"], terms, usage.MOST_LINES)), terms)
+        days = await usage.summary(visit.desk, query=_wanted(["day"], terms, usage.MOST_LINES))
+        found = days if by == ["day"] else await usage.summary(visit.desk, query=_wanted(by, terms, LINES))
+        plot = _plot(days, terms)
     except Refused as error:
         if error.status != 400:
             raise
