@@ -16,7 +16,7 @@ from gateway.usage import totals
 from gateway.usage.damage import UnusableFile
 from gateway.usage.database import UsageDatabase, path_of
 from gateway.usage.record import Record
-from gateway.usage.sums import DAY_MS, Selected, grouped
+from gateway.usage.sums import DAY_MS, Selected, grouped, statement
 from gateway.usage.tables import SUMS
 from gateway.usage.totals import Order, Row, Summing
 from tests.records import COSTED, arrival, end, id_at
@@ -132,13 +132,13 @@ def test_days_that_are_over_are_not_added_up_again(database: UsageDatabase, monk
     database.write(some(random.Random(2), 50))
     summing = Summing(database.folder, lambda: NOW_MS / 1000)
     read: list[Selected] = []
-    real = totals.statement
+    real = statement
 
     def counting(file: Connection, by: Sequence[str], wanted: Selected) -> tuple[str, Sequence[Any]]:
         read.append(wanted)
         return real(file, by, wanted)
 
-    monkeypatch.setattr(totals, "statement", counting)
+    monkeypatch.setattr("gateway.usage.totals.statement", counting)
     today_ms = NOW_MS // DAY_MS * DAY_MS
     for order in (Order(10), Order(10, "requests")):
         for by in (("account",), ("day", "account")):
