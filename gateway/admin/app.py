@@ -39,7 +39,9 @@ RETRY_INTERVAL_S: Final = 10.0
 SHUTDOWN_TIMEOUT_S: Final = 0.5
 NOTHING: Final = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 ID: Final = web.RequestKey("request_id", str)
-KNOWN: Final = f"Known here: GET /metrics, /usage/live, /usage/summary, and {api.PREFIX}."
+KNOWN: Final = (
+    f"Known here: GET /metrics, /usage/live, /usage/summary, and what GET {api.PREFIX}/openapi.json describes."
+)
 MAX_GAPS: Final = 20
 """Gaps of the usage log that a header names, the last ones."""
 
@@ -240,6 +242,7 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
 def _complete(response: web.StreamResponse) -> None:
     """Let no browser run, frame or keep what this port answers; pages say more exactly what they need."""
     response.headers.setdefault("Content-Security-Policy", NOTHING)
-    response.headers.setdefault("Cache-Control", "no-store")
+    if response.headers.get("Cache-Control", "no-cache") == "no-cache":  # what the library of the live stream says
+        response.headers["Cache-Control"] = "no-store"
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers.setdefault("Referrer-Policy", "no-referrer")

@@ -56,8 +56,8 @@ def link(
         named = tuple(Scope(each) for each in names)
         return await links.create(desk, body=links.NewLink(name=name, scopes=named))
 
-    made = run_at_desk(config, api, work)
-    print_link(made, api or address_of_pages(configuration(config).admin), as_json)
+    address = api or address_of_pages(configuration(config).admin)
+    print_link(run_at_desk(config, api, work), address, as_json)
 
 
 def print_link(made: Link, address: str, as_json: bool) -> None:

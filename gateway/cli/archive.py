@@ -10,7 +10,9 @@ import msgspec
 import typer
 
 from gateway.cli.common import ConfigOption, JsonOption, point_in_time, print_json, refuse, run_with_store
+from gateway.cli.desk import noted
 from gateway.cli.named import account_of
+from gateway.request_id import utc
 from gateway.store.accounts import unknown
 from gateway.store.money.archive import Archive, ArchiveError
 from gateway.store.money.archiver import YOUNGEST_S, Archiver
@@ -71,10 +73,11 @@ def archive(
             raise unknown(account_id)
         archiver, failed = Archiver(store.settling, Archive(to)), 0
         names = [account_id] if account_id else sorted([each.id async for each in store.accounts.all()])
-        for name in names:
-            moved = await _moved(archiver, name, before)
-            failed += bool(moved.error)
-            _print(moved, as_json)
+        async with noted(store, "accounts.archive", account=account_id or "(all)", before=utc(before), to=str(to)):
+            for name in names:
+                moved = await _moved(archiver, name, before)
+                failed += bool(moved.error)
+                _print(moved, as_json)
         return failed
 
     failed = run_with_store(config, work)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from datetime import tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
@@ -115,6 +116,16 @@ async def _at_desk(
     loaded = (load if with_keys else load_without_keys)(found(config))
     async with store_of(loaded.config) as store:
         return await work(LocalDesk(loaded, store, Actor(who())))
+
+
+@asynccontextmanager
+async def noted(store: Store, operation: str, **about: str) -> AsyncIterator[None]:
+    """Leave lines in the audit log for what a command changes that is no operation of the API. `about`: what it is done to."""
+    from gateway.management.audit_lines import audited
+    from gateway.management.operation import Arguments
+
+    async with audited(store.client, who(), operation, Arguments(about)):
+        yield
 
 
 def who() -> str:

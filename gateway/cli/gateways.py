@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.cli.common import ConfigOption, JsonOption, YesOption, print_json, print_table, refuse, run_with_store
+from gateway.cli.desk import noted
 from gateway.request_id import utc
 from gateway.usage.gaps import load
 from gateway.usage.gateways import Gateway, forget, gateways_of, unknown_to_store
@@ -88,7 +89,8 @@ async def _forget(store: Store, name: str, yes: bool) -> None:
         await asyncio.to_thread(
             typer.confirm, f"Forget gateway {gateway.name}? Records that only its disk has are then lost.", abort=True
         )
-    await forget(store.client, gateway)
+    async with noted(store, "gateways.forget", gateway=gateway.installation):
+        await forget(store.client, gateway)
     typer.echo(f"forgot gateway {gateway.name}, last heard of at {gateway.heard}")
 
 

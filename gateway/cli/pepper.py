@@ -21,6 +21,8 @@ from gateway.cli.common import (
     refuse,
     run_with_store,
 )
+from gateway.cli.desk import noted
+from gateway.errors import GatewayError
 from gateway.management.times import UNITS_S
 from gateway.runtime.data_folder import existing_folder
 from gateway.store import pepper_change
@@ -108,7 +110,7 @@ def _rotate(config: Path | None, data: Path, accept_s: int, *, prepare: bool, lo
     if lost:
         if not yes:
             typer.confirm("Every token becomes void. Go on?", abort=True, err=True)
-        run_with_store(config, lambda store: pepper_change.replace(store.client, data))
+        run_with_store(config, lambda store: _replace(store, data))
         typer.echo(f"The store has the pepper of {PepperSource.of(data).name}. All tokens are void: make others.")
         return
     record = run_with_store(config, lambda store: checked(store.client, PepperSource.of(data)))
@@ -126,9 +128,19 @@ def _rotate(config: Path | None, data: Path, accept_s: int, *, prepare: bool, lo
         typer.echo("Then run `gateway pepper rotate` once: only then tokens are made with the next one.")
         return
     until = int(time.time()) + accept_s
-    if not run_with_store(config, lambda store: pepper_change.record_next(store.client, data, until)):
-        raise refuse("another process changed the pepper at the same time: see `gateway pepper show`")
+    run_with_store(config, lambda store: _record_next(store, data, until))
     _print_rotated(config, data, until, was_prepared=pending)
+
+
+async def _replace(store: Store, data: Path) -> None:
+    async with noted(store, "pepper.rotate", lost="every token is void"):
+        await pepper_change.replace(store.client, data)
+
+
+async def _record_next(store: Store, data: Path, until: int) -> None:
+    async with noted(store, "pepper.rotate", old_accepted_until=_date(until)):
+        if not await pepper_change.record_next(store.client, data, until):
+            raise GatewayError("another process changed the pepper at the same time: see `gateway pepper show`")
 
 
 def _print_rotated(config: Path | None, data: Path, until: int, *, was_prepared: bool) -> None:

@@ -11,6 +11,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from gateway.catalogue import Catalogue
+from gateway.config.schema import ACCOUNT_ID
+from gateway.errors import Refused
 from gateway.facts import NO_BUDGETS, NO_LIMITS
 from gateway.management.allowance import BudgetUse, GivenBudgets, GivenLimits, budget_use
 from gateway.management.desk import LocalDesk
@@ -101,6 +103,9 @@ async def create(desk: LocalDesk, body: NewAccount) -> ChangedAccount:
     404 where the configuration has no such group; 409 `exists` where there is an account of this id, or another one with this
     external id.
     """
+    if not ACCOUNT_ID.fullmatch(body.id):
+        text = f"`{body.id[:64]}` is not an account id: use 3 to 32 of a-z and 0-9."
+        raise Refused(400, "invalid_request", text, param="id")
     _check_group(desk, body.group)
     async with desk.store.external_ids.claimed(body.id, body.external_id):
         desk.change.after = account = await desk.store.accounts.create(

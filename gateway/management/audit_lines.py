@@ -6,10 +6,14 @@ done, or refused. Where the second is missing, the process or the store ended me
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 import msgspec
 
+from gateway.errors import GatewayError, Refused, StoreAway
+from gateway.log import Logger
 from gateway.management.operation import Arguments
 from gateway.store.audit_log import AuditLog
 from gateway.store.client.client import Client
@@ -18,6 +22,16 @@ MAX_FIELD: Final = 4096
 """Bytes of a field of a line."""
 MAX_TARGET: Final = 200
 LEFT_OUT: Final = b'"(left out: too long)"'
+
+log = Logger("gateway.management.audit_lines")
+
+
+class Change:
+    """What an operation says of itself: how what it was done to was before, and is after."""
+
+    def __init__(self) -> None:
+        self.before: object = None
+        self.after: object = None
 
 
 class Audit:
@@ -41,6 +55,24 @@ class Audit:
     async def refused(self, line: str, code: str) -> None:
         """Write that the change of the line `line` was refused, so that nothing was changed. Raises `StoreAway`."""
         await self._log.add("refused", line, "code", code)
+
+
+@asynccontextmanager
+async def audited(client: Client, actor: str, operation: str, arguments: Arguments) -> AsyncIterator[Change]:
+    """Write that a change is asked for before it is made inside, and afterwards what became of it. Raises `StoreAway`."""
+    audit, change = Audit(client), Change()
+    line = await audit.begin(actor, operation, arguments)
+    try:
+        yield change
+    except StoreAway:  # whether something was changed is not known: the line stays as it is
+        raise
+    except GatewayError as error:
+        await audit.refused(line, error.code if isinstance(error, Refused) else error.kind)
+        raise
+    try:
+        await audit.done(line, change.before, change.after)
+    except StoreAway as error:  # it is done, whatever the log can say of it
+        log.warning("audit_line_lost", operation=operation, line=line, reason=str(error))
 
 
 def _json(value: object) -> bytes:

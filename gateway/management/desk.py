@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from gateway.config.schema import Loaded
-from gateway.errors import GatewayError, Refused, StoreAway
-from gateway.log import Logger
-from gateway.management.audit_lines import Audit
+from gateway.errors import Refused
+from gateway.management.audit_lines import Change, audited
 from gateway.management.operation import Arguments, Operation, Scope
 
 if TYPE_CHECKING:
     from gateway.services import Store
 
 ALL_SCOPES: Final = frozenset(Scope)
-
-log = Logger("gateway.management.desk")
 
 
 class Actor(msgspec.Struct, frozen=True):
@@ -31,14 +28,6 @@ class Actor(msgspec.Struct, frozen=True):
     name: str
     scopes: AbstractSet[Scope] = ALL_SCOPES
     token: str = ""
-
-
-class Change:
-    """What an operation says of itself for the audit log: what it was done to, and how that was before and after."""
-
-    def __init__(self) -> None:
-        self.before: object = None
-        self.after: object = None
 
 
 class RefusedReload(msgspec.Struct, frozen=True):
@@ -89,17 +78,5 @@ class LocalDesk:
         own = LocalDesk(self.loaded, self.store, self.actor, self.key, running=self.running)
         if not operation.audited:
             return await operation.run(own, arguments)
-        audit = Audit(self.store.client)
-        line = await audit.begin(self.actor.name, operation.name, arguments)
-        try:
-            result = await operation.run(own, arguments)
-        except StoreAway:  # whether something was changed is not known: the line stays as it is
-            raise
-        except GatewayError as error:
-            await audit.refused(line, error.code if isinstance(error, Refused) else error.kind)
-            raise
-        try:
-            await audit.done(line, own.change.before, own.change.after)
-        except StoreAway as error:  # it is done, whatever the log can say of it
-            log.warning("audit_line_lost", operation=operation.name, line=line, reason=str(error))
-        return result
+        async with audited(self.store.client, self.actor.name, operation.name, arguments) as own.change:
+            return await operation.run(own, arguments)

@@ -25,7 +25,8 @@ from gateway.usage.pages import WantedOfAll
 from gateway.usage.record import Record
 from gateway.usage.sums import NAMES, Selected
 from gateway.usage.tables import SUMS
-from gateway.usage.totals import Order, Row, summing
+from gateway.usage.total_lines import Order, Row
+from gateway.usage.totals import summing
 
 SHORT: Final = {"token": "token_id", "error": "error_code"}
 """Names that `by` has for some of `NAMES`."""

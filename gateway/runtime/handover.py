@@ -63,7 +63,10 @@ class Handover:
 
     def refuse(self, refused: RefusedReload | None) -> None:
         """Publish why the last change of the file was not taken up; None once one was. Only the parent writes."""
-        short = None if refused is None else RefusedReload(refused.reason[:MAX_REASON], refused.at)
+        short = None
+        if refused is not None:  # a name of a file may have bytes that are no text
+            reason = refused.reason[:MAX_REASON].encode("utf-8", "replace").decode()
+            short = RefusedReload(reason, refused.at)
         _write(self._refused, msgspec.msgpack.encode(short))
 
     def refused(self) -> RefusedReload | None:

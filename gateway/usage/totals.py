@@ -15,11 +15,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from heapq import merge, nlargest, nsmallest
+from heapq import merge
 from itertools import islice, pairwise
-from operator import add, itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -28,8 +27,8 @@ from gateway.usage.damage import UnusableFile
 from gateway.usage.database import months, path_of
 from gateway.usage.gaps import span_ms
 from gateway.usage.reading import collecting, lacks, month_at, opened
-from gateway.usage.sums import DAY_MS, Selected, statement
-from gateway.usage.tables import SUMS
+from gateway.usage.sums import DAY_MS, Selected
+from gateway.usage.total_lines import Order, Part, Row, added, read, selected, sorting_key, sum_of
 
 MAX_BYTES: Final = 48 * 1024 * 1024
 SETTLED_S: Final = 2 * 3600
@@ -40,20 +39,6 @@ MANY: Final = 20_000
 _IN_TIME: Final = frozenset(("day", "hour"))
 """Groups of which no two parts of a time have the same."""
 
-Row = tuple[Any, ...]
-"""A line: the names of its groups, and its sums."""
-
-
-class Order(msgspec.Struct, frozen=True):
-    """The lines that are wanted: the first ones by the names of the groups, or with the largest `sort`, one of `SUMS`.
-
-    `after`: only those whose groups come after these.
-    """
-
-    limit: int
-    sort: str = ""
-    after: tuple[str, ...] = ()
-
 
 class Totals(msgspec.Struct, frozen=True):
     """Lines of groups and `SUMS`; how many there are in all, and the sum of all."""
@@ -61,13 +46,6 @@ class Totals(msgspec.Struct, frozen=True):
     rows: list[Row]
     lines: int
     total: Row
-
-
-class _Part(msgspec.Struct, frozen=True, array_like=True):
-    """The lines of a part of the time, and how many it has."""
-
-    rows: list[Row]
-    lines: int
 
 
 class _Span(msgspec.Struct, frozen=True):
@@ -126,24 +104,24 @@ class Summing:
         width = len(by)
         if _IN_TIME.isdisjoint(by):
             parts = self._parts(by, wanted, None, unusable)
-            rows = _merged(parts, width)
-            found, lines = _selected(rows, width, order), len(rows)
+            rows = added(parts, width)
+            found, lines = selected(rows, width, order), len(rows)
             if lines <= FEW:
-                return Totals(found, lines, _sum(rows, width))
+                return Totals(found, lines, sum_of(rows, width))
         else:
             parts = self._parts(by, wanted, order, unusable)
-            found = list(islice(merge(*(part.rows for part in parts), key=_key(width, order)), order.limit))
+            found = list(islice(merge(*(part.rows for part in parts), key=sorting_key(width, order)), order.limit))
             lines = sum(part.lines for part in parts)
         days = [row for part in self._parts(("day",), wanted, None, []) for row in part.rows]
-        return Totals(found, lines, _sum(days, 1))
+        return Totals(found, lines, sum_of(days, 1))
 
     def _parts(
         self, by: Sequence[str], wanted: Selected, order: Order | None, unusable: list[UnusableFile]
-    ) -> list[_Part]:
+    ) -> list[Part]:
         """Return the sums of parts of the time; without an order, of all that is kept as one of them."""
         since_ms, until_ms = wanted.between_ms
         first, last = month_at(since_ms), month_at(until_ms)
-        parts, old = list[_Part](), list[tuple[_Span, int]]()
+        parts, old = list[Part](), list[tuple[_Span, int]]()
         for month in months(self._folder):
             if first <= month <= last:
                 with collecting(unusable), opened(self._folder, month) as file:
@@ -160,12 +138,12 @@ class Summing:
 
     def _old(
         self, spans: Sequence[tuple[_Span, int]], by: Sequence[str], wanted: Selected, unusable: list[UnusableFile]
-    ) -> _Part:
+    ) -> Part:
         """Return the sums of all days that are over, as one part."""
         key = (tuple(span for span, _ in spans), tuple(by), _timeless(wanted), None)
         if (kept := self._of(key)) is not None:
             return kept
-        parts = list[_Part]()
+        parts = list[Part]()
         for span, place in spans:
             with collecting(unusable), opened(self._folder, span.month) as file:
                 if file is not None:
@@ -173,8 +151,8 @@ class Summing:
                     parts.append(self._part(file, place, span, by, wanted, None))
         if len(spans) == 1 == len(parts):
             return parts[0]
-        rows = _merged(parts, len(by))
-        merged = _Part(rows, len(rows))
+        rows = added(parts, len(by))
+        merged = Part(rows, len(rows))
         if len(parts) == len(spans):
             self._keep(key, tuple(place for _, place in spans), merged)
         return merged
@@ -215,17 +193,17 @@ class Summing:
         by: Sequence[str],
         wanted: Selected,
         order: Order | None,
-    ) -> _Part:
+    ) -> Part:
         key = ((span,), tuple(by), _timeless(wanted), order)
         if span.kept and (kept := self._of(key)) is not None:
             return kept
         within = msgspec.structs.replace(wanted, since_ms=span.since_ms, until_ms=span.until_ms)
-        part = _read(file, by, within, order)
+        part = read(file, by, within, order)
         if span.kept:
             self._keep(key, (place,), part)
         return part
 
-    def _of(self, key: _Key) -> _Part | None:
+    def _of(self, key: _Key) -> Part | None:
         """Return what is kept, if it is still so."""
         with self._lock:
             places, encoded = self._kept.get(key, ((), b""))
@@ -237,9 +215,9 @@ class Summing:
                 self._drop(key)
                 return None
             self._kept.move_to_end(key)
-        return msgspec.msgpack.decode(encoded, type=_Part)
+        return msgspec.msgpack.decode(encoded, type=Part)
 
-    def _keep(self, key: _Key, places: tuple[int, ...], part: _Part) -> None:
+    def _keep(self, key: _Key, places: tuple[int, ...], part: Part) -> None:
         encoded = msgspec.msgpack.encode(part)
         if len(encoded) > MAX_BYTES // 2:
             return
@@ -279,64 +257,3 @@ def _month_ms(month: str) -> tuple[int, int]:
     following = None if month == "9999-12" else f"{year + number // 12:04}-{number % 12 + 1:02}-01"
     first_ms, end_ms = span_ms(f"{month}-01", None)[0], span_ms(following, None)[0]
     return first_ms or 0, LAST_MS if end_ms is None else end_ms
-
-
-def _read(file: sqlite3.Connection, by: Sequence[str], wanted: Selected, order: Order | None) -> _Part:
-    """Add up requests. With an order, return only its lines."""
-    text, values = statement(file, by, wanted)
-    groups, sums = [f"g{number}" for number in range(len(by))], [f"s{number}" for number in range(len(SUMS))]
-    names = ", ".join([*groups, *(f"coalesce({name}, 0)" for name in sums)])
-    begin = f"WITH lines({', '.join([*groups, *sums])}) AS MATERIALIZED ({text})"
-    if order is None:
-        rows = file.execute(f"{begin} SELECT {names} FROM lines WHERE s0 != 0", values).fetchall()  # noqa: S608
-        return _Part(rows, len(rows))
-    after = f" AND ({', '.join(groups)}) > ({', '.join('?' * len(groups))})" if order.after else ""
-    sort = f"s{SUMS.index(order.sort)} DESC, " if order.sort else ""
-    found = file.execute(
-        f"{begin} SELECT (SELECT count(*) FROM lines WHERE s0 != 0), {names} FROM lines WHERE s0 != 0{after} "  # noqa: S608
-        f"ORDER BY {sort}{', '.join(groups)} LIMIT ?",
-        (*values, *order.after, order.limit),
-    ).fetchall()
-    if found or not order.after:
-        return _Part([row[1:] for row in found], found[0][0] if found else 0)
-    (lines,) = file.execute(f"{begin} SELECT count(*) FROM lines WHERE s0 != 0", values).fetchone()  # noqa: S608
-    return _Part([], lines)
-
-
-def _key(width: int, order: Order) -> Callable[[Row], Any]:
-    """Return what lines are sorted by."""
-    if not order.sort:
-        return lambda row: row[:width]
-    place = width + SUMS.index(order.sort)
-    return lambda row: (-row[place], row[:width])
-
-
-def _merged(parts: Sequence[_Part], width: int) -> list[Row]:
-    """Add up the lines of several parts."""
-    if not parts:
-        return []
-    first, *others = sorted(parts, key=lambda part: -part.lines)
-    if not others:
-        return first.rows
-    found = {row[:width]: row for row in first.rows}
-    for part in others:
-        for row in part.rows:
-            groups = row[:width]
-            before = found.get(groups)
-            found[groups] = row if before is None else (*groups, *map(add, before[width:], row[width:]))
-    return list(found.values())
-
-
-def _selected(rows: list[Row], width: int, order: Order) -> list[Row]:
-    """Return the lines that are wanted of all."""
-    if order.after:
-        rows = [row for row in rows if row[:width] > order.after]
-    if not order.sort:
-        return nsmallest(order.limit, rows)  # no two lines have the same groups
-    largest = nlargest(order.limit, rows, key=itemgetter(width + SUMS.index(order.sort)))
-    return sorted(largest, key=_key(width, order))
-
-
-def _sum(rows: Sequence[Row], width: int) -> Row:
-    """Return the sums of all lines."""
-    return tuple(sum(map(itemgetter(width + place), rows)) for place in range(len(SUMS)))

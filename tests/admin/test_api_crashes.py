@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -13,13 +14,14 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
+from gateway.cli.exits import EXIT_CODES
 from gateway.config.schema import load
 from gateway.crash_points import EXIT_CODE
 from gateway.services import Store
 from gateway.store.audit_log import KEY
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.pepper import VARIABLE
-from tests.cli.processes import free_port
+from tests.cli.processes import free_port, gateway
 from tests.forked import FORKED
 from tests.management.api_process import READY, TOKEN
 from tests.management.conftest import CONFIG
@@ -98,9 +100,9 @@ class Api:
 
 
 @asynccontextmanager
-async def served(file: Path, crash_at: str = "") -> AsyncIterator[Api]:
+async def served(file: Path, crash_at: str = "", port: int = 0) -> AsyncIterator[Api]:
     """Run the API until the end, or until it reaches a crash label."""
-    port = free_port()
+    port = port or free_port()
     process = await asyncio.create_subprocess_exec(
         *(FORKED, "-m", "tests.management.api_process", str(file), str(port)),
         env=os.environ | ({"GATEWAY_CRASH_AT": crash_at} if crash_at else {}),
@@ -167,3 +169,27 @@ async def test_while_the_store_is_frozen_or_away_a_write_is_a_503_and_nothing_is
                 await verify(store)
     finally:
         embedded.stop()
+
+
+async def test_an_import_goes_on_when_the_api_was_killed_and_is_served_again(
+    file: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, port = tmp_path / "accounts.csv", free_port()
+    rows.write_text("id,external_id,amount\n" + "".join(f"user{number:04},u{number},5\n" for number in range(1200)))
+    monkeypatch.setenv("GATEWAY_API", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("GATEWAY_API_TOKEN", TOKEN)
+    command = ("account", "import", str(rows), "--json")
+    async with served(file, "import.row:900", port) as api:
+        importing = asyncio.create_task(gateway(*command, cwd=tmp_path))
+        assert await asyncio.wait_for(api.process.wait(), PATIENCE_S) == EXIT_CODE
+    async with served(file, port=port):
+        code, out, err = await importing
+        if code == EXIT_CODES["store_away"][0]:  # the machine was too busy to serve it again in time
+            code, out, err = await gateway(*command, cwd=tmp_path)
+        assert code == 0, err
+        report = json.loads(out)
+        assert (report["rows"], report["credited"] + report["credited_before"]) == (1200, 1200)
+    monkeypatch.delenv("GATEWAY_API")
+    code, out, err = await gateway("verify", "--config", str(file), cwd=tmp_path)
+    assert code == 0, out + err
+    assert "1200 accounts, 1200 ledger lines" in out

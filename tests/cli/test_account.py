@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from gateway.cli import account
 from gateway.crash_points import EXIT_CODE
+from gateway.errors import GatewayError
 from gateway.store.accounts import AccountError
 from gateway.store.client.client import Client
 from tests.cli.processes import gateway
@@ -74,7 +75,7 @@ def as_json(*arguments: str) -> Any:
 def refused(*arguments: str) -> str:
     """Return the error that a command raises; the command line prints it on one line and exits with 1."""
     error = call(*arguments).exception
-    assert isinstance(error, AccountError)
+    assert isinstance(error, GatewayError)
     return str(error)
 
 
@@ -122,7 +123,7 @@ def test_a_bad_id_and_an_unknown_group_are_refused() -> None:
     assert "3 to 32" in refused("create", "Alice")
     for command in (("create", "alice", "--group", "nope"), ("set", "alice", "--group", "nope")):
         error = call(*command).exception
-        assert isinstance(error, AccountError)
+        assert isinstance(error, GatewayError)
         assert error.kind == "not_found"
         assert "no group `nope`; it has: default, trial" in str(error)
     assert "no account" in refused("show", "alice")

@@ -10,13 +10,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from gateway.cli import account, audit
+from gateway.cli import account, audit, pepper
 from gateway.cli.desk import who
+from gateway.store.pepper import make_pepper
 from tests.patience import PATIENCE_S
 
 app = typer.Typer()
 account.register(app)
 audit.register(app)
+pepper.register(app)
 
 
 @pytest.fixture(autouse=True)
@@ -49,3 +51,19 @@ def test_it_shows_who_changed_what(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(entry["target"], entry["outcome"]) for entry in found] == [("alice", "done")]
     assert call("audit", "list", "--since", "1d", "--target", "alice", "--json").stdout.count("\n") == 2
     assert call("audit", "list", "--since", "sometimes").exit_code == 2
+
+
+def test_also_what_is_no_operation_of_the_api_leaves_an_entry(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    assert call("account", "create", "alice").exit_code == 0
+    archived = call("account", "archive", "--all", "--before", "90d", "--to", str(tmp_path / "archive"))
+    assert archived.exit_code == 0, archived.output
+    make_pepper(tmp_path)
+    assert call("pepper", "rotate", "--lost", "--yes").exit_code == 0
+    entries = [json.loads(line) for line in call("audit", "list", "--json").stdout.splitlines()]
+    assert [(entry["operation"], entry["target"], entry["outcome"]) for entry in entries] == [
+        ("pepper.rotate", "every token is void", "done"),
+        ("accounts.archive", "(all)", "done"),
+        ("accounts.create", "alice", "done"),
+    ]
+    assert {entry["actor"] for entry in entries} == {who()}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gateway.config.document import MAX_FILE_BYTES
-from gateway.runtime.handover import Handover, Offer, WorkerEnd
+from gateway.management.desk import RefusedReload
+from gateway.runtime.handover import MAX_REASON, Handover, Offer, WorkerEnd
 
 
 def test_the_largest_file_is_handed_over_and_half_an_offer_is_none() -> None:
@@ -25,3 +26,14 @@ def test_answers_belong_to_one_offer_and_not_to_a_worker_before() -> None:
     assert (handover.answers(7), handover.answers(8)) == ([True, False], [None, None])
     WorkerEnd(handover, 0).begin()
     assert handover.answers(7) == [None, False]
+
+
+def test_the_last_refusal_is_known_until_a_file_is_adopted() -> None:
+    handover = Handover(1)
+    assert handover.refused() is None
+    handover.refuse(RefusedReload("the file \udcff has no channels", 5.5))
+    assert handover.refused() == RefusedReload("the file ? has no channels", 5.5)
+    handover.refuse(RefusedReload("ü" * 10 * MAX_REASON, 6))
+    assert handover.refused() == RefusedReload("ü" * MAX_REASON, 6)
+    handover.refuse(None)
+    assert handover.refused() is None

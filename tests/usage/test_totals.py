@@ -18,7 +18,8 @@ from gateway.usage.database import UsageDatabase, path_of
 from gateway.usage.record import Record
 from gateway.usage.sums import DAY_MS, Selected, grouped, statement
 from gateway.usage.tables import SUMS
-from gateway.usage.totals import Order, Row, Summing
+from gateway.usage.total_lines import Order, Row
+from gateway.usage.totals import Summing
 from tests.records import COSTED, arrival, end, id_at
 
 NEW_YEAR_MS = 1_798_761_600_000
@@ -138,7 +139,7 @@ def test_days_that_are_over_are_not_added_up_again(database: UsageDatabase, monk
         read.append(wanted)
         return real(file, by, wanted)
 
-    monkeypatch.setattr("gateway.usage.totals.statement", counting)
+    monkeypatch.setattr("gateway.usage.total_lines.statement", counting)
     today_ms = NOW_MS // DAY_MS * DAY_MS
     for order in (Order(10), Order(10, "requests")):
         for by in (("account",), ("day", "account")):

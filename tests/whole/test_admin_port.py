@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -70,6 +71,34 @@ async def test_it_streams_what_is_served_and_is_started_again_when_it_dies(tmp_p
                 while (await anext(live))["id"] != request_id:
                     continue
         assert await served.stop() == 0
+
+
+async def test_the_link_that_the_demo_prints_lets_one_person_in(tmp_path: Path) -> None:
+    port = free_port()
+    async with serving(demo_in(tmp_path, admin=f"127.0.0.1:{port}")) as served:
+        async with following(tmp_path, port):
+            base, (link,) = f"http://127.0.0.1:{port}", re.findall(r"http://\S+/enter\?ticket=\S+", served.printed)
+        form, origin = {"ticket": link.partition("ticket=")[2]}, {"Origin": base}
+        async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as client:
+            request_id = await ask(served)
+            async with client.get(f"{base}/requests") as response:
+                assert response.status == 401
+            async with client.post(f"{base}/enter", data=form, headers=origin) as response:
+                assert (response.status, str(response.url)) == (200, f"{base}/")
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    async with client.get(f"{base}/requests") as response:
+                        if f"/requests/{request_id}" in await response.text():
+                            break
+                    await asyncio.sleep(0.05)
+            async with client.get(f"{base}/configuration") as response:
+                text = await response.text()
+                assert (response.status, "demo-words" in text, served.token in text) == (200, True, False)
+        async with (
+            aiohttp.ClientSession() as client,
+            client.post(f"{base}/enter", data=form, headers=origin) as response,
+        ):
+            assert response.status == 403
 
 
 async def test_a_taken_port_is_logged_as_an_error_and_stops_nothing(tmp_path: Path) -> None:

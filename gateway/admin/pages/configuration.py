@@ -7,6 +7,7 @@ from typing import Final
 from aiohttp import web
 
 from gateway.admin.pages.visit import Page, Visit
+from gateway.facts import NO_BUDGETS, NO_LIMITS
 from gateway.management import config, groups, models, plugins
 
 
@@ -19,6 +20,7 @@ async def show(visit: Visit) -> web.StreamResponse:
         plugins=(await plugins.list_(desk)).data,
         models=(await models.list_(desk)).data,
         groups=(await groups.list_(desk)).data,
+        none_at_all=(NO_BUDGETS, NO_LIMITS),
     )
 
 

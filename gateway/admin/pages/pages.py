@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -24,6 +25,7 @@ from gateway.errors import GatewayError, Refused, StoreAway, internal
 from gateway.log import Logger
 from gateway.management.desk import Actor
 from gateway.management.links import ENTER
+from gateway.management.operation import Scope
 from gateway.metrics.shared import SharedNumbers
 
 COOKIE: Final = "sluicegate"
@@ -77,6 +79,7 @@ class Pages:
         application.on_cleanup.append(self._unbroken.end)
         application[now.PULSE], application[FILES] = self._pulse, CsvFiles()
         application.on_shutdown.append(self._pulse.stop)
+        application.cleanup_ctx.append(self._warming)
         add = application.router.add_route
         routes = [
             add("GET", "/static/{name}", self._assets.get),
@@ -90,6 +93,20 @@ class Pages:
         else:
             routes.append(add("GET", "/", self._guarded(self._to_own)))
         return frozenset(route.resource for route in routes if route.resource is not None)
+
+    async def _warming(self, _: web.Application) -> AsyncIterator[None]:
+        """Read what takes long when it is read first, beside the requests that come meanwhile."""
+
+        async def warm() -> None:
+            try:
+                await revenue.warm(self._desk_of(Actor("start", frozenset({Scope.READ})), ""))
+            except GatewayError as error:
+                log.warning("pages_not_warm", reason=str(error))
+
+        task = asyncio.get_running_loop().create_task(warm())
+        yield
+        task.cancel()
+        await asyncio.wait((task,))
 
     async def _to_own(self, _: web.Request) -> web.StreamResponse:
         raise web.HTTPSeeOther(OWN)

@@ -16,6 +16,7 @@ from gateway.admin.pages.plot import Plot, plot_of
 from gateway.admin.pages.visit import Page, Visit
 from gateway.errors import Refused
 from gateway.management import usage
+from gateway.management.desk import LocalDesk
 from gateway.management.streamed import CsvFile
 from gateway.management.times import between
 from gateway.management.usage import Summary, Wanted
@@ -49,8 +50,9 @@ async def show(visit: Visit) -> web.StreamResponse:
     problem, found, plot = None, None, None
     terms = asked.terms()
     try:
-        found = await usage.summary(visit.desk, query=_wanted(by, terms, LINES))
-        plot = _plot(await usage.summary(visit.desk, query=_wanted(["day"], terms, usage.MOST_LINES)), terms)
+        days = await usage.summary(visit.desk, query=_wanted(["day"], terms, usage.MOST_LINES))
+        found = days if by == ["day"] else await usage.summary(visit.desk, query=_wanted(by, terms, LINES))
+        plot = _plot(days, terms)
     except Refused as error:
         if error.status != 400:
             raise
@@ -68,6 +70,11 @@ async def show(visit: Visit) -> web.StreamResponse:
         export="/money.csv?" + urlencode([*(("by", name) for name in by), *terms.items()]),
         models=list(visit.desk.config.models),
     )
+
+
+async def warm(desk: LocalDesk) -> None:
+    """Look once at what the page shows by itself: the sums of days that are over are in memory from then on."""
+    await usage.summary(desk, query=_wanted(["day"], Asked().terms(), usage.MOST_LINES))
 
 
 async def export(visit: Visit) -> web.StreamResponse:

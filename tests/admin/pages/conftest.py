@@ -20,7 +20,7 @@ from gateway.admin.pages.pages import Pages
 from gateway.config.schema import Loaded, load
 from gateway.management import links
 from gateway.management.admin_token import AdminToken
-from gateway.management.desk import Actor, LocalDesk
+from gateway.management.desk import Actor, LocalDesk, Running
 from gateway.management.links import NewLink
 from gateway.management.operation import Scope
 from gateway.metrics.exporter import Exporter
@@ -55,6 +55,7 @@ class House:
         self.url = url
         self.loaded = self.configured("")
         self.store: Store
+        self.running: Running | None = None
         self.client_of: Callable[[], Awaitable[Client]]
 
     def configured(self, more: str) -> Loaded:
@@ -65,7 +66,7 @@ class House:
 
     def desk(self, actor: Actor | None = None, key: str = "") -> LocalDesk:
         """Return the desk of an actor, or of somebody who may do everything."""
-        return LocalDesk(self.loaded, self.store, actor or Actor("test"), key)
+        return LocalDesk(self.loaded, self.store, actor or Actor("test"), key, running=self.running)
 
     async def link(self, *scopes: Scope, actor: Actor | None = None) -> str:
         """Make a link and return its ticket."""

@@ -259,10 +259,8 @@ async def test_what_each_budget_counts_now_can_be_read(client: Client, wallet: W
     await client.call("HSET", KEY + "wallet", "W", f"{ends_ms(-1)} 9")
     uses = await wallet.budgets(ACCOUNT, limited)
     assert [(use.budget, use.used) for use in uses] == list(zip(limited, [30, 1, 30, 0], strict=True))
-    assert [use.ends_ms for use in uses] == [int(limited[0].ends.split()[1])] * 2 + [
-        None,
-        int(limited[3].ends.split()[1]),
-    ]
+    ends = [int(limited[index].ends.split()[1]) for index in (0, 1, 3)]
+    assert [use.ends_ms for use in uses] == [*ends[:2], None, ends[2]]
     assert await wallet.budgets(ACCOUNT, []) == []
 
 

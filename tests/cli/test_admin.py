@@ -1,0 +1,76 @@
+"""`gateway admin link` prints an address that lets one person in, at the configuration's gateway or at that of `--api`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from gateway.cli import admin
+from gateway.management.links import redeem
+from gateway.management.operation import Scope
+from gateway.store.client.client import Client
+from tests.patience import PATIENCE_S
+
+app = typer.Typer()
+admin.register(app)
+
+
+@pytest.fixture(autouse=True)
+def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store_url: str) -> Path:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(f"redis: {store_url}\ndata: {tmp_path}\nadmin: 0.0.0.0:9191\nstore: {{timeout: {PATIENCE_S}}}\n")
+    (tmp_path / "admin.token").write_text("an-admin-token-of-31-characters\n")
+    monkeypatch.setenv("GATEWAY_CONFIG", str(file))
+    monkeypatch.delenv("GATEWAY_ADMIN_TOKEN", raising=False)
+    return file
+
+
+def call(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["admin", *arguments])
+
+
+async def ticket_of(url: str, address: str) -> Any:
+    client = Client.connect(url, timeout_s=PATIENCE_S)
+    try:
+        return await redeem(client, address.partition("ticket=")[2])
+    finally:
+        await client.close()
+
+
+def test_a_link_has_the_scopes_and_the_name_that_are_asked_for(store_url: str) -> None:
+    made = call("link", "--scopes", "read, money", "--name", "alice")
+    assert made.exit_code == 0
+    (address,) = made.stdout.splitlines()
+    assert address.startswith("http://127.0.0.1:9191/enter?ticket=")
+    assert "once, until" in made.stderr
+    ticket = asyncio.run(ticket_of(store_url, address))
+    assert (ticket.name, ticket.scopes, ticket.token) == ("alice", (Scope.MONEY, Scope.READ), "")
+    assert asyncio.run(ticket_of(store_url, address)) is None
+
+
+def test_without_more_it_is_for_everything_and_for_who_runs_the_command(store_url: str) -> None:
+    made = json.loads(call("link", "--json").stdout)
+    assert set(made["scopes"]) == set(Scope)
+    assert made["name"].startswith("command of ")
+    assert asyncio.run(ticket_of(store_url, made["url"])).name == made["name"]
+
+
+@pytest.mark.parametrize("scopes", ["root", "read,root"])
+def test_scopes_that_there_are_not_are_refused(scopes: str) -> None:
+    assert call("link", "--scopes", scopes).exit_code == 2
+
+
+def test_without_an_admin_token_or_pages_there_is_no_link(configured: Path) -> None:
+    (configured.parent / "admin.token").unlink()
+    made = call("link")
+    assert (made.exit_code != 0, "admin.token is missing" in str(made.exception)) == (True, True)
+    configured.write_text(configured.read_text().replace("0.0.0.0:9191", "null"))
+    (configured.parent / "admin.token").write_text("an-admin-token-of-31-characters\n")
+    made = call("link")
+    assert (made.exit_code != 0, "no pages" in str(made.exception)) == (True, True)
