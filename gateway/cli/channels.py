@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import getpass
-import os
-import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Final
 
-import msgspec
 import typer
 
 from gateway.cli.channel_test import test
 from gateway.cli.common import (
     ConfigOption,
     JsonOption,
-    configuration,
-    found,
     print_json,
     print_table,
     printable,
-    refuse,
-    run_with_store,
 )
-from gateway.config.schema import load
+from gateway.cli.desk import ApiOption, run_at_desk
 from gateway.request_id import utc
-from gateway.store.channels import ChannelSnapshot, Condition
-from gateway.store.credential_states import CredentialState, CredentialStatus
+from gateway.store.channels import Condition
+from gateway.store.credential_states import CredentialState
 
 if TYPE_CHECKING:
-    from gateway.config.channel import Channel
-    from gateway.services import Store
-
-Credential = tuple[str, CredentialStatus]
-"""The fingerprint of a credential, and its status."""
+    from gateway.management.channels import ChannelNow
+    from gateway.management.operation import Desk
 
 channels = typer.Typer()
 MOST_REASON: Final = 200
@@ -49,7 +38,9 @@ def register(app: typer.Typer) -> None:
 
 
 @channels.callback(invoke_without_command=True)
-def show(context: typer.Context, config: ConfigOption = None, as_json: JsonOption = False) -> None:
+def show(
+    context: typer.Context, config: ConfigOption = None, api: ApiOption = None, as_json: JsonOption = False
+) -> None:
     """Show the condition of the channels, and disable or enable them for all gateways that share a store.
 
     Without a subcommand, each channel is printed with its condition, calls in flight, time to the first event and last error.
@@ -60,36 +51,33 @@ def show(context: typer.Context, config: ConfigOption = None, as_json: JsonOptio
     """
     if context.invoked_subcommand is not None:
         return
-    known = _with_credentials(config)
 
-    async def work(store: Store) -> list[tuple[ChannelSnapshot, list[Credential]]]:
-        snapshots = await store.channels.show(list(known))
-        return [(each, store.channels.credentials_of(each, known[each.channel].credentials)) for each in snapshots]
+    async def work(desk: Desk) -> list[ChannelNow]:
+        from gateway.management import channels
 
-    shown = run_with_store(config, work)
+        return (await channels.list_(desk)).data
+
+    shown = run_at_desk(config, api, work, with_keys=True)
     if as_json:
-        for each, credentials in shown:
-            request = known[each.channel].request_in_words
-            print_json({**msgspec.to_builtins(each), "request": request, "credentials": [*_numbered(credentials)]})
+        for each in shown:
+            print_json(each)
         return
     columns = ("channel", "condition", "in flight", "latency", "last error")
     print_table(
         columns,
-        (_row(each) for each, _ in shown),
+        map(_row, shown),
         empty="There are no channels in the configuration; add one under `channels:`.",
     )
-    disabled = [row for each, _ in shown for row in _disabled(each)]
-    if disabled:
+    _print_below(("channel", "disabled since", "by", "reason"), [row for each in shown for row in _disabled(each)])
+    _print_below(("channel", "request"), [(each.channel, each.request) for each in shown if each.request])
+    aside = [row for each in shown for row in _aside(each)]
+    _print_below(("channel", "credential", "state", "since", "until", "reason"), aside)
+
+
+def _print_below(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    if rows:
         typer.echo()
-        print_table(("channel", "disabled since", "by", "reason"), disabled, empty="")
-    aside = [row for each, credentials in shown for row in _aside(each.channel, credentials)]
-    requests = [(name, words) for name, each in known.items() if (words := each.request_in_words)]
-    if requests:
-        typer.echo()
-        print_table(("channel", "request"), requests, empty="")
-    if aside:
-        typer.echo()
-        print_table(("channel", "credential", "state", "since", "until", "reason"), aside, empty="")
+        print_table(columns, rows, empty="")
 
 
 @channels.command()
@@ -99,6 +87,7 @@ def disable(
         str, typer.Option(metavar="TEXT", help=f"Why, at most {MOST_REASON} characters: `gateway channels` shows it.")
     ] = "",
     config: ConfigOption = None,
+    api: ApiOption = None,
 ) -> None:
     """Disable a channel: it gets no new requests until it is enabled. Open streams continue.
 
@@ -108,16 +97,30 @@ def disable(
     """
     if len(reason) > MOST_REASON:
         raise typer.BadParameter(f"a reason has at most {MOST_REASON} characters; this one has {len(reason)}")
-    _switch(name, config, enabled=False, reason=reason)
+
+    async def work(desk: Desk) -> None:
+        from gateway.management import channels
+
+        await channels.disable(desk, name, body=channels.Reason(reason))
+
+    run_at_desk(config, api, work)
+    typer.echo(f"{name} is disabled; gateways notice within a second")
 
 
 @channels.command()
-def enable(name: NameArgument, config: ConfigOption = None) -> None:
+def enable(name: NameArgument, config: ConfigOption = None, api: ApiOption = None) -> None:
     """Enable a channel, and end its cool-down.
 
     Example: `gateway channels enable openai`
     """
-    _switch(name, config, enabled=True)
+
+    async def work(desk: Desk) -> None:
+        from gateway.management import channels
+
+        await channels.enable(desk, name)
+
+    run_at_desk(config, api, work)
+    typer.echo(f"{name} is enabled; gateways notice within a second")
 
 
 class Switch(StrEnum):
@@ -134,6 +137,7 @@ def credential(
     number: Annotated[int, typer.Argument(metavar="NUMBER", min=0, help="Its index in `api_keys`, counted from 0.")],
     switch: Annotated[Switch, typer.Argument(metavar="on|off|try", help="try: use one that was refused again now.")],
     config: ConfigOption = None,
+    api: ApiOption = None,
 ) -> None:
     """Switch a credential of a channel off or on for all gateways, or let one that the upstream refused be tried again.
 
@@ -142,21 +146,13 @@ def credential(
 
     Example: `gateway channels credential openai 1 off`
     """
-    credentials = _known(name, _with_credentials(config)).credentials
-    if number >= len(credentials):
-        has = f"has {len(credentials)} credentials, counted from 0" if credentials else "has no credentials"
-        raise refuse(f"{name} {has}")
 
-    async def work(store: Store) -> bool:
-        (snapshot,) = await store.channels.show([name])
-        _, before = store.channels.credentials_of(snapshot, credentials)[number]
-        off = before.state is CredentialState.OFF
-        if switch is not Switch.TRY or not off:
-            await store.channels.switch_credential(name, credentials[number], switch.value)
-        return switch is Switch.TRY and off
+    async def work(desk: Desk) -> None:
+        from gateway.management import channels
 
-    if run_with_store(config, work):
-        raise refuse(f"credential {number} of {name} is switched off: gateway channels credential {name} {number} on")
+        await channels.credential(desk, name, str(number), body=channels.Switch(switch.value))
+
+    run_at_desk(config, api, work, with_keys=True)
     now = {Switch.ON: "is switched on", Switch.OFF: "is switched off", Switch.TRY: "may be used again"}[switch]
     typer.echo(f"credential {number} of {name} {now}; gateways notice within a second")
 
@@ -164,68 +160,26 @@ def credential(
 channels.command("test")(test)
 
 
-def _with_credentials(config: ConfigOption) -> Mapping[str, Channel]:
-    """Return the channels, whose credentials must be here: the store knows these by their fingerprints."""
-    return load(found(config)).config.channels
-
-
-def _known(name: str, known: Mapping[str, Channel]) -> Channel:
-    if name not in known:
-        raise refuse(
-            f"there is no channel {name}; the configuration has: {', '.join(known) or 'none yet'}", "not_found"
-        )
-    return known[name]
-
-
-def _numbered(credentials: Sequence[Credential]) -> Iterator[dict[str, object]]:
-    """Yield the credentials of a channel for scripts."""
-    for index, (fingerprint, status) in enumerate(credentials):
-        yield {
-            "index": index,
-            "state": status.state,
-            "since": _moment(status.since_ms),
-            "until": _moment(status.until_ms),
-            "reason": status.reason,
-            "fingerprint": fingerprint,
-        }
-
-
-def _aside(channel: str, credentials: Sequence[Credential]) -> Iterator[tuple[object, ...]]:
+def _aside(shown: ChannelNow) -> Iterator[tuple[object, ...]]:
     """Yield a row for each credential that is set aside."""
-    for index, (_, status) in enumerate(credentials):
-        if status.state is not CredentialState.IN_USE:
-            until = _moment(status.until_ms) or "it is switched on"
-            yield channel, index, status.state, _moment(status.since_ms), until, status.reason
+    for each in shown.credentials:
+        if each.state is not CredentialState.IN_USE:
+            until = each.until or "it is switched on"
+            yield shown.channel, each.index, each.state, each.since, until, each.reason
 
 
-def _disabled(shown: ChannelSnapshot) -> Iterator[tuple[object, ...]]:
+def _disabled(shown: ChannelNow) -> Iterator[tuple[object, ...]]:
     """Yield the row for a channel that is disabled, if it is known by whom."""
     if shown.disabling is not None:
         noted = shown.disabling
         yield shown.channel, _moment(noted.at_ms), printable(noted.by) or "-", printable(noted.reason) or "-"
 
 
-def _operator() -> str:
-    """Return who runs this command, and where, as in `alice@gateway-1`."""
-    try:
-        user = os.environ.get("SUDO_USER") or getpass.getuser()
-    except (KeyError, OSError):  # a container may have no name for its user
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
-
-
 def _moment(ms: int | None) -> str | None:
     return None if ms is None else f"{utc(ms)[:19]}Z"
 
 
-def _switch(name: str, config: ConfigOption, *, enabled: bool, reason: str = "") -> None:
-    _known(name, configuration(config).channels)
-    by = _operator()
-    run_with_store(config, lambda store: store.channels.set_enabled(name, enabled, by=by, reason=reason))
-    typer.echo(f"{name} is {'enabled' if enabled else 'disabled'}; gateways notice within a second")
-
-
-def _row(shown: ChannelSnapshot) -> tuple[str, str, int, str, str]:
+def _row(shown: ChannelNow) -> tuple[str, str, int, str, str]:
     condition = str(shown.condition)
     if shown.condition is Condition.COOLING:
         condition += f" for {-(-shown.cool_ms // 1000)} s"

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import tzinfo
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 
@@ -35,29 +35,87 @@ ApiOption = Annotated[
 ]
 
 
-def run_at_desk(config: Path | None, api: str | None, work: Callable[[Desk], Awaitable[Result]]) -> Result:
+def run_at_desk(
+    config: Path | None, api: str | None, work: Callable[[Desk], Awaitable[Result]], *, with_keys: bool = False
+) -> Result:
     """Run `work` with the desk of the configuration at `config`, or of the API at `api`, and return its result.
+
+    `with_keys`: the channels' credentials must be here.
 
     Raises `Misconfigured` for an address or a token that cannot be used, as an empty one: nothing is done at the store instead.
     """
     import asyncio
 
-    async def inner() -> Result:
-        if api is not None:
-            from gateway.management.remote import TOKEN, RemoteDesk
+    return asyncio.run(_at_desk(config, api, work, with_keys=with_keys))
 
-            if config is not None:
-                raise Misconfigured("--config names a store and --api (or $GATEWAY_API) a gateway: give one of them")
-            async with RemoteDesk.open(api, os.environ.get(TOKEN, "")) as desk:
-                return await work(desk)
-        from gateway.config.without_keys import load_without_keys
-        from gateway.management.desk import Actor, LocalDesk
 
-        loaded = load_without_keys(found(config))
-        async with store_of(loaded.config) as store:
-            return await work(LocalDesk(loaded, store, Actor(who())))
+def run_at_files(config: Path | None, api: str | None, work: Callable[[Desk], Awaitable[Result]]) -> Result:
+    """Do as `run_at_desk` for operations that find most in the files of the usage log: the store is used where `work` needs it.
 
-    return asyncio.run(inner())
+    Then `work` is run again from its begin. Raises `NoStore` where there are no files.
+    """
+    return _without_store(config, api, work, files=True)
+
+
+def run_without_store(config: Path | None, api: str | None, work: Callable[[Desk], Awaitable[Result]]) -> Result:
+    """Do as `run_at_desk` for operations that need no store, with the channels' credentials."""
+    return _without_store(config, api, work, files=False)
+
+
+def _without_store(
+    config: Path | None, api: str | None, work: Callable[[Desk], Awaitable[Result]], *, files: bool
+) -> Result:
+    import asyncio
+
+    if api is not None:
+        return asyncio.run(_at_desk(config, api, work))
+    from gateway.config.schema import load
+    from gateway.config.without_keys import load_without_keys
+    from gateway.management.desk import Actor, LocalDesk
+    from gateway.runtime.data_folder import usage_folder
+
+    loaded = (load_without_keys if files else load)(found(config))
+    if files:
+        usage_folder(loaded.config)
+    desk = LocalDesk(loaded, cast("Store", _Unopened()), Actor(who()))
+    try:
+        return asyncio.run(_awaited(work(desk)))
+    except _NeedsStore:
+        return asyncio.run(_at_desk(config, None, work, with_keys=not files))
+
+
+class _NeedsStore(Exception):
+    """What was asked for is not in the files alone."""
+
+
+class _Unopened:
+    """Stands for a store that is not open."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise _NeedsStore(name)
+
+
+async def _awaited(work: Awaitable[Result]) -> Result:
+    return await work
+
+
+async def _at_desk(
+    config: Path | None, api: str | None, work: Callable[[Desk], Awaitable[Result]], *, with_keys: bool = False
+) -> Result:
+    if api is not None:
+        from gateway.management.remote import TOKEN, RemoteDesk
+
+        if config is not None:
+            raise Misconfigured("--config names a store and --api (or $GATEWAY_API) a gateway: give one of them")
+        async with RemoteDesk.open(api, os.environ.get(TOKEN, "")) as desk:
+            return await work(desk)
+    from gateway.config.schema import load
+    from gateway.config.without_keys import load_without_keys
+    from gateway.management.desk import Actor, LocalDesk
+
+    loaded = (load if with_keys else load_without_keys)(found(config))
+    async with store_of(loaded.config) as store:
+        return await work(LocalDesk(loaded, store, Actor(who())))
 
 
 @asynccontextmanager
@@ -73,8 +131,8 @@ async def noted(store: Store, operation: str, **about: str) -> AsyncIterator[Non
 def who() -> str:
     """Return who runs this command, for the audit log: as in `command of alice@host`."""
     try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
+        user = os.environ.get("SUDO_USER") or getpass.getuser()
+    except (KeyError, OSError):  # a container may have no name for its user
         user = str(os.getuid())
     return f"command of {user}@{socket.gethostname()}"
 

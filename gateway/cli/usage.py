@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
-from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
@@ -24,23 +22,25 @@ from gateway.cli.common import (
     print_json,
     printable,
     refuse,
-    store_of,
 )
-from gateway.cli.named import account_of
+from gateway.cli.desk import ApiOption, run_at_files
+from gateway.cli.named import account_at, account_of
 from gateway.cli.request_ids import RequestArgument
 from gateway.cli.tables import GAP
 from gateway.cli.usage_tables import cells_of, print_requests, print_sums
 from gateway.exchange import Outcome
-from gateway.request_id import arrival_ms
 from gateway.runtime.data_folder import usage_folder
 from gateway.usage import queries
 from gateway.usage.damage import UnusableFile
 from gateway.usage.gaps import notes
-from gateway.usage.search import Found
-from gateway.usage.sums import NAMES, Selected, grouped
+from gateway.usage.sums import NAMES, Selected
+from gateway.usage.tables import SUMS
 
 if TYPE_CHECKING:
     from gateway.config.schema import Config
+    from gateway.management.operation import Desk
+    from gateway.management.requests import RequestPage
+    from gateway.management.usage import SumLine, Summary
     from gateway.usage.record import Record
 
 usage = typer.Typer(
@@ -101,6 +101,7 @@ def list_(
     until: ToOption = None,
     limit: Annotated[int, typer.Option(min=1, help="How many requests to list at most.")] = 50,
     config: ConfigOption = None,
+    api: ApiOption = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
@@ -109,30 +110,59 @@ def list_(
     Example: `gateway usage list --account alice --from 1h --outcome caller_gone`
     """
     _check_order(since, until)
-    unusable: list[UnusableFile] = []
-    selected = _selected(config, account, model, outcome, since, until)
-    records = list(islice(_select(config, selected, unusable, newest_first=True), limit))
+
+    async def work(desk: Desk) -> tuple[list[Record], RequestPage]:
+        from gateway.management import requests
+        from gateway.management.page import LARGEST_LONG_PAGE
+        from gateway.management.times import moment
+
+        owner = account and await account_at(desk, account)
+        terms: dict[str, Any] = {
+            "account": owner,
+            "model": model,
+            "outcome": outcome,
+            "since": moment(since),
+            "until": moment(until),
+        }
+        found: list[Record] = []
+        unread: list[str] = []
+        after = ""
+        while True:
+            query = requests.Requests(limit=min(limit - len(found), LARGEST_LONG_PAGE), after=after, **terms)
+            page = await requests.list_(desk, query=query)
+            found += page.data
+            unread += page.unread
+            after = page.next or ""
+            if not after or len(found) == limit:
+                return found, msgspec.structs.replace(page, unread=list(dict.fromkeys(unread)))
+
+    records, page = run_at_files(config, api, work)
     if as_csv or as_json:
         _print_all(records, as_csv)
     else:
         print_requests(records, empty="There are no such requests. Does `--from` reach far enough back?")
-    _note_gaps(_folder(config), arrival_ms(records[-1].id) if len(records) == limit else since, until)
-    _fail(unusable)
+    _note_gaps(page.notes)
+    _fail(page.unread)
 
 
 @usage.command()
 def show(
     request_id: RequestArgument,
     config: ConfigOption = None,
+    api: ApiOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the record of one request with all its fields.
 
     Example: `gateway usage show 01a1fccb-1807-7197-9f1b-61a58aba6c92 --json`
     """
-    found = find(config, request_id)
-    if (record := found.record) is None:
-        raise refuse("; ".join([f"the usage log has no request {request_id}", *found.unasked]), "not_found")
+
+    async def work(desk: Desk) -> Record:
+        from gateway.management import requests
+
+        return requests.record_of(await requests.read(desk, request_id))
+
+    record = run_at_files(config, api, work)
     if as_json:
         print_json(record)
         return
@@ -162,6 +192,7 @@ def summary(
     since: FromOption = None,
     until: ToOption = None,
     config: ConfigOption = None,
+    api: ApiOption = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
@@ -175,9 +206,30 @@ def summary(
     """
     _check_order(since, until)
     groups = _groups(by)
-    unusable: list[UnusableFile] = []
-    selected = _selected(config, account, model, outcome, since, until)
-    totals = grouped(_folder(config), groups, selected, unusable)
+
+    async def work(desk: Desk) -> tuple[list[SumLine], Summary]:
+        from gateway.management import usage
+        from gateway.management.times import moment
+
+        owner = account and await account_at(desk, account)
+        terms: dict[str, Any] = {
+            "account": owner,
+            "model": model,
+            "outcome": outcome,
+            "since": moment(since),
+            "until": moment(until),
+        }
+        found: list[SumLine] = []
+        after: str | None = ""
+        while after is not None:
+            query = usage.Wanted(by=",".join(groups), **terms, limit=usage.MOST_LINES, after=after)
+            page = await usage.summary(desk, query=query)
+            found += page.data
+            after = page.next
+        return found, page
+
+    lines, page = run_at_files(config, api, work)
+    totals = [{name: getattr(line, name) for name in (*groups, *SUMS)} for line in lines]
     if as_csv:
         print_csv(totals)
     elif as_json:
@@ -185,8 +237,8 @@ def summary(
             print_json(total)
     else:
         print_sums(groups, totals, empty="No requests ended in that time.")
-    _note_gaps(_folder(config), since, until)
-    _fail(unusable)
+    _note_gaps(page.notes)
+    _fail(page.unread)
 
 
 @usage.command()
@@ -205,33 +257,17 @@ def export(
     """
     _check_order(since, until)
     unusable: list[UnusableFile] = []
-    selected = _selected(config, account, model, outcome, since, until)
-    _print_all(_select(config, selected, unusable), as_csv)
-    _note_gaps(_folder(config), since, until)
-    _fail(unusable)
-
-
-def _selected(
-    config: Path | None,
-    account: str | None,
-    model: str | None,
-    outcome: Outcome | None,
-    since: int | None,
-    until: int | None,
-) -> Selected:
-    return Selected(account and account_of(config, account), model, outcome, since, until)
+    selected = Selected(account and account_of(config, account), model, outcome, since, until)
+    folder = usage_folder(configuration(config))
+    records = queries.select(folder, **msgspec.structs.asdict(selected), unusable=unusable)
+    _print_all(records, as_csv)
+    _note_gaps(notes(folder, since, until))
+    _fail(map(str, unusable))
 
 
 def _check_order(since: int | None, until: int | None) -> None:
     if since is not None and until is not None and since >= until:
         raise typer.BadParameter("`--from` must be before `--to`")
-
-
-def _select(
-    config: Path | None, selected: Selected, unusable: list[UnusableFile], *, newest_first: bool = False
-) -> Iterator[Record]:
-    terms = msgspec.structs.asdict(selected)
-    return queries.select(_folder(config), **terms, newest_first=newest_first, unusable=unusable)
 
 
 def _print_all(records: Iterable[Record], as_csv: bool) -> None:
@@ -242,12 +278,11 @@ def _print_all(records: Iterable[Record], as_csv: bool) -> None:
         print_json(record)
 
 
-def _fail(unusable: list[UnusableFile]) -> None:
+def _fail(unread: Iterable[str]) -> None:
     """End with exit code 1 where files could not be read, and name them."""
-    for error in unusable:
-        left_out = refuse(str(error))
-    if unusable:
-        raise left_out
+    left_out = [refuse(text) for text in unread]
+    if left_out:
+        raise left_out[-1]
 
 
 async def _follow(settings: Config, as_json: bool) -> None:
@@ -261,28 +296,10 @@ async def _follow(settings: Config, as_json: bool) -> None:
         sys.stdout.flush()
 
 
-def find(config: Path | None, request_id: str) -> Found:
-    """Return the record of a request from the files, or else from the store if it is not in them yet; or who was not asked."""
-    settings = configuration(config)
-    record = None
-    with suppress(UnusableFile):  # the store may have it, or says what is wrong
-        record = queries.find(settings.data_path / "usage", request_id)
-    return Found(record) if record is not None and record.outcome else asyncio.run(_find_anywhere(settings, request_id))
-
-
-async def _find_anywhere(settings: Config, request_id: str) -> Found:
-    async with store_of(settings) as store:
-        return await store.usage.ask(request_id)
-
-
-def _note_gaps(folder: Path, since_ms: int | None = None, until_ms: int | None = None) -> None:
-    """Print what may be missing in an answer about this time, on standard error."""
-    for note in notes(folder, since_ms, until_ms):
+def _note_gaps(found: Iterable[str]) -> None:
+    """Print what may be missing in an answer, on standard error."""
+    for note in found:
         typer.echo(f"note: {note}", err=True)
-
-
-def _folder(config: Path | None) -> Path:
-    return usage_folder(configuration(config))
 
 
 def _plain(value: object) -> str:

@@ -138,7 +138,7 @@ async def credential(desk: LocalDesk, name: str, number: str, body: Switch) -> C
     return after
 
 
-@operation("POST", "/channels/{name}/test", Scope.CHANNELS)
+@operation("POST", "/channels/{name}/test", Scope.CHANNELS, audited=False)
 async def test(desk: LocalDesk, name: str, body: Trial) -> Tried:
     """Send one small request to a channel's upstream and say how it answers. The upstream may bill it; no account is charged.
 
@@ -157,8 +157,7 @@ async def test(desk: LocalDesk, name: str, body: Trial) -> Tried:
         dialect = (await asyncio.to_thread(loading.build, desk.loaded)).dialects[channel.dialect]
     own = (*channel.credentials, "")[body.credential]
     verdict = await channel_trial.try_channel(channel_trial.Trial(channel, model, own, dialect))
-    desk.change.after = tried = Tried(name, model, verdict.good, verdict.status, verdict.took_ms, verdict.text)
-    return tried
+    return Tried(name, model, verdict.good, verdict.status, verdict.took_ms, verdict.text)
 
 
 def known(config: Config, name: str) -> Channel:

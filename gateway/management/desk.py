@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -12,7 +12,9 @@ from gateway.config.schema import Loaded
 from gateway.errors import Refused
 from gateway.management.audit_lines import Change, audited
 from gateway.management.operation import Arguments, Operation, Scope
-from gateway.services import Store
+
+if TYPE_CHECKING:
+    from gateway.services import Store
 
 ALL_SCOPES: Final = frozenset(Scope)
 
@@ -63,7 +65,7 @@ class LocalDesk:
     @property
     def usage_folder(self) -> Path:
         """The folder of the usage log."""
-        return self.store.usage.folder
+        return self.config.data_path / "usage"
 
     async def perform(self, operation: Operation[Any, Any], arguments: Arguments) -> Any:
         """Do an operation. Raises `Refused` (403) without its scope, and what the operation raises."""
@@ -74,7 +76,7 @@ class LocalDesk:
                 f"This needs the scope `{operation.scope}`, which is not one of yours: {', '.join(sorted(self.actor.scopes))}.",
             )
         own = LocalDesk(self.loaded, self.store, self.actor, self.key, running=self.running)
-        if not operation.writes:
+        if not operation.audited:
             return await operation.run(own, arguments)
         async with audited(self.store.client, self.actor.name, operation.name, arguments) as own.change:
             return await operation.run(own, arguments)

@@ -61,6 +61,7 @@ class Operation(Generic[Parameters, Result]):
         status: int,
         max_body: int,
         shown_once: str,
+        audited: bool,
     ) -> None:
         hints = get_type_hints(function)
         self.function = function
@@ -72,6 +73,8 @@ class Operation(Generic[Parameters, Result]):
         """Of the answer that says that it is done."""
         self.max_body = max_body
         """Bytes of the body at most."""
+        self.audited = audited and method != "GET"
+        """Whether it leaves lines in the audit log."""
         self.shown_once = shown_once
         """The field of the answer that is a secret, and null where the answer is repeated; empty where there is none."""
         self.name = f"{function.__module__.rpartition('.')[2]}.{function.__name__.rstrip('_')}"
@@ -87,7 +90,7 @@ class Operation(Generic[Parameters, Result]):
 
     @property
     def writes(self) -> bool:
-        """Whether it changes something, so that it leaves lines in the audit log."""
+        """Whether it does something that must not be done twice."""
         return self.method != "GET"
 
     @property
@@ -120,14 +123,22 @@ class Operation(Generic[Parameters, Result]):
 
 
 def operation(
-    method: str, path: str, scope: Scope, *, status: int = 200, max_body: int = MAX_BODY, shown_once: str = ""
+    method: str,
+    path: str,
+    scope: Scope,
+    *,
+    status: int = 200,
+    max_body: int = MAX_BODY,
+    shown_once: str = "",
+    audited: bool = True,
 ) -> Callable[[Callable[Concatenate[Any, Parameters], Awaitable[Result]]], Operation[Parameters, Result]]:
     """Make an operation of a function, whose first parameter is the desk.
 
-    `shown_once`: the field of the answer that is a secret, such as the text of a new token.
+    `shown_once`: the field of the answer that is a secret, such as the text of a new token. `audited` is False for what changes
+    nothing here.
     """
 
     def made(function: Callable[Concatenate[Any, Parameters], Awaitable[Result]]) -> Operation[Parameters, Result]:
-        return Operation(function, method, path, scope, status, max_body, shown_once)
+        return Operation(function, method, path, scope, status, max_body, shown_once, audited)
 
     return made

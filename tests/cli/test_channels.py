@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from gateway.cli import channels
+from gateway.cli.commands import program
 from gateway.store.channels import AccountReport, ChannelReport, Channels
 from gateway.store.client.client import Client
 from gateway.store.credential_states import fingerprint_of
 from tests.patience import PATIENCE_S
 
-app = typer.Typer()
-channels.register(app)
+app = program()
 
 
 @pytest.fixture(autouse=True)

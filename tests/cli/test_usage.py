@@ -12,12 +12,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from gateway.cli import trace, usage
+from gateway.cli.commands import program
 from gateway.cli.common import print_csv
-from gateway.errors import GatewayError
 from gateway.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.usage.database import UsageDatabase
@@ -29,9 +27,7 @@ from tests.records import COSTED, arrival, end, id_at
 
 DAY_MS = 86_400_000
 
-app = typer.Typer()
-usage.register(app)
-trace.register(app)
+app = program()
 
 
 @pytest.fixture
@@ -115,8 +111,8 @@ def test_a_file_in_the_place_of_a_folder_is_named(command: str, name: str, said:
     file = tmp_path / "gateway.yaml"
     file.write_text(f"data: {tmp_path / 'data'}\n")
     result = CliRunner().invoke(app, ["usage", command, "-c", str(file)])
-    assert isinstance(result.exception, GatewayError)
-    assert str(result.exception) == said.format(folder=tmp_path)
+    assert result.exit_code != 0
+    assert result.output == f"gateway: {said.format(folder=tmp_path)}\n"
 
 
 def test_list_filters_by_account_time_and_outcome_and_limits_the_number(rows: UsageDatabase) -> None:

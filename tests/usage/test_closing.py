@@ -7,8 +7,8 @@ import time
 import msgspec
 import pytest
 
-from gateway.cli.trace import _uncertain
 from gateway.exchange import Outcome
+from gateway.management.story import verdict
 from gateway.request_id import arrival_ms
 from gateway.store.client.client import Client
 from gateway.usage import queries, sink
@@ -63,7 +63,7 @@ async def test_an_open_request_of_a_gateway_that_is_away_is_not_said_to_be_under
     assert found.record == record
     (text,) = found.unasked
     assert f"({one.usage.gateway}), which received it, was last heard of at" in text
-    assert _uncertain(found).startswith("arrived; how it ended is not known here:\n- gateway ")
+    assert verdict(found).startswith("arrived; how it ended is not known here:\n- gateway ")
     at = arrival_ms(record.id) + 1000
     two.sink.reader.reading.add(Gap(at, at + 1))
     await two.sink.reader.save()

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from gateway.exchange import Outcome
-from gateway.usage import total_lines, totals
+from gateway.usage import totals
 from gateway.usage.damage import UnusableFile
 from gateway.usage.database import UsageDatabase, path_of
 from gateway.usage.record import Record
@@ -139,7 +139,7 @@ def test_days_that_are_over_are_not_added_up_again(database: UsageDatabase, monk
         read.append(wanted)
         return real(file, by, wanted)
 
-    monkeypatch.setattr(total_lines, "statement", counting)
+    monkeypatch.setattr("gateway.usage.total_lines.statement", counting)
     today_ms = NOW_MS // DAY_MS * DAY_MS
     for order in (Order(10), Order(10, "requests")):
         for by in (("account",), ("day", "account")):

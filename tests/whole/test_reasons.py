@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from gateway import Outcome
-from gateway.cli.trace import in_words
+from gateway.management.story import in_words
 from gateway.store.channels import ChannelLimits, ChannelReport
 from gateway.store.client.client import Client
 from gateway.store.credential_states import CredentialState, fingerprint_of
