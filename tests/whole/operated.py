@@ -138,7 +138,9 @@ async def operated(folder: Path) -> AsyncIterator[Operated]:
     ports = {name: free_port() for name in ("port", "admin", "portal")}
     async with FakeUpstream(pace_s=0) as upstream:
         file = folder / "gateway.yaml"
-        file.write_text(CONFIG.format(**ports, upstream=upstream.base_url, timeout=PATIENCE_S) + f"data: {folder}/data\n")
+        file.write_text(
+            CONFIG.format(**ports, upstream=upstream.base_url, timeout=PATIENCE_S) + f"data: {folder}/data\n"
+        )
         (folder / "data").mkdir(mode=0o700)
         write_past(folder / "data" / "usage")
         environment = {name: value for name, value in os.environ.items() if name != "GATEWAY_ADMIN_TOKEN"}

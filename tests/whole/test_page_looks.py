@@ -70,7 +70,9 @@ async def lived_in(house: Operated) -> Operated:
     await house.call("PATCH", "/accounts/paused", status="suspended")
     await house.call("POST", "/accounts/gone/close")
     await house.call("POST", "/channels/spare/disable", reason="The upstream is being moved to another region.")
-    await house.call("POST", "/accounts/acme/adjustments", transaction="a-1", amount_micros=-250_000, reason="A refund.")
+    await house.call(
+        "POST", "/accounts/acme/adjustments", transaction="a-1", amount_micros=-250_000, reason="A refund."
+    )
     for model in ("words", "other", "words", "missing"):
         await house.ask(token, model)
     return house

@@ -17,6 +17,7 @@ from aiohttp import web
 from gateway.admin.pages.accounts import check_sure, problem_of
 from gateway.admin.pages.door import OWN
 from gateway.admin.pages.forms import Form, body
+from gateway.admin.pages.plot import plot_of
 from gateway.admin.pages.tokens import DAY_S, HOUR_S
 from gateway.admin.pages.visit import Page, Visit
 from gateway.errors import GatewayError, Refused
@@ -51,6 +52,7 @@ async def show(visit: Visit, problem: str | None = None, opened: str = "", statu
         status,
         account=account,
         usage=used,
+        plot=plot_of([(day["day"], day["charge_micros"], 0) for day in used.days]),
         days=DAYS,
         ledger=await money.ledger(visit.desk, name, query=body(LedgerLines, limit=LINES, after=after)),
         older=bool(after),
