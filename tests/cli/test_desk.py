@@ -166,3 +166,39 @@ async def test_all_commands_on_accounts_and_tokens_print_the_same_both_ways(
     monkeypatch.setenv("GATEWAY_API_TOKEN", TOKEN)
     monkeypatch.setenv("GATEWAY_CONFIG", str(tmp_path / "none.yaml"))
     assert await printed(tmp_path) == here
+
+
+async def test_what_cannot_be_reached_or_is_not_allowed_is_told_and_never_done_at_the_store(
+    address: str, tmp_path: Path, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def told(*words: str) -> tuple[int, str]:
+        result = await asyncio.to_thread(CliRunner().invoke, program(), words)
+        return result.exit_code, result.stderr + result.stdout
+
+    create = ("account", "create", "alice")
+    for wrong in ("", "10.0.0.5:9090", "http://user@host"):
+        code, said = await told(*create, "--api", wrong)
+        assert (code, "--api: give the address" in said) == (2, True)
+    monkeypatch.delenv("GATEWAY_API_TOKEN", raising=False)
+    code, said = await told(*create, "--api", address)
+    assert (code, "in $GATEWAY_API_TOKEN" in said) == (2, True)
+    monkeypatch.setenv("GATEWAY_API_TOKEN", "wrong-one")
+    code, said = await told(*create, "--api", address)
+    assert (code, "does not accept the token" in said, "wrong-one" in said) == (2, True, False)
+    monkeypatch.setenv("GATEWAY_API_TOKEN", TOKEN)
+    code, said = await told(*create, "--api", address, "--config", str(tmp_path / "gateway.yaml"))
+    assert (code, "give one of them" in said) == (2, True)
+    code, said = await told(*create, "--api", "http://127.0.0.1:1")
+    assert (code, "does not answer" in said) == (6, True)
+    assert await client.call("HLEN", "gw:{alice}") == await client.call("EXISTS", "gw:{alice}:wallet") == 0
+    assert "There are no accounts" in (await told("account", "list"))[1]
+
+    code, said = await told("management-tokens", "create", "shop", "--scopes", "read", "--api", address)
+    assert code == 0
+    assert "shop" in (await told("management-tokens", "list", "--api", address))[1]
+    code, listed = await told("audit", "list", "--api", address)
+    assert (code, "admin.token" in listed, "management_tokens.create" in listed) == (0, True, True)
+    monkeypatch.setenv("GATEWAY_API_TOKEN", said.split()[-1])
+    assert (await told("account", "list", "--api", address))[0] == 0
+    code, said = await told(*create, "--api", address)
+    assert (code, "needs the scope `accounts`" in said) == (1, True)

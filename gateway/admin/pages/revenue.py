@@ -73,8 +73,11 @@ async def show(visit: Visit) -> web.StreamResponse:
 
 
 async def warm(desk: LocalDesk) -> None:
-    """Look once at what the page shows by itself: the sums of days that are over are in memory from then on."""
-    await usage.summary(desk, query=_wanted(["day"], Asked().terms(), usage.MOST_LINES))
+    """Look once at what the page shows of the last 30 days: the sums of days that are over are in memory from then on."""
+    terms = Asked().terms()
+    await usage.summary(desk, query=_wanted(["day"], terms, usage.MOST_LINES))
+    for by in (list(GROUPS), *([name] for name in GROUPS[1:])):
+        await usage.summary(desk, query=_wanted(by, terms, LINES))
 
 
 async def export(visit: Visit) -> web.StreamResponse:
