@@ -11,8 +11,9 @@ from aiohttp import ClientError, ClientResponseError, ClientSession, ClientTimeo
 from gateway.admin.live import LIVE, PING_S
 from gateway.config.schema import Config, host_port
 from gateway.management.admin_token import has_token, token_of
+from gateway.management.streamed import events_of
 from gateway.usage import queries
-from gateway.usage.record import Record, decode
+from gateway.usage.record import Record
 
 POLL_S = 0.5
 
@@ -46,9 +47,5 @@ async def _ended_live(config: Config, address: str, place: str) -> AsyncGenerato
         answer.raise_for_status()
         if answer.content_type != "text/event-stream":
             raise ClientResponseError(answer.request_info, (), message="something else listens there")
-        async for line in answer.content:
-            name, _, value = line.decode().strip().partition(": ")
-            if name == "id":
-                place = value
-            elif name == "data":
-                yield place, decode(value)
+        async for event in events_of(answer.content):
+            yield event

@@ -23,7 +23,7 @@ from gateway.cli.common import (
     printable,
     refuse,
 )
-from gateway.cli.desk import ApiOption, run_at_files
+from gateway.cli.desk import ApiOption, run_at_desk, run_at_files
 from gateway.cli.named import account_at, account_of
 from gateway.cli.request_ids import RequestArgument
 from gateway.cli.tables import GAP
@@ -170,11 +170,15 @@ def show(
 
 
 @usage.command()
-def tail(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+def tail(config: ConfigOption = None, api: ApiOption = None, as_json: JsonOption = False) -> None:
     """Print each request when it ends, until Ctrl-C.
 
     Example: `gateway usage tail --json | jq 'select(.outcome != "completed")'`
     """
+    if api is not None:
+        with suppress(KeyboardInterrupt):
+            run_at_desk(config, api, lambda desk: _follow_there(desk, as_json))
+        return
     settings = configuration(config)
     usage_folder(settings)
     with suppress(KeyboardInterrupt):
@@ -289,11 +293,25 @@ async def _follow(settings: Config, as_json: bool) -> None:
     from gateway.cli.follow import ended  # it imports aiohttp, which takes a third of a second
 
     async for record in ended(settings):
-        if as_json:
-            print_json(record)
-        else:
-            print(GAP.join(cells_of(record)))
-        sys.stdout.flush()
+        _print_ended(record, as_json)
+
+
+async def _follow_there(desk: Desk, as_json: bool) -> None:
+    from gateway.management import usage
+    from gateway.management.streamed import FeedElsewhere
+
+    feed = await usage.live(desk, query=usage.Followed())
+    if isinstance(feed, FeedElsewhere):
+        async for record in feed.records():
+            _print_ended(record, as_json)
+
+
+def _print_ended(record: Record, as_json: bool) -> None:
+    if as_json:
+        print_json(record)
+    else:
+        print(GAP.join(cells_of(record)))
+    sys.stdout.flush()
 
 
 def _note_gaps(found: Iterable[str]) -> None:

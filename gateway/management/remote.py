@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from codecs import getincrementaldecoder
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -20,10 +21,10 @@ import msgspec
 from gateway.errors import GatewayError, Misconfigured, Refused, StoreAway
 from gateway.management.errors import IN_USE, PREFIX, in_own_words, refused
 from gateway.management.operation import Arguments, Operation
-from gateway.management.streamed import CsvFile, Feed
+from gateway.management.streamed import CsvFile, Feed, FeedElsewhere
 
 if TYPE_CHECKING:
-    from aiohttp import ClientSession
+    from aiohttp import ClientResponse, ClientSession
 
 TOKEN: Final = "GATEWAY_API_TOKEN"  # noqa: S105 - the name of a variable
 EXAMPLE: Final = "http://10.0.0.5:9090"
@@ -76,7 +77,7 @@ class RemoteDesk:
         if operation.returns is CsvFile:
             return CsvFile(operation.path.rpartition("/")[2], self._pieces(url))
         if operation.returns is Feed:
-            raise Misconfigured(f"a command does not follow what ends elsewhere; this does: GET {url}")
+            return FeedElsewhere(partial(self._events, url))
         headers, body = {}, None
         if operation.writes:
             headers["Idempotency-Key"] = secrets.token_hex(16)
@@ -134,17 +135,31 @@ class RemoteDesk:
 
     async def _pieces(self, url: str) -> AsyncIterator[str]:
         """Yield a text as it comes. Raises what `perform` raises."""
+        decode = getincrementaldecoder("utf-8")("replace").decode
+        async with self._streamed(url) as response:
+            async for piece in response.content.iter_any():
+                yield decode(piece)
+
+    async def _events(self, url: str, after: str) -> AsyncIterator[bytes]:
+        """Yield the lines of a feed as they come. Raises what `perform` raises."""
+        async with self._streamed(url, {"Last-Event-ID": after} if after else {}) as response:
+            async for line in response.content:
+                yield line
+
+    @asynccontextmanager
+    async def _streamed(self, url: str, headers: Mapping[str, str] | None = None) -> AsyncIterator[ClientResponse]:
+        """Yield an answer that is read as it comes. Raises what `perform` raises, also where it breaks off."""
         from aiohttp import ClientError, ClientTimeout
         from yarl import URL
 
-        decode = getincrementaldecoder("utf-8")("replace").decode
+        timeout = ClientTimeout(sock_connect=CONNECT_S, sock_read=ANSWER_S)
         try:
-            timeout = ClientTimeout(sock_connect=CONNECT_S, sock_read=ANSWER_S)
-            async with self._session.get(URL(url, encoded=True), timeout=timeout, allow_redirects=False) as response:
+            async with self._session.get(
+                URL(url, encoded=True), headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
                 if response.status != 200:
                     raise self._error(response.status, await response.content.read(MAX_REFUSAL))
-                async for piece in response.content.iter_any():
-                    yield decode(piece)
+                yield response
         except (ClientError, TimeoutError, OSError) as error:
             raise StoreAway(f"{self._address} does not answer to the end: {type(error).__name__}") from None
 

@@ -26,9 +26,9 @@ from gateway.usage.record import Record
 from gateway.usage.reference import hashed_reference
 from gateway.usage.search import Found
 
-SCANNED: Final = 20_000
+SCANNED: Final = 10_000
 """Rows that are compared with the filters between two looks at the time."""
-LONGEST_S: Final = 0.15
+LONGEST_S: Final = 0.12
 """How long it is looked for requests that are rare: then the page ends, with what was found."""
 _AFTER_PREFIX: Final = "g"
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
-from gateway.usage.record import Record
+from gateway.errors import StoreAway
+from gateway.usage.record import Record, decode
+
+PATIENCE_S: Final = 60.0
+RETRY_S: Final = 1.0
 
 
 class Streamed:
@@ -34,3 +40,39 @@ class Feed(Streamed):
     def __init__(self, folder: Path, selects: Callable[[Record], bool]) -> None:
         self.folder = folder
         self.selects = selects
+
+
+class FeedElsewhere(Feed):
+    """The feed of a gateway elsewhere."""
+
+    def __init__(self, connect: Callable[[str], AsyncIterator[bytes]]) -> None:
+        """`connect` returns the lines of a new connection, which begins after the event that it gets, or with what comes."""
+        self._connect = connect
+
+    async def records(self) -> AsyncIterator[Record]:
+        """Yield records, without an end. A connection that breaks is made anew, from the same place on.
+
+        Raises `StoreAway` where that fails for `PATIENCE_S`, and the error that the gateway had.
+        """
+        place, deadline = "", 0.0
+        while True:
+            try:
+                async for event, record in events_of(self._connect(place)):
+                    place, deadline = event, 0.0
+                    yield record
+            except StoreAway:
+                if not place or (deadline and time.monotonic() > deadline):
+                    raise
+            deadline = deadline or time.monotonic() + PATIENCE_S
+            await asyncio.sleep(RETRY_S)
+
+
+async def events_of(lines: AsyncIterable[bytes]) -> AsyncIterator[tuple[str, Record]]:
+    """Yield the records of a feed that is received, each with the `Last-Event-ID` to go on after it."""
+    place = ""
+    async for line in lines:
+        name, _, value = line.decode().strip().partition(": ")
+        if name == "id":
+            place = value
+        elif name == "data":
+            yield place, decode(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 from pathlib import Path
 from typing import cast
@@ -14,9 +14,13 @@ from pytest_aiohttp import AiohttpRawServer
 
 from gateway.admin.app import Admin, serving
 from gateway.admin.callers import Callers
+from gateway.admin.live import LiveUsage
 from gateway.cli import follow
 from gateway.config.schema import Config
+from gateway.management import usage
 from gateway.management.admin_token import AdminToken, token_of
+from gateway.management.remote import RemoteDesk
+from gateway.management.streamed import Feed, FeedElsewhere
 from gateway.metrics.exporter import Exporter
 from gateway.store.client.client import Client as StoreClient
 from gateway.store.management_tokens import ManagementTokens
@@ -106,4 +110,39 @@ async def test_without_a_port_the_files_are_followed(tmp_path: Path) -> None:
     rows = UsageDatabase(tmp_path / "usage")
     async with aclosing(follow.ended(Config(data=str(tmp_path), admin=None))) as ended, asyncio.timeout(PATIENCE_S):
         await first_of(ended, rows)
+    rows.close()
+
+
+async def test_what_ends_elsewhere_is_followed_through_a_broken_connection(
+    config: Config, client: StoreClient, aiohttp_raw_server: AiohttpRawServer, tmp_path: Path
+) -> None:
+    """A proxy breaks the first connection after two events; the command's desk goes on with the third."""
+    rows = UsageDatabase(config.data_path / "usage")
+    live, asked = LiveUsage(), list[str]()
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        asked.append(request.headers.get("Last-Event-ID", ""))
+        sent = 0
+
+        def selects(record: Record) -> bool:
+            nonlocal sent
+            sent += 1
+            if len(asked) == 1 and sent > 2 and request.transport is not None:
+                request.transport.abort()
+            return True
+
+        return await live.send(cast(web.Request, request), Feed(rows.folder, selects))
+
+    server = await aiohttp_raw_server(answer)
+    async with RemoteDesk.open(f"http://{server.host}:{server.port}", "a-token") as desk:
+        feed = await usage.live(desk, query=usage.Followed())
+        assert isinstance(feed, FeedElsewhere)
+        async with aclosing(cast("AsyncGenerator[Record]", feed.records())) as ended:
+            waiting = await first_of(ended, rows)
+            waiting += [end(arrival()) for _ in range(5)]
+            rows.write(waiting[-5:])
+            async with asyncio.timeout(PATIENCE_S):
+                assert [await anext(ended) for _ in waiting] == waiting
+    assert len(asked) == 2
+    assert asked[1]
     rows.close()

@@ -23,6 +23,7 @@ from gateway.management.money import LedgerLines, NewAdjustment, NewCredit
 from gateway.management.operation import Desk, Scope
 from gateway.management.remote import RemoteDesk
 from gateway.management.requests import Filters
+from gateway.management.streamed import FeedElsewhere
 from gateway.management.tokens import NewToken, Rotation, TokenList
 from gateway.management.usage import Followed
 from gateway.metrics.exporter import Exporter
@@ -138,17 +139,19 @@ async def test_an_error_there_has_the_words_and_the_kind_of_the_one_here(
     assert kind == here.value.kind
 
 
-async def test_a_file_is_read_as_it_comes_and_a_feed_is_not_followed(
+async def test_a_file_is_read_as_it_comes_and_wrong_tokens_are_told_so(
     desk: LocalDesk, address: str, elsewhere: RemoteDesk
 ) -> None:
     here = [piece async for piece in (await usage.export(desk, query=Filters())).pieces]
     there = [piece async for piece in (await usage.export(elsewhere, query=Filters())).pieces]
     assert "".join(there) == "".join(here)
-    with pytest.raises(Misconfigured, match="GET http"):
-        await usage.live(elsewhere, query=Followed())
+    assert isinstance(await usage.live(elsewhere, query=Followed()), FeedElsewhere)
     async with RemoteDesk.open(address, "wrong") as nobody:
-        with pytest.raises(Misconfigured, match="does not accept"):
-            await anext((await usage.export(nobody, query=Filters())).pieces)
+        feed = await usage.live(nobody, query=Followed())
+        assert isinstance(feed, FeedElsewhere)
+        for answer in ((await usage.export(nobody, query=Filters())).pieces, feed.records()):
+            with pytest.raises(Misconfigured, match="does not accept"):
+                await anext(answer)
 
 
 async def test_a_token_without_the_scope_is_told_so(desk: LocalDesk, address: str) -> None:
