@@ -31,7 +31,7 @@ test: $(VENV)/.dev
 	@$(BESIDE) > $(VENV)/beside.log 2>&1 & beside=$$!; \
 	  echo "$(PYTEST)"; $(PYTEST); tests=$$?; \
 	  wait $$beside; others=$$?; cat $(VENV)/beside.log; exit $$((tests | others))
-	@command -v chromium chromium-browser google-chrome > /dev/null || echo "No page was tried in a browser: chromium is not installed."
+	@command -v chromium chromium-browser google-chrome > /dev/null || echo "No page was tried in a browser: on Debian, \`apt install chromium\` gets one."
 	if command -v valgrind callgrind_control > /dev/null; then $(BIN)/python -m tests.bench.instructions; \
 	  else echo "The instructions of a request and of an event are not counted: valgrind is not installed."; fi
 

@@ -1,4 +1,4 @@
-"""The operator's port: health, metrics, and the usage log as sums and as a live stream.
+"""The operator's port: health, metrics, the API over the table of operations, and pages.
 
 Imports `management`, `metrics` and the packages below them.
 """

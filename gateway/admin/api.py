@@ -45,12 +45,11 @@ def add_routes(application: web.Application, desk_of: DeskOf, live: LiveUsage) -
 
     for operation in OPERATIONS:
         path = PREFIX + operation.path
-        for (
-            name
-        ) in operation.in_path:  # also a text that is empty or has braces, of which the operation says what is wrong
+        for name in operation.in_path:  # any text, also an empty one: the operation says what is wrong with it
             path = path.replace(f"{{{name}}}", f"{{{name}:[^/]*}}")
         application.router.add_route(operation.method, path, _handler(operation, desk_of, unbroken, send))
-    application.router.add_get(PREFIX + openapi.PATH, _description, allow_head=False)
+    for path in (PREFIX + openapi.PATH, openapi.PATH):
+        application.router.add_get(path, _description, allow_head=False)
     application.on_cleanup.append(unbroken.end)
 
 

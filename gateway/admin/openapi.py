@@ -17,7 +17,7 @@ from gateway.management.streamed import Streamed
 from gateway.management.table import OPERATIONS
 
 PATH: Final = "/openapi.json"
-"""Below the prefix. It needs a token, of any scope: who has none learns nothing from this port."""
+"""Below the prefix, and at the root. It needs a token: who has none learns nothing from this port."""
 REFERENCE: Final = "#/components/schemas/{name}"
 IN_PATH: Final[Mapping[str, str]] = {
     "account": "The account's id.",

@@ -33,11 +33,11 @@ async def test_it_has_the_routes_that_are_served_and_no_other(api: Client, descr
 
 
 async def test_it_is_served_to_who_has_a_token(api: Client, described: Any) -> None:
-    path = f"{PREFIX}{openapi.PATH}"
-    async with api.get(path, headers={"Authorization": f"Bearer {TOKEN}"}) as response:
-        assert (response.status, await response.json()) == (200, described)
-    async with api.get(path) as response:
-        assert response.status == 401
+    for path in (f"{PREFIX}{openapi.PATH}", openapi.PATH):
+        async with api.get(path, headers={"Authorization": f"Bearer {TOKEN}"}) as response:
+            assert (response.status, await response.json()) == (200, described)
+        async with api.get(path) as response:
+            assert response.status == 401
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.name)

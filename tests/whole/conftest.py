@@ -6,11 +6,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
+from playwright.async_api import Browser
 
 from gateway.fake_upstream import FakeUpstream
 from gateway.store.client.client import Client
 from gateway.testing import Running, running
 from tests.patience import PATIENCE_S
+from tests.whole.browser import launched
+from tests.whole.operated import Operated, operated
 
 CHAIN = """
 plugins:
@@ -58,3 +62,17 @@ async def gateway(upstream: FakeUpstream, store_url: str, client: Client, tmp_pa
     """Yield a gateway in front of `upstream`, with an empty store."""
     async with running(configuration(upstream.base_url), tmp_path, store_url) as whole:
         yield whole
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    """Yield a browser, one for all tests of a module, which run in the module's loop."""
+    async with launched() as running_browser:
+        yield running_browser
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Operated]:
+    """Yield a whole gateway with its pages, one for all tests of a module, which run in the module's loop."""
+    async with operated(tmp_path_factory.mktemp("house")) as serving:
+        yield serving

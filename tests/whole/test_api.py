@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from gateway.management.table import OPERATIONS
 from tests.cli.processes import Served, demo_in, free_port, gateway, serving
 from tests.patience import PATIENCE_S, wait_until
 from tests.whole.api import Api, admin_token, api_of
+from tests.whole.own_store import OwnStore
 
 README: Final = Path(__file__).parent.parent.parent / "deploy/README.md"
 NOT_SHOWN: Final = {"channels.credential", "channels.test", "usage.live"}
@@ -145,3 +147,36 @@ async def test_the_served_configuration_and_a_refused_reload_are_known_to_the_ap
         assert config["generation"] == 2
         assert "unknown" in config["refused"]["reason"]
         assert await served.stop() == 0
+
+
+async def test_wrong_tokens_are_counted_and_the_port_goes_on_without_its_store(tmp_path: Path) -> None:
+    port = free_port()
+    store = OwnStore(tmp_path / "elsewhere")
+    await store.start()
+    try:
+        file = demo_in(tmp_path, admin=f"127.0.0.1:{port}")
+        file.write_text(f"{file.read_text()}redis: {store.url}\n")
+        async with serving(file) as served, api_of(tmp_path, port) as api:
+            url, right = f"http://127.0.0.1:{port}", {"Authorization": f"Bearer {admin_token(tmp_path)}"}
+            async with aiohttp.ClientSession() as session:
+                for token in ("wrong", "sk-mgmt-1a2b3c4d5e6f-wrong"):
+                    headers = {"Authorization": f"Bearer {token}"}
+                    async with session.get(f"{url}/api/v1/accounts", headers=headers) as response:
+                        assert response.status == 401
+                store.signal(signal.SIGSTOP)
+                try:
+                    for method, path, body in (("GET", "/accounts", None), ("POST", "/accounts", {"id": "alice"})):
+                        status, said = await api.call(method, path, body, "one" if body else "")
+                        assert (status, said["error"]["code"]) == (503, "service_unavailable")
+                    async with session.get(f"{url}/healthz") as response:
+                        assert await response.text() == "ok\n"
+                    async with session.get(f"{url}/metrics", headers=right) as response:
+                        assert "sluicegate_admin_tokens_refused_total 2.0" in await response.text()
+                finally:
+                    store.signal(signal.SIGCONT)
+                status, made = await api.repeated("POST", "/accounts", {"id": "alice"}, "one")
+                assert (status, made["id"]) == (201, "alice")
+            assert await served.stop() == 0
+    finally:
+        await store.end()
+        await store.operator.aclose()

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from aiohttp import web
 
 from gateway.fake_upstream import FakeUpstream
@@ -19,10 +16,10 @@ from gateway.store.client.client import Client
 from gateway.testing import running
 from tests.cli.processes import free_port
 from tests.patience import PATIENCE_S
+from tests.whole.browser import launched, needs_browser
 from tests.whole.conftest import configuration
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="needs a browser: on Debian, `apt install chromium`")
+pytestmark = needs_browser
 
 PAGE = """<!doctype html><title>a page</title>
 <script>
@@ -75,23 +72,6 @@ async def pages(port: int, text: str, said: asyncio.Queue[Any]) -> AsyncIterator
     await runner.cleanup()
 
 
-@asynccontextmanager
-async def browser(url: str, folder: Path) -> AsyncIterator[None]:
-    """Open a page in a browser without a window."""
-    options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
-    process = await asyncio.create_subprocess_exec(
-        *(CHROMIUM, *options, f"--user-data-dir={folder}/browser", "--remote-debugging-port=0", url),
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-        env=os.environ | {"HOME": str(folder)},
-    )
-    try:
-        yield
-    finally:
-        process.terminate()
-        await process.wait()
-
-
 async def test_a_page_of_a_named_origin_streams_and_another_is_refused(
     store_url: str, client: Client, tmp_path: Path
 ) -> None:
@@ -102,7 +82,9 @@ async def test_a_page_of_a_named_origin_streams_and_another_is_refused(
         async with running(settings, tmp_path, store_url) as gateway:
             text = PAGE.replace("GATEWAY", f"http://127.0.0.1:{gateway.port}").replace("TOKEN", await gateway.token())
             said: asyncio.Queue[Any] = asyncio.Queue()
-            async with pages(port, text, said), browser(f"{named}/", tmp_path), asyncio.timeout(PATIENCE_S):
+            async with pages(port, text, said), launched() as browser, asyncio.timeout(PATIENCE_S):
+                page = await browser.new_page()
+                await page.goto(f"{named}/")
                 answers = {each["origin"]: each for each in (await said.get(), await said.get())}
     stream, refused = answers[named]["stream"], answers[named]["refused"]
     assert (stream["status"], stream["text"][-14:]) == (200, "data: [DONE]\n\n")

@@ -62,10 +62,11 @@
     rows.push(row);
   };
 
-  const fill = (row, entry) => {
+  const fill = (row, entry, today) => {
     const [ended, account, model, channel, outcome, first, duration, charge] = Array.from(row.cells, (cell) => cell.firstChild);
     const time = new Date(Date.parse(entry.at) + entry.duration_ms).toISOString();
-    set(ended, time.slice(11, 19));
+    // Of another day, the day is what matters: the last requests of a quiet gateway may be old.
+    set(ended, time.slice(0, 10) === today ? time.slice(11, 19) : time.slice(5, 16).replace("T", " "));
     ended.href = `/requests/${encodeURIComponent(entry.id)}`;
     ended.title = entry.id;
     set(account, entry.account || "–");
@@ -111,7 +112,8 @@
       at("live").hidden = false;
       at("quiet").hidden = true;
       while (rows.length < shown.length) newRow();
-      shown.forEach((entry, index) => fill(rows[index], entry));
+      const today = new Date().toISOString().slice(0, 10);
+      shown.forEach((entry, index) => fill(rows[index], entry, today));
     }
   };
   const soon = () => {

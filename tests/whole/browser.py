@@ -1,0 +1,161 @@
+"""A real browser for tests: where it is, what it must not complain of, and a person who has only a keyboard."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, Request, async_playwright
+
+from tests.patience import PATIENCE_S
+
+INSISTS: Final = "GATEWAY_TEST_BROWSER"
+"""An environment variable: where it is set, tests that need a browser fail without one, and are not skipped."""
+CHROMIUM: Final = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
+needs_browser: Final = pytest.mark.skipif(
+    not CHROMIUM and not os.environ.get(INSISTS), reason="needs a browser: on Debian, `apt install chromium`"
+)
+OPTIONS: Final = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
+OUT: Final = Path(__file__).parent.parent.parent / ".ci" / "out"
+"""The folder of the screenshots, which git ignores."""
+MOST_TABS: Final = 400
+LARGEST_VIEW: Final = 100_000
+"""Bytes of a page with its style sheet, scripts and icon."""
+
+FOCUSED = """() => {
+  const shown = (node) => node.checkVisibility({visibilityProperty: true}) && !node.disabled;
+  const all = [...document.querySelectorAll('a[href], button, input:not([type=hidden]), select, textarea, summary')];
+  const node = document.activeElement;
+  if (node && node !== document.body) node.dataset.reached = '';
+  return {
+    over: !node || node === document.body,
+    closed: node?.matches('details:not([open]) > summary') ?? false,
+    missed: all.filter((each) => shown(each) && !('reached' in each.dataset)).map((each) => each.outerHTML.slice(0, 200)),
+    outlined: !node || node === document.body || getComputedStyle(node).outlineStyle !== 'none' || node.tagName === 'MAIN',
+    what: node?.outerHTML.slice(0, 200) ?? '',
+  };
+}"""
+SIZE = """() => [...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')]
+  .reduce((sum, each) => sum + each.decodedBodySize, 0)"""
+WIDER = """() => {
+  const wide = document.documentElement.clientWidth;
+  if (document.documentElement.scrollWidth <= wide) return [];
+  return [...document.querySelectorAll('body *')].filter((each) => each.getBoundingClientRect().right > wide + 1)
+    .map((each) => each.outerHTML.slice(0, 120));
+}"""
+VIOLATIONS = """addEventListener('securitypolicyviolation',
+  (event) => console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`))"""
+
+
+@asynccontextmanager
+async def launched() -> AsyncIterator[Browser]:
+    """Run a browser without a window."""
+    assert CHROMIUM, f"{INSISTS} is set, and there is no browser"
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=OPTIONS, timeout=PATIENCE_S * 1000)
+        yield browser
+        await browser.close()
+
+
+class Window:
+    """A window of somebody's own, with cookies of its own. What the browser complains of is in `complaints`."""
+
+    def __init__(self, context: BrowserContext, page: Page, hosts: set[str]) -> None:
+        self.context = context
+        self.page = page
+        self.complaints: list[str] = []
+        self.refusals: set[int] = set()
+        """Statuses of pages that a test expects, which the browser would complain of."""
+        self._hosts = hosts
+        context.on("console", self._said)
+        context.on("weberror", lambda error: self.complaints.append(f"error: {error.error}"))
+        context.on("request", self._asked)
+
+    async def goto(self, url: str) -> None:
+        """Open a page, which must be small enough."""
+        await self.page.goto(url)
+        await self.check_size()
+
+    async def check_size(self) -> None:
+        """Fail if the page with all that belongs to it is too large."""
+        size = await self.page.evaluate(SIZE)
+        assert 1_000 < size < LARGEST_VIEW, f"{self.page.url} has {size} bytes"
+
+    async def check_width(self) -> None:
+        """Fail if the page is wider than the window."""
+        assert await self.page.evaluate(WIDER) == [], self.page.url
+
+    async def shoot(self, name: str) -> None:
+        """Keep a picture of the whole page."""
+        OUT.mkdir(parents=True, exist_ok=True)
+        # Without `caret`, Playwright adds a style of its own to the page, which the page's policy forbids.
+        await self.page.screenshot(path=OUT / f"{name}.png", full_page=True, caret="initial")
+
+    async def tab_to(self, target: Locator) -> None:
+        """Press Tab until something has the focus. Fail if it never gets it."""
+        await target.wait_for()
+        for _ in range(MOST_TABS):
+            if await target.evaluate("node => node === document.activeElement"):
+                return
+            await self.page.keyboard.press("Tab")
+        raise AssertionError(f"{target} is not reached by the Tab key")
+
+    async def press(self, target: Locator, key: str = "Enter") -> None:
+        """Do something by the keyboard alone."""
+        await self.tab_to(target)
+        await self.page.keyboard.press(key)
+
+    async def type(self, target: Locator, text: str) -> None:
+        """Write into a field by the keyboard alone."""
+        await self.tab_to(target)
+        await self.page.keyboard.press("Control+A")
+        await self.page.keyboard.type(text)
+
+    async def check_reach(self) -> int:
+        """Go through the page with Tab, and open what is closed on the way; return the number of stops.
+
+        Fail if anything that can be done is not reached, or does not show that it has the focus.
+        """
+        await self.page.evaluate("document.activeElement.blur()")
+        for stops in range(MOST_TABS):
+            await self.page.keyboard.press("Tab")
+            found = await self.page.evaluate(FOCUSED)
+            if found["over"]:
+                assert found["missed"] == [], self.page.url
+                return stops
+            assert found["outlined"], f"{self.page.url}: no outline of {found['what']}"
+            if found["closed"]:
+                await self.page.keyboard.press("Enter")
+        raise AssertionError(f"{self.page.url}: the Tab key goes round and round")
+
+    def _said(self, message: ConsoleMessage) -> None:
+        known = any(f"responded with a status of {status}" in message.text for status in self.refusals)
+        if message.type in ("error", "warning") and not known:
+            self.complaints.append(f"{message.type}: {message.text}")
+
+    def _asked(self, request: Request) -> None:
+        parts = urlsplit(request.url)
+        if parts.netloc not in self._hosts and parts.scheme not in ("data", "blob"):
+            self.complaints.append(f"another host: {request.url}")
+
+
+@asynccontextmanager
+async def window(
+    browser: Browser, hosts: set[str], *, width: int = 1440, height: int = 900, **options: Any
+) -> AsyncIterator[Window]:
+    """Open a window. Fail at the end if the browser complained, or asked another host. `options`: of Playwright's context."""
+    context = await browser.new_context(viewport={"width": width, "height": height}, **options)
+    context.set_default_timeout(PATIENCE_S * 1000)
+    await context.add_init_script(VIOLATIONS)
+    opened = Window(context, await context.new_page(), hosts)
+    try:
+        yield opened
+        assert opened.complaints == []
+    finally:
+        await context.close()

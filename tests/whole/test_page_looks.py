@@ -1,0 +1,110 @@
+"""How every page looks in a real browser: narrow and wide, light and dark, and for people who do not see it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from importlib.resources import files
+from typing import Any, Final
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser
+
+from tests.whole.browser import Window, needs_browser, window
+from tests.whole.operated import Operated
+
+pytestmark = [needs_browser, pytest.mark.asyncio(loop_scope="module")]
+
+WIDTHS: Final = ((375, 740), (1440, 900))
+THEMES: Final[Any] = ("light", "dark")
+AXE: Final = files("axe_playwright_python").joinpath("axe.min.js").read_text()
+FINDINGS: Final = """async () => (await axe.run(document, {resultTypes: ['violations']})).violations
+  .filter((each) => ['serious', 'critical'].includes(each.impact))
+  .map((each) => `${each.id}: ${each.nodes.map((node) => node.failureSummary + ' ' + node.html.slice(0, 200)).join('; ')}`)"""
+
+OPENED: Final = "() => document.querySelectorAll('details').forEach((each) => { each.open = true; })"
+"""Shows all that can be done on a page."""
+
+OPERATORS: Final = {
+    "requests": "/requests",
+    "requests-none": "/requests?account=nobody",
+    "accounts": "/accounts",
+    "accounts-none": "/accounts?q=nobody",
+    "account": "/accounts/acme",
+    "account-new": "/accounts/fresh",
+    "account-closed": "/accounts/gone",
+    "channels": "/channels",
+    "money": "/money",
+    "money-by": "/money?by=account&by=model&by=channel",
+    "money-none": "/money?account=nobody",
+    "configuration": "/configuration",
+    "audit": "/audit",
+    "audit-none": "/audit?target=nobody",
+}
+"""Pages that need nothing but to be opened, and what their pictures are called."""
+CALLERS: Final = {"my": "/my", "my-requests": "/my/requests"}
+
+
+async def check(window: Window, name: str) -> None:
+    """Look at the page that is open in both widths and both themes: how wide it is, what axe finds, and keep a picture."""
+    await window.check_size()
+    await window.page.evaluate(AXE)
+    for width, height in WIDTHS:
+        await window.page.set_viewport_size({"width": width, "height": height})
+        for theme in THEMES:
+            await window.page.emulate_media(color_scheme=theme)
+            await window.shoot(f"{name}-{width}-{theme}")
+            findings = await window.page.evaluate(FINDINGS)
+            assert findings == [], f"{name}, {width} pixels, {theme}"
+        await window.check_width()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def lived_in(house: Operated) -> Operated:
+    """Let the gateway have accounts in all conditions, and one with requests of today."""
+    token = await house.account("acme", external_id="shop-4711@example.com", credit_line_micros=1_000_000)
+    await house.account("bolt", credit=120_000, budgets={"day_micros": 100_000})
+    await house.account("fresh", credit=0)
+    await house.account("paused", group="trial")
+    await house.account("gone")
+    await house.call("PATCH", "/accounts/paused", status="suspended")
+    await house.call("POST", "/accounts/gone/close")
+    await house.call("POST", "/channels/spare/disable", reason="The upstream is being moved to another region.")
+    await house.call("POST", "/accounts/acme/adjustments", transaction="a-1", amount_micros=-250_000, reason="A refund.")
+    for model in ("words", "other", "words", "missing"):
+        await house.ask(token, model)
+    return house
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def operator(lived_in: Operated, browser: Browser) -> AsyncIterator[Window]:
+    """Yield the window of an operator who has entered."""
+    async with window(browser, lived_in.hosts) as opened:
+        await opened.page.goto(await lived_in.link())
+        await opened.page.wait_for_url(f"{lived_in.admin}/")
+        yield opened
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+async def test_a_page_of_operators(name: str, lived_in: Operated, operator: Window) -> None:
+    await operator.goto(lived_in.admin + OPERATORS[name])
+    await operator.page.evaluate(OPENED)
+    await check(operator, name)
+
+
+async def test_now_while_requests_end(lived_in: Operated, operator: Window) -> None:
+    await operator.page.locator("#live tbody tr").nth(3).wait_for()
+    await check(operator, "now")
+
+
+async def test_now_where_nothing_fits(lived_in: Operated, operator: Window) -> None:
+    await operator.goto(f"{lived_in.admin}/?account=nobody")
+    await operator.page.get_by_text("live", exact=True).wait_for()
+    await check(operator, "now-none")
+
+
+async def test_a_request(lived_in: Operated, operator: Window) -> None:
+    await operator.goto(f"{lived_in.admin}/requests?outcome=completed")
+    await operator.page.locator("tbody a").first.click()
+    await operator.page.get_by_role("heading", name="What happened").wait_for()
+    await check(operator, "request")
