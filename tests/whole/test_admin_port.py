@@ -101,6 +101,24 @@ async def test_the_link_that_the_demo_prints_lets_one_person_in(tmp_path: Path) 
             assert response.status == 403
 
 
+async def test_a_reload_lets_a_proxy_sign_people_on(tmp_path: Path) -> None:
+    port = free_port()
+    file = demo_in(tmp_path, admin=f"127.0.0.1:{port}")
+    address, headers = f"http://127.0.0.1:{port}/accounts", {"X-Forwarded-User": "alice"}
+    async with serving(file), following(tmp_path, port), aiohttp.ClientSession(headers=headers) as client:
+        async with client.get(address) as response:
+            assert response.status == 401
+        sso = "admin_sso: {header: X-Forwarded-User, from: [127.0.0.1], scopes: {alice: [read]}}"
+        file.write_text(f"{file.read_text()}{sso}\n")
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                async with client.get(address) as response:
+                    if response.status == 200:
+                        break
+                await asyncio.sleep(0.05)
+        assert "New account" not in await (await client.get(address)).text()
+
+
 async def test_a_taken_port_is_logged_as_an_error_and_stops_nothing(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

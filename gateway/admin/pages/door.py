@@ -18,6 +18,7 @@ from aiohttp_session import Session, get_session, new_session
 
 from gateway.addresses import address_of, network
 from gateway.admin.pages.sessions import LONGEST_S, new_identity
+from gateway.config.admin_sso import AdminSso
 from gateway.config.schema import Config
 from gateway.errors import Refused
 from gateway.management.desk import Actor
@@ -35,14 +36,13 @@ TOO_LATE: Final = "This link was used before, or is older than ten minutes, or i
 
 
 class Visitor(msgspec.Struct, frozen=True):
-    """Who looks at a page. `form`: what its forms must send back. `until`: when the session ends, in seconds since 1970.
+    """Who looks at a page. `form`: what its forms must send back.
 
     `account`: of a caller, who sees the pages of this account and no others; empty for an operator.
     """
 
     actor: Actor
     form: str
-    until: float
     by_header: bool = False
     account: str = ""
 
@@ -64,7 +64,7 @@ class Door:
         """
         sso = self._config().admin_sso
         if sso is not None and sso.header in request.headers:
-            return await self._signed_on(request)
+            return self._signed_on(request, sso)
         session = await get_session(request)
         return None if session.empty else await self._of_session(session)
 
@@ -94,9 +94,7 @@ class Door:
         """Return whether a request came by TLS, as far as a trusted proxy says so."""
         return request.secure or (self.is_trusted(request) and request.headers.get("X-Forwarded-Proto") == "https")
 
-    async def _begin(
-        self, request: web.Request, identity: str, ticket: Ticket, proof: str, *, sso: bool = False
-    ) -> None:
+    async def _begin(self, request: web.Request, identity: str, ticket: Ticket, proof: str) -> None:
         session = await new_session(request)
         session.set_new_identity(identity)
         session.update(
@@ -106,21 +104,20 @@ class Door:
             proof=proof,
             until=time.time() + LONGEST_S,
             form=secrets.token_urlsafe(24),
-            sso=sso,
             account=ticket.account,
         )
 
     async def _of_session(self, session: Session) -> Visitor | None:
-        if session["sso"] or time.time() >= session["until"]:
+        if time.time() >= session["until"]:
             return None
         if not await self._is_good(str(session.identity), session["token"], session["proof"]):
             session.invalidate()
             return None
         if account := session.get("account", ""):
             actor = Actor(f"page of account {account}", OWN_SCOPES, session["token"])
-            return Visitor(actor, session["form"], session["until"], account=account)
+            return Visitor(actor, session["form"], account=account)
         actor = Actor(f"page of {session['name']}", frozenset(map(Scope, session["scopes"])), session["token"])
-        return Visitor(actor, session["form"], session["until"])
+        return Visitor(actor, session["form"])
 
     async def _is_good(self, secret: str, token_id: str, proof: str) -> bool:
         """Return whether the token that made a link or a session is still accepted."""
@@ -129,9 +126,8 @@ class Door:
         token = await self._tokens.get(token_id)
         return token is not None and is_accepted(token)
 
-    async def _signed_on(self, request: web.Request) -> Visitor:
-        sso = self._config().admin_sso
-        assert sso is not None  # noqa: S101 - the caller asked
+    def _signed_on(self, request: web.Request, sso: AdminSso) -> Visitor:
+        """Return whom a proxy has signed on. The gateway keeps no session: the proxy's is the one that ends."""
         if not self.is_trusted(request):
             raise Refused(403, "sign_on_refused", f"`{sso.header}` is not believed from your address.")
         names = request.headers.getall(sso.header)
@@ -141,13 +137,8 @@ class Door:
         scopes = frozenset(map(Scope, sso.scopes_of(name)))
         if not scopes:
             raise Refused(403, "sign_on_refused", "You have signed on, and have no scopes here: ask for some.")
-        session = await get_session(request)
-        if session.empty or not session["sso"] or session["name"] != name or time.time() >= session["until"]:
-            await self._begin(request, new_identity(), Ticket(name, (), "", ""), "", sso=True)
-            session = await get_session(request)
-        return Visitor(
-            Actor(f"page of {name} by {sso.header}", scopes), session["form"], session["until"], by_header=True
-        )
+        form = proof_of(f"form of {name}", self._admin_token())
+        return Visitor(Actor(f"page of {name} by {sso.header}", scopes), form, by_header=True)
 
 
 def _is_in(peer: str, networks: Iterable[str]) -> bool:

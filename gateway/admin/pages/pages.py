@@ -29,6 +29,7 @@ from gateway.management.operation import Scope
 from gateway.metrics.shared import SharedNumbers
 
 COOKIE: Final = "sluicegate"
+"""Of the operator's port. That of a port for callers alone has another name: browsers send a host's cookies to all its ports."""
 PAGES: Final[tuple[tuple[str, str, Page], ...]] = (
     *now.PAGES,
     *requests.PAGES,
@@ -67,7 +68,9 @@ class Pages:
         self._operators = operators
         desk = desk_of(NOBODY, "")
         self._door = Door(desk.store, lambda: desk_of(NOBODY, "").config, admin_token)
-        self._storage = StoreStorage(desk.store.client, COOKIE, self._door.is_secure)
+        self._storage = StoreStorage(
+            desk.store.client, COOKIE if operators else f"{COOKIE}-portal", self._door.is_secure
+        )
         self._sessions = session_middleware(self._storage)
         self._assets = Assets()
         self._unbroken = Unbroken()

@@ -167,8 +167,31 @@ async def test_a_reload_changes_who_signs_on(house: House) -> None:
 async def test_the_cookie_is_secure_where_a_trusted_proxy_has_tls(house: House) -> None:
     house.loaded = house.configured(SSO % "127.0.0.1")
     visitor = Visitor(await house.client_of())
-    await visitor.get("/accounts", **{"X-Forwarded-User": "boss", "X-Forwarded-Proto": "https"})
-    assert "Secure" in visitor.headers["Set-Cookie"]
+    for proto, secure in (("https", True), ("http", False)):
+        form = {"ticket": await house.link()}
+        headers = {"Origin": visitor.origin, "X-Forwarded-Proto": proto}
+        async with visitor.client.post("/enter", data=form, headers=headers, allow_redirects=False) as response:
+            assert (response.status, "Secure" in response.headers["Set-Cookie"]) == (303, secure)
+    house.loaded = house.configured(SSO % "10.0.0.0/8")  # from elsewhere nobody says so
+    form, headers = {"ticket": await house.link()}, {"Origin": visitor.origin, "X-Forwarded-Proto": "https"}
+    async with visitor.client.post("/enter", data=form, headers=headers, allow_redirects=False) as response:
+        assert "Secure" not in response.headers["Set-Cookie"]
+
+
+async def test_who_is_signed_on_by_a_proxy_sends_forms_of_its_own_and_leaves_no_session(house: House) -> None:
+    house.loaded = house.configured(SSO % "127.0.0.1")
+    visitor = Visitor(await house.client_of())
+    headers = {"X-Forwarded-User": "boss"}
+    await visitor.get("/accounts", **headers)
+    assert "Set-Cookie" not in visitor.headers
+    boss = visitor.proof
+    await visitor.get("/accounts", **{"X-Forwarded-User": "guest"})
+    headers["Origin"] = visitor.origin
+    for proof, status in ((visitor.proof, 403), ("", 403), (boss, 303)):
+        fields = {"form": proof, "id": "alice", "group": "default"}
+        async with visitor.client.post("/accounts", data=fields, headers=headers, allow_redirects=False) as response:
+            assert response.status == status
+    assert [key async for key in house.store.client.keys("gw:{pages}:*")] == []
 
 
 async def test_the_time_of_a_link_is_that_of_its_ticket(house: House) -> None:
