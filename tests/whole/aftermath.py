@@ -26,14 +26,20 @@ async def records_in_stream(gateway: Running) -> list[Record]:
 
 
 async def end_records(gateway: Running) -> list[Record]:
-    """Return the end records of all requests, oldest first."""
+    """Wait until no exchange is open, and return the end records of all requests, oldest first.
+
+    An answer reaches its caller before its record reaches the log, so a caller that has its answer may be too early.
+    """
+    async with asyncio.timeout(PATIENCE_S):
+        while gateway.gateway.runner.open:
+            await asyncio.sleep(0.01)
     return [record for record in await records_in_stream(gateway) if record.outcome is not None]
 
 
 async def last_end_record(gateway: Running) -> Record:
-    """Wait until no exchange is open, and return the last end record."""
+    """Wait until a request has ended and no exchange is open, and return the last end record."""
     async with asyncio.timeout(PATIENCE_S):
-        while gateway.gateway.runner.open or not (records := await end_records(gateway)):
+        while not (records := await end_records(gateway)):
             await asyncio.sleep(0.01)
     return records[-1]
 
