@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Final
 
@@ -16,16 +16,21 @@ from aiohttp import ClientSession
 from playwright.async_api import BrowserContext, Page
 
 from tests.bench.gateways import Ours
-from tests.bench.process import PATIENCE_S, ROOT
+from tests.bench.live_load import Slice
+from tests.bench.process import PATIENCE_S, ROOT, family
 from tests.cli.processes import free_port
 
 PLAN: Final = "20 0 22"
-WARM_S: Final = 1.5
+SETTLE_S: Final = 0.4
 CORES: Final = os.cpu_count() or 1
 
-NOBODY, FEED, STILL, NOW = "nobody looks", "a client follows the feed", "a page that stands still", "the page Now"
-BASES: Final = {FEED: NOBODY, STILL: NOBODY, NOW: STILL}
-"""What the waits of each case are compared with."""
+NOBODY, AGAIN, FEED = "nobody looks", "nobody looks, again", "a client follows the feed"
+STILL, NOW = "a page that stands still", "the page Now"
+ELSEWHERE: Final = "the page Now, as if elsewhere"
+"""The browser has only the time that nothing else on this machine wants, since an operator's is usually on another one."""
+CASES: Final = (NOBODY, FEED, AGAIN, STILL, NOW, ELSEWHERE)
+ADDRESSES: Final = {STILL: "/configuration", NOW: "/", ELSEWHERE: "/"}
+"""Pages that are looked at. Otherwise the browser is there and shows none."""
 
 RECORD: Final = """() => {
   const body = document.querySelector('#live tbody');
@@ -62,9 +67,9 @@ class Seen(msgspec.Struct):
 
 
 class Block(msgspec.Struct):
-    """One load: the figures of `tests.bench.load`, how many cores were busy with anything, and what was seen in a page."""
+    """A slice of the load, how many cores were busy with anything, and what was seen in a page."""
 
-    load: dict[str, float]
+    slice: Slice
     busy_cores: float
     seen: Seen | None
 
@@ -83,11 +88,10 @@ class Watched(Ours):
 
 
 class Watching:
-    """The gateway and a browser whose person may look at its pages."""
+    """A gateway under load, and a browser whose person may look at its pages."""
 
-    def __init__(self, gateway: Watched, pids: list[int], context: BrowserContext, page: Page, rate: float) -> None:
-        self._gateway, self._pids, self._context, self._rate = gateway, pids, context, rate
-        self._page = page
+    def __init__(self, gateway: Watched, load: asyncio.subprocess.Process, context: BrowserContext, page: Page) -> None:
+        self._gateway, self._load, self._context, self._page = gateway, load, context, page
         self._base = f"http://127.0.0.1:{gateway.admin}"
 
     async def enter(self) -> None:
@@ -96,29 +100,29 @@ class Watching:
         await self._page.locator("#state").wait_for()
 
     async def block(self, case: str, seconds: float) -> Block:
-        """Run the load for so long in one of the cases."""
-        settings = {"port": self._gateway.port, "token": self._gateway.token, "plan": PLAN, "rate": self._rate}
-        settings |= {"seconds": seconds, "warm_s": WARM_S, "pids": self._pids}
-        await self._page.goto({STILL: f"{self._base}/configuration", NOW: f"{self._base}/"}.get(case, "about:blank"))
-        follower: AbstractAsyncContextManager[None] = self._follows() if case == FEED else nullcontext()
-        async with follower:
-            load = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tests.bench.load", json.dumps(settings)),
-                stdout=asyncio.subprocess.PIPE,
-                cwd=ROOT,
-            )
-            await asyncio.sleep(WARM_S)
-            spent, total = cpu_ticks()
-            if case in (STILL, NOW):
+        """Look for so long, as in one of the cases. What is while the case begins is not in the figures."""
+        looks = case in ADDRESSES
+        await self._page.goto(self._base + ADDRESSES[case] if looks else "about:blank")
+        yields(case == ELSEWHERE)
+        async with self._follows() if case == FEED else nullcontext():
+            await asyncio.sleep(SETTLE_S)
+            if looks:
                 await self._page.evaluate(RECORD)
-            async with asyncio.timeout(seconds + PATIENCE_S):
-                output, _ = await load.communicate()
-        busy_ticks, all_ticks = (after - before for after, before in zip(cpu_ticks(), (spent, total), strict=True))
-        seen = msgspec.convert(await self._page.evaluate(RESULT), Seen) if case in (STILL, NOW) else None
-        found = Block(json.loads(output), CORES * busy_ticks / all_ticks, seen)
-        told = {name: found.load[name] for name in ("requests_per_s", "first_ms_p99", "wrong")}
-        print(f"  {case:26}", told, file=sys.stderr, flush=True)
-        return found
+            await self._cut()
+            busy, total = cpu_ticks()
+            await asyncio.sleep(seconds)
+            found = await self._cut()
+            busy, total = (after - before for after, before in zip(cpu_ticks(), (busy, total), strict=True))
+        yields(False)
+        seen = msgspec.convert(await self._page.evaluate(RESULT), Seen) if looks else None
+        return Block(found, CORES * busy / total, seen)
+
+    async def _cut(self) -> Slice:
+        """Return the slice of the load that ends now."""
+        assert self._load.stdin and self._load.stdout
+        self._load.stdin.write(b"\n")
+        async with asyncio.timeout(PATIENCE_S):
+            return msgspec.json.decode(await self._load.stdout.readline(), type=Slice)
 
     async def memory(self) -> tuple[float, int]:
         """Return the KiB of the page's JavaScript objects that are in use, and the number of its nodes."""
@@ -148,6 +152,33 @@ class Watching:
                 reading.cancel()
                 with suppress(asyncio.CancelledError):
                     await reading
+
+
+def yields(whether: bool) -> None:
+    """Let the browser have only the time that nothing else wants, or as much as everybody."""
+    policy = os.SCHED_IDLE if whether else os.SCHED_OTHER
+    for folder in (Path(f"/proc/{pid}") for pid in family(os.getpid())):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if (folder / "comm").read_text().startswith("chrom"):
+                for thread in (folder / "task").iterdir():
+                    os.sched_setscheduler(int(thread.name), policy, os.sched_param(0))
+
+
+@asynccontextmanager
+async def loaded(gateway: Watched, pids: list[int], rate: float) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Send so many requests a second at random moments, from a process of its own."""
+    settings = {"port": gateway.port, "token": gateway.token, "plan": PLAN, "rate": rate, "pids": pids}
+    load = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.bench.live_load", json.dumps(settings)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=2**24,
+        cwd=ROOT,
+    )
+    try:
+        yield load
+    finally:
+        await load.communicate()  # it ends with its standard input
 
 
 def cpu_ticks() -> tuple[int, int]:

@@ -1,10 +1,11 @@
 """The page Now under load: whether it stays smooth, and what callers notice of it. `python -m tests.bench.live_page [--write]`.
 
 A gateway with its whole chain serves requests that arrive at random moments (open loop), from the upstream of the other benchmarks.
-In each round the same load runs while nobody looks, while a plain client follows the feed of the page, while Chromium shows a page
-that stands still, and while it shows the page Now; then once more, for longer, with the page Now. Load, upstream, gateway and
-browser share all cores of this machine. In a page the intervals of `requestAnimationFrame` are measured, and tasks above 50 ms.
-`--write` puts the tables into LIVE_PAGE.md beside this file. The figures depend on the machine; nothing here is a test.
+In each round, while the load goes on, nobody looks, a plain client follows the feed of the page, nobody looks once more (which
+tells what is chance), Chromium shows a page that stands still, it shows the page Now, and it does so with the time that nothing
+else on this machine wants, as if it were elsewhere; at the end it shows the page Now for longer. Load, upstream, gateway and
+browser share all cores. In a page the intervals of `requestAnimationFrame` are measured, and tasks above 50 ms. `--write` puts the
+tables into LIVE_PAGE.md beside this file. The figures depend on the machine; nothing here is a test.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ import asyncio
 import sys
 import tempfile
 from array import array
-from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Final
 
-from tests.bench.live_case import BASES, CORES, NOBODY, NOW, STILL, Block, Seen, Watched, Watching
+from tests.bench.live_case import ADDRESSES, CASES, CORES, NOBODY, NOW, Block, Seen, Watched, Watching, loaded
 from tests.bench.load import percentile
 from tests.bench.machine import busy, commit, machine, now_utc, versions
 from tests.bench.process import listens, running
@@ -28,33 +28,37 @@ from tests.cli.processes import free_port
 from tests.whole.browser import launched
 
 REPORT: Final = Path(__file__).with_name("LIVE_PAGE.md")
+MEASURED: Final = "\n## Measured\n\n"
 LONG_MS: Final = 50
 
 
 def spread(values: list[float], digits: int = 2) -> str:
-    """Return the median with the least and the largest."""
-    return f"{median(values):.{digits}f} ({min(values):.{digits}f}\u2013{max(values):.{digits}f})"
+    """Return the median with the quartiles."""
+    first, middle, third = quantiles(values, n=4)
+    return f"{middle:.{digits}f} ({first:.{digits}f}\u2013{third:.{digits}f})"
 
 
 def waits(rounds: list[dict[str, Block]]) -> str:
-    """Return the table of what callers and the machine notice: medians of the rounds, and the least and the largest."""
+    """Return the table of what callers and the machine notice."""
     lines = [
-        "| | requests/s | first event p50, ms | p99, ms | p50 / without | p99 / without | gateway's cores | all cores |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| | first event p50, ms | p99, ms | p50 / that of the round | p99 / that of the round | gateway's cores | all cores |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for case in (NOBODY, *BASES):
-
-        def ratio(name: str, case: str = case) -> str:
-            base = BASES.get(case)
-            return spread([each[case].load[name] / each[base].load[name] for each in rounds]) if base else ""
-
-        def of(name: str, case: str = case) -> list[float]:
-            return [each[case].load[name] for each in rounds]
-
-        cells = [f"{median(of('requests_per_s')):.0f}", spread(of("first_ms_p50")), spread(of("first_ms_p99"), 1)]
-        cells += [ratio("first_ms_p50"), ratio("first_ms_p99"), f"{median(of('cpu_share')):.2f}"]
-        lines.append(f"| {case} | {' | '.join(cells)} | {median(each[case].busy_cores for each in rounds):.2f} |")
+    for case in CASES:
+        blocks = [each[case] for each in rounds]
+        times = array("d", [time for block in blocks for time in block.slice.first])
+        cells = [f"{percentile(times, 0.5):.2f}", f"{percentile(times, 0.99):.1f}"]
+        for share in (0.5, 0.99):
+            ratios = [of(each[case], share) / of(each[NOBODY], share) for each in rounds]
+            cells.append("" if case == NOBODY else spread(ratios))
+        cells.append(f"{median(block.slice.cpu_s / block.slice.seconds for block in blocks):.2f}")
+        lines.append(f"| {case} | {' | '.join(cells)} | {median(block.busy_cores for block in blocks):.2f} |")
     return "\n".join(lines)
+
+
+def of(block: Block, share: float) -> float:
+    """Return a percentile of a block's times to the first event."""
+    return percentile(array("d", block.slice.first), share)
 
 
 def frames(pages: dict[str, list[Seen]]) -> str:
@@ -79,47 +83,47 @@ def frames(pages: dict[str, list[Seen]]) -> str:
     return "\n".join(lines)
 
 
-async def measure(
-    folder: Path, rate: float, count: int, seconds: float, longer: float, tell: Callable[[str], None]
-) -> None:
-    upstream = free_port()
+async def measure(folder: Path, rate: float, count: int, seconds: float, longer: float) -> str:
+    """Return the report of a run of `count` rounds, with `seconds` for each case, and a last look for `longer` seconds."""
+    upstream, cores, load_before = free_port(), f"0-{CORES - 1}", busy()
     gateway = Watched(folder / "gateway", upstream)
-    cores, load_before = f"0-{CORES - 1}", busy()
     command = [sys.executable, "-m", "tests.bench.upstream", str(upstream)]
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         stack.enter_context(running(command, cores, folder / "upstream.log", lambda: listens(upstream)))
         pids = stack.enter_context(gateway.serving(cores))
         while not listens(gateway.admin):
             await asyncio.sleep(0.1)
-        async with launched() as browser:
-            context = await browser.new_context(viewport={"width": 1440, "height": 900})
-            watching = Watching(gateway, pids, context, await context.new_page(), rate)
-            await watching.enter()
-            cases, rounds = (NOBODY, *BASES), list[dict[str, Block]]()
-            for number in range(count):
-                turn = number % len(cases)
-                rounds.append({case: await watching.block(case, seconds) for case in (*cases[turn:], *cases[:turn])})
-            await watching.block(NOW, 1)
-            before = await watching.memory()
-            last = await watching.block(NOW, longer)
-            after = await watching.memory()
-            about = f"Chromium {browser.version}"
-    pages = {case: [found for each in rounds if (found := each[case].seen)] for case in (STILL, NOW)}
+        browser = await stack.enter_async_context(launched())
+        context = await browser.new_context(viewport={"width": 1440, "height": 900})
+        load = await stack.enter_async_context(loaded(gateway, pids, rate))
+        watching = Watching(gateway, load, context, await context.new_page())
+        await watching.enter()
+        rounds = list[dict[str, Block]]()
+        for number in range(-1, count):  # the first one is not counted
+            turn = number % len(CASES)
+            found = {case: await watching.block(case, seconds) for case in (*CASES[turn:], *CASES[:turn])}
+            rounds += [found] if number >= 0 else []
+            told = "  ".join(f"{case}: {of(found[case], 0.99):.1f}" for case in CASES)
+            print(f"  first event p99, ms: {told}", file=sys.stderr, flush=True)
+        await watching.block(NOW, 1)
+        before = await watching.memory()
+        last = await watching.block(NOW, longer)
+        after = await watching.memory()
+        about = f"Chromium {browser.version}"
+    pages = {case: [seen for each in rounds if (seen := each[case].seen)] for case in ADDRESSES}
     assert last.seen is not None
     pages[NOW].append(last.seen)
     ages = array("d", [age for each in pages[NOW] for age in each.ages])
-    blocks = [last, *(block for each in rounds for block in each.values())]
-    requests = sum(block.load["completed"] for block in blocks)
-    failed = sum(block.load["wrong"] + block.load["cut"] for block in blocks)
-    shown_s = longer + count * seconds
-    tell(
-        f"{rate:.0f} requests/s at random moments, of 20 events each, which come at once; {count} rounds of {seconds:.0f} s for "
-        f"each case; of {requests:,.0f} requests {failed:.0f} failed.\n\n{waits(rounds)}\n\n"
+    slices = [last.slice, *(block.slice for each in rounds for block in each.values())]
+    completed, failed = sum(each.completed for each in slices), sum(each.failed for each in slices)
+    return (
+        f"{rate:.0f} requests/s wanted, {completed / sum(each.seconds for each in slices):.1f} had, of 20 events each; {count} "
+        f"rounds of {seconds:.1f} s for each case; of {completed:,.0f} requests {failed} failed.\n\n{waits(rounds)}\n\n"
         f"{frames(pages)}\n\n"
         f"The page Now showed {last.seen.rows} rows, and in its card {last.seen.rate} requests/s. Rows changed "
-        f"{len(ages) / shown_s:.1f} times a second; the newest request had then arrived {percentile(ages, 0.5):.0f} ms before "
-        f"(p99 {percentile(ages, 0.99):.0f} ms). In {longer:.0f} s its JavaScript objects went from {before[0]:,.0f} to "
-        f"{after[0]:,.0f} KiB, its nodes from {before[1]:,} to {after[1]:,}.\n\n"
+        f"{len(ages) / (longer + count * seconds):.1f} times a second; the newest request had then arrived "
+        f"{percentile(ages, 0.5):.0f} ms before (p99 {percentile(ages, 0.99):.0f} ms). In {longer:.0f} s its JavaScript objects "
+        f"went from {before[0]:,.0f} to {after[0]:,.0f} KiB, its nodes from {before[1]:,} to {after[1]:,}.\n\n"
         f"{versions()}, {about}, {commit()}, {now_utc()} UTC, {machine()}, {CORES} workers; load average before: {load_before}."
     )
 
@@ -127,19 +131,16 @@ async def measure(
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rate", type=float, default=500, help="requests a second (500)")
-    options.add_argument("--rounds", type=int, default=4, help="rounds of all cases (4)")
-    options.add_argument("--seconds", type=float, default=8, help="seconds of a case in a round (8)")
-    options.add_argument("--longer", type=float, default=30, help="seconds of the last look at the page Now (30)")
+    options.add_argument("--rounds", type=int, default=8, help="rounds of all cases, at least 2 (8)")
+    options.add_argument("--seconds", type=float, default=2.5, help="seconds of a case in a round (2.5)")
+    options.add_argument("--longer", type=float, default=20, help="seconds of the last look at the page Now (20)")
     options.add_argument("--write", action="store_true", help=f"write {REPORT.name}")
     given = options.parse_args()
-
-    def tell(text: str) -> None:
-        print(text)
-        if given.write:
-            REPORT.write_text(REPORT.read_text().partition("\n## Measured\n")[0] + f"\n## Measured\n\n{text}\n")
-
     with tempfile.TemporaryDirectory(prefix="live-page") as folder:
-        asyncio.run(measure(Path(folder), given.rate, given.rounds, given.seconds, given.longer, tell))
+        text = asyncio.run(measure(Path(folder), given.rate, given.rounds, given.seconds, given.longer))
+    print(text)
+    if given.write:
+        REPORT.write_text(f"{REPORT.read_text().partition(MEASURED)[0]}{MEASURED}{text}\n")
 
 
 if __name__ == "__main__":
