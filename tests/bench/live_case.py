@@ -18,7 +18,7 @@ from playwright.async_api import BrowserContext, Page
 from tests.bench.gateways import Ours
 from tests.bench.live_load import Slice
 from tests.bench.process import PATIENCE_S, ROOT, family
-from tests.cli.processes import free_port
+from tests.cli.processes import children, free_port
 
 PLAN: Final = "20 0 22"
 SETTLE_S: Final = 0.4
@@ -67,10 +67,11 @@ class Seen(msgspec.Struct):
 
 
 class Block(msgspec.Struct):
-    """A slice of the load, how many cores were busy with anything, and what was seen in a page."""
+    """A slice of the load, how many cores were busy with the measurement and with anything else, and what was seen in a page."""
 
     slice: Slice
-    busy_cores: float
+    own_cores: float
+    other_cores: float
     seen: Seen | None
 
 
@@ -109,13 +110,13 @@ class Watching:
             if looks:
                 await self._page.evaluate(RECORD)
             await self._cut()
-            busy, total = cpu_ticks()
+            busy, own = busy_s(), own_s()
             await asyncio.sleep(seconds)
             found = await self._cut()
-            busy, total = (after - before for after, before in zip(cpu_ticks(), (busy, total), strict=True))
+            busy, own = busy_s() - busy, own_s() - own
         yields(False)
         seen = msgspec.convert(await self._page.evaluate(RESULT), Seen) if looks else None
-        return Block(found, CORES * busy / total, seen)
+        return Block(found, own / found.seconds, (busy - own) / found.seconds, seen)
 
     async def _cut(self) -> Slice:
         """Return the slice of the load that ends now."""
@@ -178,10 +179,20 @@ async def loaded(gateway: Watched, pids: list[int], rate: float) -> AsyncIterato
     try:
         yield load
     finally:
-        await load.communicate()  # it ends with its standard input
+        await load.communicate(b"")  # it ends with its standard input
 
 
-def cpu_ticks() -> tuple[int, int]:
-    """Return the ticks that the cores have worked since the start of the system, and all of them."""
+def busy_s() -> float:
+    """Return the CPU time of everything since the start of the system, in seconds."""
     ticks = list(map(int, Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]))
-    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
+    return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def own_s() -> float:
+    """Return the CPU time of this process and all that it started and that still run, in seconds."""
+    found = 0
+    for pid in (os.getpid(), *children(os.getpid())):
+        for file in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                found += int(file.read_text().split()[0])
+    return found / 1e9
