@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -80,11 +81,22 @@ class Exchange(ChargedExchange):
     """
 
     __slots__ = (
-        *("_body", "_body_refusal", "_facts", "_on_body_dropped", "_pending", "_read_body", "account", "answered_by"),
-        *("arrived_at", "bytes", "changed_by", "channel", "check_body", "ended", "error", "events", "first_byte"),
-        *("generation", "group", "hooks", "id", "kept", "longest_gap_s", "model", "on_stop", "outcome", "refused_by"),
+        *(
+            "_body",
+            "_body_refusal",
+            "_facts",
+            "_id",
+            "_on_body_dropped",
+            "_outcome",
+            "_pending",
+            "_read_body",
+            "account",
+        ),
+        *("answered_by", "arrived_at", "bytes", "changed_by", "channel", "check_body", "ended", "error", "events"),
+        *("first_byte", "generation", "group", "hooks", "kept", "longest_gap_s", "model", "on_stop", "refused_by"),
         *("request", "requested_model", "response_headers", "started", "status", "stopped", "texts", "token_id"),
     )
+    id = property(attrgetter("_id"), doc="UUIDv7. Store, log and caller know the request by it, so it never changes.")
 
     def __init__(
         self,
@@ -96,7 +108,7 @@ class Exchange(ChargedExchange):
         id: str = "",  # noqa: A002
     ) -> None:
         super().__init__()
-        self.id = id or new_id()
+        self._id = id or new_id()
         self.request = request
         self.arrived_at = time.time()
         """UTC, seconds since 1970. For records only: durations are measured from `started`."""
@@ -114,7 +126,7 @@ class Exchange(ChargedExchange):
         """The names of the plugins that changed the request."""
         self.channel = ""
         self.status = 0
-        self.outcome: Outcome | None = None
+        self._outcome: Outcome | None = None
         self.error: Refused | None = None
         self.refused_by = ""
         """The plugin that refused the request, or ended its stream."""
@@ -194,6 +206,17 @@ class Exchange(ChargedExchange):
         if editor not in self.changed_by:
             self.changed_by += (editor,)
         return body
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """How the exchange ended; None while it is in progress. Only the gateway sets it, before the end hooks run."""
+        return self._outcome
+
+    @outcome.setter
+    def outcome(self, outcome: Outcome) -> None:
+        if self.ended is not None or not isinstance(outcome, Outcome):
+            raise TypeError("only the gateway sets the outcome of an exchange")
+        self._outcome = outcome
 
     @property
     def answer(self) -> Any:

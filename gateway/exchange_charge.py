@@ -29,10 +29,10 @@ class ChargedExchange:
     The record, the metrics and the ledger agree, since what was charged is said once, by the plugin that has settled it.
     """
 
-    __slots__ = ("_charge", "answer_usage", "attempts")
+    __slots__ = ("_attempts", "_charge", "answer_usage")
 
     def __init__(self) -> None:
-        self.attempts: list[Attempt] = []
+        self._attempts: list[Attempt] = []
         self.answer_usage: Usage | None = None
         """What the answer of a plugin is charged as."""
         self._charge: Charge | None = None
@@ -58,6 +58,11 @@ class ChargedExchange:
             self._charge = Charge(by, micros, before.price if price is None else price, usage or before.usage)
         else:
             raise RuntimeError(f"{type(by).__name__} charges a request that {type(before.by).__name__} charges")
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """The calls of upstreams, in their order. The gateway adds to them."""
+        return self._attempts
 
     @property
     def charge_micros(self) -> int:

@@ -1,4 +1,4 @@
-"""Whatever a plugin above `quota` does to the charge, the record has what the ledger has, and the log names the plugin."""
+"""Whatever a plugin above `quota` does to charge, id, attempts and outcome, the record has what the ledger has, and the log names the plugin."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOOKS = ("on_request", "on_response", "on_chunk", "on_end")
 PLUGIN = {"use": "tests.whole.cheating:Cheating", "name": "cheats"}
 
 
-@pytest.mark.parametrize("how", ["assigns", "prices", "charges", "in place"])
+@pytest.mark.parametrize("how", ["assigns", "prices", "charges", "id", "attempts", "outcome", "in place"])
 async def test_the_record_has_what_the_ledger_has(how: str, store_url: str, client: Client, tmp_path: Path) -> None:
     async with (
         FakeUpstream(pace_s=0) as upstream,
