@@ -1,4 +1,4 @@
-"""Whatever a plugin above `quota` does to charge, id, attempts and outcome, the record has what the ledger has, and the log names the plugin."""
+"""Whatever a plugin does to charge, id, attempts or outcome, the record has what the ledger has; the log names the plugin."""
 
 from __future__ import annotations
 
