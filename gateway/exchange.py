@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from enum import StrEnum
-from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,7 +13,7 @@ from gateway.chat.deltas import Delta, DeltaReader, WholeAnswer
 from gateway.chat.edit import changed
 from gateway.chat.request import Body
 from gateway.errors import GatewayError, Refused
-from gateway.exchange_charge import ChargedExchange
+from gateway.exchange_charge import ChargedExchange, read_only
 from gateway.exchange_hooks import RunningHooks, dropped_body, nothing, unchecked
 from gateway.request_id import new_id
 
@@ -87,7 +86,7 @@ class Exchange(ChargedExchange):
             "_facts",
             "_id",
             "_on_body_dropped",
-            "_outcome",
+            "outcome",
             "_pending",
             "_read_body",
             "account",
@@ -96,7 +95,8 @@ class Exchange(ChargedExchange):
         *("first_byte", "generation", "group", "hooks", "kept", "longest_gap_s", "model", "on_stop", "refused_by"),
         *("request", "requested_model", "response_headers", "started", "status", "stopped", "texts", "token_id"),
     )
-    id = property(attrgetter("_id"), doc="UUIDv7. Store, log and caller know the request by it, so it never changes.")
+    id: str = read_only("_id")
+    """UUIDv7. The store, the log and the caller know the request by it, so it never changes."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Exchange(ChargedExchange):
         """The names of the plugins that changed the request."""
         self.channel = ""
         self.status = 0
-        self._outcome: Outcome | None = None
+        self.outcome: Outcome | None = None
         self.error: Refused | None = None
         self.refused_by = ""
         """The plugin that refused the request, or ended its stream."""
@@ -206,17 +206,6 @@ class Exchange(ChargedExchange):
         if editor not in self.changed_by:
             self.changed_by += (editor,)
         return body
-
-    @property
-    def outcome(self) -> Outcome | None:
-        """How the exchange ended; None while it is in progress. Only the gateway sets it, before the end hooks run."""
-        return self._outcome
-
-    @outcome.setter
-    def outcome(self, outcome: Outcome) -> None:
-        if self.ended is not None or not isinstance(outcome, Outcome):
-            raise TypeError("only the gateway sets the outcome of an exchange")
-        self._outcome = outcome
 
     @property
     def answer(self) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from operator import attrgetter
+from typing import Any, Final
 
 import msgspec
 
@@ -12,6 +13,11 @@ from gateway.chat.usage import Usage
 
 LARGEST: Final = (1 << 63) - 1
 """What a record can have."""
+
+
+def read_only(name: str) -> Any:
+    """Return a property with the value of the attribute `name`, which costs no call of Python code."""
+    return property(attrgetter(name))
 
 
 class Charge(msgspec.Struct, frozen=True):
@@ -30,6 +36,8 @@ class ChargedExchange:
     """
 
     __slots__ = ("_attempts", "_charge", "answer_usage")
+    attempts: list[Attempt] = read_only("_attempts")
+    """The calls of upstreams, in their order. The gateway adds to them."""
 
     def __init__(self) -> None:
         self._attempts: list[Attempt] = []
@@ -60,11 +68,6 @@ class ChargedExchange:
             raise RuntimeError(f"{type(by).__name__} charges a request that {type(before.by).__name__} charges")
 
     @property
-    def attempts(self) -> list[Attempt]:
-        """The calls of upstreams, in their order. The gateway adds to them."""
-        return self._attempts
-
-    @property
     def charge_micros(self) -> int:
         """What was charged, in micros. See `charge`."""
         return 0 if self._charge is None else self._charge.micros
@@ -79,10 +82,10 @@ class ChargedExchange:
         """The usage of all attempts together, or of the answer that a plugin gave. Once it is charged, what was charged."""
         if self._charge is not None and self._charge.usage is not None:
             return self._charge.usage
-        if len(self.attempts) == 1:
-            return self.attempts[0].usage
+        if len(self._attempts) == 1:
+            return self._attempts[0].usage
         total = self.answer_usage or Usage()
-        for attempt in self.attempts:
+        for attempt in self._attempts:
             total += attempt.usage
         return total
 
@@ -90,7 +93,7 @@ class ChargedExchange:
     def cost_micros(self) -> int | None:
         """What the exchange costs the operator, in micros; None where one of its attempts has a cost that is not known."""
         total = 0
-        for attempt in self.attempts:
+        for attempt in self._attempts:
             cost = attempt.cost_micros
             if cost is None:
                 return None

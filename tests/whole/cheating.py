@@ -37,7 +37,7 @@ class Cheating(Plugin):
         elif how == "attempts":
             exchange.attempts = None
         elif how == "outcome":
-            exchange.outcome = Outcome.REFUSED if hook == "on_end" else "refused"
+            exchange.outcome = Outcome.REFUSED
         elif how == "in place":
             exchange.price.clear()
             exchange.attempts[-1].usage = Usage(0, 0, "upstream")

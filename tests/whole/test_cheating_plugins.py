@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.testing import FakeUpstream, Running, configuration, running
 from gateway.usage.record import Record
@@ -38,8 +39,12 @@ async def test_the_record_has_what_the_ledger_has(how: str, store_url: str, clie
                 assert record.charge_micros == charge
                 assert record.price and record.prompt_tokens and record.completion_tokens
             failures = [line for line in logged if line["event"] in ("plugin_failed", "internal_error")]
-            if how == "in place":
+            if how == "in place" or (how == "outcome" and hook != "on_end"):
                 assert failures == []
+                assert record.outcome is Outcome.COMPLETED
+            elif how == "outcome":
+                assert [(line["plugin"], line["hook"]) for line in failures] == [("cheats", "on_end")]
+                assert record.outcome is Outcome.COMPLETED
             elif (how, hook) == ("charges", "on_request"):
                 (line,) = failures
                 assert (line["plugin"], line["hook"]) == ("quota", "request_step")
