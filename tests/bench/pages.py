@@ -1,7 +1,8 @@
 """The speed of the operators' pages: `python -m tests.bench.pages [REQUESTS] [FOLDER]`, 1,000,000 requests of 10,000 accounts.
 
-The requests are those of `tests.bench.admin_views`, whose FOLDER can be used. Each page is asked for over HTTP, once after a start
-and then many times, while records go on to be written. The figures depend on the machine; nothing here is a test.
+The requests are those of `tests.bench.admin_views`, whose FOLDER can be used. Each page is asked for over HTTP, once with the log's
+files out of the system's memory, and then many times, while records go on to be written. The figures depend on the machine;
+nothing here is a test. ADMIN_VIEWS.md has some.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from gateway.services import Store
 from gateway.store.client.embedded import EmbeddedStore
 from gateway.store.management_tokens import ManagementTokens
 from gateway.usage.database import UsageDatabase, months
-from tests.bench.admin_views import ACCOUNTS, LARGE, fill, timed
+from tests.bench.admin_views import ACCOUNTS, LARGE, fill, heading, timed
 
 AT_ONCE: Final = 100
 CONFIG: Final = """\
@@ -75,7 +76,7 @@ async def measure(folder: Path, url: str) -> None:
         newest = (await requests.list_(desk, query=Requests(limit=1))).data[0]
         database = UsageDatabase(store.usage.folder)
         groups = "by=day&by=account&by=model&by=channel"
-        print("| page | first, ms | median, ms | longest, ms |\n|---|---|---|---|")
+        heading("page")
         for path in (
             *("/", "/requests", "/requests?account=account7", "/requests?model=none", f"/requests/{newest.id}"),
             *("/accounts", "/accounts?q=7", f"/accounts/{LARGE}", "/accounts/account7", "/channels", "/money"),
@@ -87,7 +88,7 @@ async def measure(folder: Path, url: str) -> None:
                     await response.read()
                     assert response.status == 200, path
 
-            await timed(path, ask, database)
+            await timed(path, ask, database, store.usage.folder)
         database.close()
 
 
