@@ -13,7 +13,7 @@ from gateway.chat.deltas import Delta, DeltaReader, WholeAnswer
 from gateway.chat.edit import changed
 from gateway.chat.request import Body
 from gateway.errors import GatewayError, Refused
-from gateway.exchange_charge import ChargedExchange
+from gateway.exchange_charge import ChargedExchange, read_only
 from gateway.exchange_hooks import RunningHooks, dropped_body, nothing, unchecked
 from gateway.request_id import new_id
 
@@ -80,11 +80,23 @@ class Exchange(ChargedExchange):
     """
 
     __slots__ = (
-        *("_body", "_body_refusal", "_facts", "_on_body_dropped", "_pending", "_read_body", "account", "answered_by"),
-        *("arrived_at", "bytes", "changed_by", "channel", "check_body", "ended", "error", "events", "first_byte"),
-        *("generation", "group", "hooks", "id", "kept", "longest_gap_s", "model", "on_stop", "outcome", "refused_by"),
+        *(
+            "_body",
+            "_body_refusal",
+            "_facts",
+            "_id",
+            "_on_body_dropped",
+            "outcome",
+            "_pending",
+            "_read_body",
+            "account",
+        ),
+        *("answered_by", "arrived_at", "bytes", "changed_by", "channel", "check_body", "ended", "error", "events"),
+        *("first_byte", "generation", "group", "hooks", "kept", "longest_gap_s", "model", "on_stop", "refused_by"),
         *("request", "requested_model", "response_headers", "started", "status", "stopped", "texts", "token_id"),
     )
+    id: str = read_only("_id")
+    """UUIDv7. The store, the log and the caller know the request by it, so it never changes."""
 
     def __init__(
         self,
@@ -96,7 +108,7 @@ class Exchange(ChargedExchange):
         id: str = "",  # noqa: A002
     ) -> None:
         super().__init__()
-        self.id = id or new_id()
+        self._id = id or new_id()
         self.request = request
         self.arrived_at = time.time()
         """UTC, seconds since 1970. For records only: durations are measured from `started`."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from operator import attrgetter
+from typing import Any, Final
 
 import msgspec
 
@@ -12,6 +13,11 @@ from gateway.chat.usage import Usage
 
 LARGEST: Final = (1 << 63) - 1
 """What a record can have."""
+
+
+def read_only(name: str) -> Any:
+    """Return a property with the value of the attribute `name`, which costs no call of Python code."""
+    return property(attrgetter(name))
 
 
 class Charge(msgspec.Struct, frozen=True):
@@ -29,10 +35,12 @@ class ChargedExchange:
     The record, the metrics and the ledger agree, since what was charged is said once, by the plugin that has settled it.
     """
 
-    __slots__ = ("_charge", "answer_usage", "attempts")
+    __slots__ = ("_attempts", "_charge", "answer_usage")
+    attempts: list[Attempt] = read_only("_attempts")
+    """The calls of upstreams, in their order. The gateway adds to them."""
 
     def __init__(self) -> None:
-        self.attempts: list[Attempt] = []
+        self._attempts: list[Attempt] = []
         self.answer_usage: Usage | None = None
         """What the answer of a plugin is charged as."""
         self._charge: Charge | None = None
@@ -74,10 +82,10 @@ class ChargedExchange:
         """The usage of all attempts together, or of the answer that a plugin gave. Once it is charged, what was charged."""
         if self._charge is not None and self._charge.usage is not None:
             return self._charge.usage
-        if len(self.attempts) == 1:
-            return self.attempts[0].usage
+        if len(self._attempts) == 1:
+            return self._attempts[0].usage
         total = self.answer_usage or Usage()
-        for attempt in self.attempts:
+        for attempt in self._attempts:
             total += attempt.usage
         return total
 
@@ -85,7 +93,7 @@ class ChargedExchange:
     def cost_micros(self) -> int | None:
         """What the exchange costs the operator, in micros; None where one of its attempts has a cost that is not known."""
         total = 0
-        for attempt in self.attempts:
+        for attempt in self._attempts:
             cost = attempt.cost_micros
             if cost is None:
                 return None

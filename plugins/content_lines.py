@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
+from plugins.text_search import replace
+
 REDACTED: Final = "[redacted]"
 
 
@@ -84,6 +86,7 @@ def line_of(content: Content, patterns: Sequence[Pattern[str]]) -> dict[str, obj
         line["refusals"] = [each.refusal for each in found]
     if any(each.reasoning for each in found):
         line["reasoning"] = [each.reasoning for each in found]
+    line["model"] = content.about.get("model", "")  # which may be any text of the caller
     return {**content.about, **{name: _redacted(value, patterns) for name, value in line.items()}}
 
 
@@ -135,11 +138,19 @@ def _text(content: Any) -> str:
 def _redacted(value: Any, patterns: Sequence[Pattern[str]]) -> Any:
     """Return a value with what matches replaced, in all its texts and names."""
     if isinstance(value, str):
-        for pattern in patterns:
-            value = pattern.sub(REDACTED, value)
-        return value
+        return _replaced(value, patterns)
     if isinstance(value, list):
         return [_redacted(each, patterns) for each in value]
     if isinstance(value, dict):
         return {_redacted(name, patterns): _redacted(each, patterns) for name, each in value.items()}
     return value
+
+
+def _replaced(text: str, patterns: Sequence[Pattern[str]]) -> str:
+    """Return a text with what matches replaced, also where the text is JSON that escapes it."""
+    pieces = replace(patterns, [REDACTED] * len(patterns), text)
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as ended:
+            return str(ended.value)

@@ -1,7 +1,8 @@
 """Ends an answer before a forbidden word reaches the caller, also where the word comes in several events.
 
-What it cannot do: take back the beginning of a word that came in an earlier event than its end; see a word that is encoded, or
-spelt with spaces; read comments between events, the names of fields, ids and errors of the gateway.
+What it cannot do: take back the beginning of a word that came in an earlier event than its end; see a word that is spelt with
+spaces, or encoded otherwise than by the escapes of JSON; read comments between events, the names of fields, ids, the errors of the
+gateway, and an upstream's error in place of an answer.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from typing import ClassVar, Final
 import msgspec
 
 from gateway import Delta, Exchange, Operation, Plugin, Refused, Services
+from plugins.text_search import unescaped
 
+LONGEST_ESCAPE: Final = 8
+"""Characters of a text that is JSON in which one character may be written, such as `\\u0066`, in JSON again."""
 MOST_TEXTS: Final = 256
 """Texts of one answer (choices, their reasoning, tool calls) whose ends are kept. A stream that has more is ended."""
 
@@ -35,9 +39,9 @@ class StopWords(Plugin):
     """Ends an answer with an error before a word reaches the caller. What came in events before the one that completes it was sent.
 
     A word is looked for in each text by itself: in the answer, its reasoning, refusals, tool calls, transcripts, and every other
-    field. Where a text may come in two fields, such as `reasoning` and `reasoning_content`, also in each of them. What cannot be
-    read ends the answer, too: an event that is too long, or is no JSON. An answer that is not streamed is read before any of it is
-    sent.
+    field. A text may itself be JSON, such as the arguments of a tool: its escapes are read. Where a text may come in two fields,
+    such as `reasoning` and `reasoning_content`, it is looked for in each of them, too. What cannot be read ends the answer: an
+    event that is too long, or is no JSON. An answer that is not streamed is read before any of it is sent.
     """
 
     API = 1
@@ -98,15 +102,22 @@ class StopWords(Plugin):
         if delta.field not in tail.fields:
             tail.fields[delta.field] = ""
         text = tail.end + delta.text
-        if self._pattern.search(text):
+        if self._has_word(text):
             return True
         tail.end = self._end(text)
         # As long as a text comes in one field, what came in this field is the text.
         text = tail.fields[delta.field] + delta.text if len(tail.fields) > 1 else text
-        if len(tail.fields) > 1 and self._pattern.search(text):
+        if len(tail.fields) > 1 and self._has_word(text):
             return True
         tail.fields[delta.field] = self._end(text)
         return False
 
+    def _has_word(self, text: str) -> bool:
+        return bool(self._pattern.search(text) or ("\\" in text and self._pattern.search(unescaped(text))))
+
     def _end(self, text: str) -> str:
+        """Return the end of a text in which a word may have begun."""
+        longer = text[-LONGEST_ESCAPE * (self._keep + 1) :]
+        if "\\" in longer:
+            return longer
         return text[-self._keep :] if self._keep else ""

@@ -57,6 +57,15 @@ def replace(
     return output.whole()
 
 
+def unescaped(text: str) -> str:
+    """Return a text with the escapes of JSON in it as the characters that they stand for."""
+    if "\\" not in text:
+        return text
+    read = _ESCAPE.sub(lambda match: _MEANT[match[2]] if match[2] else chr(int(match[1], 16)), text)
+    # Characters beyond the first 65,536 are escaped in two halves.
+    return read.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def _payload_end(text: str, at: int) -> Generator[None, None, int]:
     while True:
         match = _PAYLOAD.match(text, at, at + WINDOW)

@@ -76,7 +76,11 @@ def _inherited(kind: type) -> Iterator[str]:
 
 def _methods(node: ast.ClassDef, owner: str, *more: str) -> Iterator[str]:
     for each in node.body:
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and (each.name[0] != "_" or each.name in more):
+        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) or (
+            each.name[0] == "_" and each.name not in more
+        ):
+            continue
+        if not any(isinstance(decorator, ast.Attribute) for decorator in each.decorator_list):  # as of a setter
             yield from _function(each, owner)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from gateway.chain.entry import Entry
 from gateway.chain.failures import is_cancellation, origin_of
@@ -19,6 +20,7 @@ from gateway.store.client.step import Reply, Step, error_in, in_one_slot, planne
 
 log = Logger("gateway.chain")
 
+NOT_ITS_OUTCOME: Final = "it assigned `exchange.outcome`, which only the gateway sets"
 Planned = tuple[Entry, Step]
 
 
@@ -42,16 +44,19 @@ async def run_end_hooks(exchange: Exchange, entered: list[Entry], client: Client
                 await entry.plugin.on_end(exchange)
             except BaseException as error:
                 hooks.contain(entry, "on_end", error)
+            if exchange.outcome is not hooks.outcome:
+                hooks.take_back(entry, "on_end")
             entered.pop()
 
 
 class EndHooks:
     """The steps that are planned at the end of an exchange."""
 
-    __slots__ = ("_client", "_exchange", "_planned")
+    __slots__ = ("_client", "_exchange", "_planned", "outcome")
 
     def __init__(self, exchange: Exchange, client: Client) -> None:
         self._exchange = exchange
+        self.outcome = exchange.outcome
         self._client = client
         self._planned: list[Planned] = []
 
@@ -63,6 +68,8 @@ class EndHooks:
                 self._planned.append((entry, planned(step)))
         except BaseException as error:
             self.contain(entry, "end_step", error)
+        if self._exchange.outcome is not self.outcome:
+            self.take_back(entry, "end_step")
 
     async def send(self) -> None:
         """Send the planned steps, and give each plugin its reply or its error. In a cluster, one script for each hash slot."""
@@ -138,6 +145,11 @@ class EndHooks:
             await step.failed(failure)
         except BaseException as error:
             self.contain(entry, "end_step", error)
+
+    def take_back(self, entry: Entry, hook: str) -> None:
+        """Set the outcome as it was: by it, the caller gets the end of its answer."""
+        self._exchange.outcome = self.outcome
+        log.error("plugin_failed", plugin=entry.name, hook=hook, request_id=self._exchange.id, reason=NOT_ITS_OUTCOME)
 
     def contain(self, entry: Entry, hook: str, error: BaseException) -> None:
         """Log what a hook raised, or that it was given up. Raises an error that closes this coroutine."""

@@ -65,6 +65,20 @@ def _groups(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+async def _terms(
+    desk: Desk, account: str | None, model: str | None, outcome: Outcome | None, since: int | None, until: int | None
+) -> dict[str, Any]:
+    from gateway.management.times import moment
+
+    return {
+        "account": account and await account_at(desk, account),
+        "model": model,
+        "outcome": outcome,
+        "since": moment(since),
+        "until": moment(until),
+    }
+
+
 AccountOption = Annotated[
     str | None, typer.Option(metavar="ID", help="Only this account's requests; ext:user-17 for an external id.")
 ]
@@ -114,16 +128,8 @@ def list_(
     async def work(desk: Desk) -> tuple[list[Record], RequestPage]:
         from gateway.management import requests
         from gateway.management.page import LARGEST_LONG_PAGE
-        from gateway.management.times import moment
 
-        owner = account and await account_at(desk, account)
-        terms: dict[str, Any] = {
-            "account": owner,
-            "model": model,
-            "outcome": outcome,
-            "since": moment(since),
-            "until": moment(until),
-        }
+        terms = await _terms(desk, account, model, outcome, since, until)
         found: list[Record] = []
         unread: list[str] = []
         after = ""
@@ -213,16 +219,8 @@ def summary(
 
     async def work(desk: Desk) -> tuple[list[SumLine], Summary]:
         from gateway.management import usage
-        from gateway.management.times import moment
 
-        owner = account and await account_at(desk, account)
-        terms: dict[str, Any] = {
-            "account": owner,
-            "model": model,
-            "outcome": outcome,
-            "since": moment(since),
-            "until": moment(until),
-        }
+        terms = await _terms(desk, account, model, outcome, since, until)
         found: list[SumLine] = []
         after: str | None = ""
         while after is not None:

@@ -210,3 +210,6 @@ def _refuse(exchange: Exchange, caller: CallerConnection, error: BaseException) 
         caller.refuse(refusal, exchange.id, exchange.response_headers)
     except InvalidHeader as invalid:
         _refuse(exchange, caller, invalid)
+    except (AttributeError, TypeError, ValueError) as unusable:  # a plugin left something else than headers
+        exchange.response_headers = {}
+        _refuse(exchange, caller, unusable)

@@ -18,6 +18,7 @@ from typing import Any, Final
 import structlog
 
 from gateway.amounts import amount
+from gateway.tools.plain_text import without_credentials
 
 MAX_VALUE_LENGTH: Final = 2000
 BURST: Final = 100
@@ -74,6 +75,7 @@ def _for_people() -> list[Any]:
         _leave_out,
         stamp,
         _in_currency,
+        structlog.processors.format_exc_info,
         _sanitize,
         structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain),
     ]
@@ -129,10 +131,16 @@ class _Kind:
 
 
 def _sanitize(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Escape what is not printable in all values but tracebacks, and cut long ones."""
+    """Escape what is not printable in all values but tracebacks, and cut long ones. Leave out credentials.
+
+    An exception of a plugin or of a library may have a header of the caller in its text.
+    """
     for key, value in event.items():
-        if isinstance(value, str) and key != "exception":
-            short = value if len(value) <= MAX_VALUE_LENGTH else value[:MAX_VALUE_LENGTH] + "..."
+        if key == "exception":
+            event[key] = without_credentials(value)
+        elif isinstance(value, str):
+            text = without_credentials(value)
+            short = text if len(text) <= MAX_VALUE_LENGTH else text[:MAX_VALUE_LENGTH] + "..."
             event[key] = printable(short)
     return event
 

@@ -11,6 +11,11 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\
 """Characters that a terminal may obey, but line feeds and tabs; and those that change the direction of a text."""
 
 
+def without_credentials(text: str) -> str:
+    """Return a text without what looks like a token, or like the key of a provider."""
+    return _CREDENTIAL.sub("sk-[hidden]", text)
+
+
 def shown(text: str) -> str:
     """Return a text for a terminal: without what that would obey, and without credentials, which may have been pasted."""
-    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], _CREDENTIAL.sub("sk-[hidden]", text))
+    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], without_credentials(text))

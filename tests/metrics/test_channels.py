@@ -37,7 +37,7 @@ def catalogue(*channels: str) -> Catalogue:
 
 def ended(outcome: Outcome, *attempts: Attempt, code: str = "") -> Exchange:
     one = exchange()
-    one.outcome, one.ended, one.attempts = outcome, one.started, list(attempts)
+    one.outcome, one.ended, one.attempts[:] = outcome, one.started, attempts
     one.channel = attempts[-1].channel
     one.error = Refused(502, code, "no") if code else None
     return one

@@ -192,6 +192,22 @@ async def test_what_matches_is_not_in_names_either(store_url: str, tmp_path: Pat
     assert lines(tmp_path / "c")[0]["prompt"][0]["a [redacted]"] == {"b": "[redacted]"}
 
 
+async def test_what_matches_is_not_in_escapes_nor_in_the_model_either(store_url: str, tmp_path: Path) -> None:
+    async with services(tmp_path, store_url) as given:
+        log = await started(ContentLog(folder=tmp_path / "c", accounts=("alice",), redact=(r"\w+@example",)), given)
+        call = {"function": {"name": "send", "arguments": r'{"to": "joe\u0040example.com"}'}}
+        asked = exchange({"model": "joe@example", "messages": [{"role": "assistant", "tool_calls": [call]}]})
+        asked[Caller] = CALLER
+        await log.on_request(asked)
+        await asked.body()
+        asked.outcome = Outcome.COMPLETED
+        await log.on_end(asked)
+        await log.stop()
+    (line,) = lines(tmp_path / "c")
+    assert line["prompt"][0]["tool_calls"][0]["function"]["arguments"] == '{"to": "[redacted].com"}'
+    assert line["model"] == "[redacted]"
+
+
 async def test_a_full_disk_leaves_whole_lines_alone(store_url: str, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 1) as disk:
         async with services(tmp_path, store_url) as given:

@@ -41,7 +41,7 @@ def test_what_was_served_or_failed_is_always_recorded(outcome: Outcome) -> None:
     assert not counted.exceeds(of)
     charged, called = refused("alice"), refused("alice")
     charged.charge("quota", 1)
-    called.attempts = [Attempt("c", "m")]
+    called.attempts[:] = [Attempt("c", "m")]
     assert not counted.exceeds(charged)
     assert not counted.exceeds(called)
     assert counted.exceeds(refused("alice"))

@@ -48,6 +48,20 @@ async def test_a_word_is_found_however_it_is_split(given: Services) -> None:
     assert await stopped_at(given, [event(content="y")], "y") == (0, 0)
 
 
+@pytest.mark.parametrize(
+    "arguments", [r'{"x": "na\u00efve"}', r'{"x": "\u006E\u0061\u00cf\\u0076e"}', r'{"x": "a \ud83d\ude00"}']
+)
+async def test_a_word_that_json_in_a_text_escapes_is_found_however_it_is_split(given: Services, arguments: str) -> None:
+    def call(text: str) -> bytes:
+        return event(tool_calls=[{"index": 0, "function": {"arguments": text}}])
+
+    for size in (1, 2, 5, len(arguments)):
+        pieces = [arguments[at : at + size] for at in range(0, len(arguments), size)]
+        found = await stopped_at(given, [call(piece) for piece in pieces], "naïve", "\U0001f600")
+        assert found is not None, size
+    assert await stopped_at(given, [call(arguments)], "u00ef!", "ude01") is None
+
+
 async def test_texts_of_different_kinds_and_choices_are_not_joined(given: Services) -> None:
     mixed = [
         event(content="wo"),

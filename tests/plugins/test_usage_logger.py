@@ -76,7 +76,7 @@ async def test_the_closed_record_has_all_that_is_known(given: Services) -> None:
     of = exchange()
     await of.body()
     of.account, of.token_id, of.group, of.channel = "tester", "tester-abcdefgh", "default", "c"
-    of.attempts = [
+    of.attempts[:] = [
         Attempt("b", "x", 429, "upstream_rate_limited"),
         Attempt(
             *("c", "m", 200, "", "req-1", Usage(11, 41, "estimated", 4, 2, answers=1)),
@@ -197,7 +197,7 @@ async def test_nothing_that_the_caller_made_up_is_recorded(given: Services) -> N
 
 async def test_names_from_an_upstream_are_recorded_up_to_a_maximum_length(given: Services) -> None:
     of = exchange()
-    of.attempts = [Attempt("c", "m", 200, upstream_request_id="x" * 10_000)]
+    of.attempts[:] = [Attempt("c", "m", 200, upstream_request_id="x" * 10_000)]
     of.error = Refused(400, "y" * 10_000, "...")
     closed = await run(given, of)
     assert (len(closed.upstream_request_id), len(closed.error_code)) == (128, 128)
@@ -228,7 +228,7 @@ async def test_an_arrival_that_was_not_awaited_is_not_left_behind(given: Service
 WRONG: dict[str, dict[str, Any]] = {
     "price of no JSON": {"price": {"a": object()}},
     "status": {"status": "200"},
-    "attempts": {"attempts": None},
+    "attempt": {"attempts": None},
     "error": {"error": "refused"},
     "model": {"model": ["m"]},
     "account": {"account": None},
@@ -248,7 +248,7 @@ async def test_a_wrong_value_on_the_exchange_leaves_no_record_open(
     given_values = dict(WRONG[wrong])
     of.charge("quota", 123, given_values.pop("price", {}))
     for name, value in given_values.items():
-        setattr(of, name, value)
+        of.attempts.append(value) if name == "attempts" else setattr(of, name, value)
     with capture_logs() as lines:
         closed = await run(given, of)
     expected = {"account": "tester", "token_id": "tester-abcdefgh", "group": "default", "status": 200}

@@ -115,6 +115,20 @@ def test_a_traceback_shows_no_local_variables(as_json: bool, capsys: pytest.Capt
     assert token not in written
 
 
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_token_in_the_text_of_an_exception_is_hidden(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure(json=as_json)
+    token = "sk-canary-" + "0123456789"
+    try:
+        raise RuntimeError(f"Bearer {token}")
+    except RuntimeError as error:
+        structlog.get_logger("x").exception("failed", reason=str(error))
+        logging.getLogger("x").exception("failed with %s", error)
+    written = capsys.readouterr().err
+    assert written.count("Bearer sk-[hidden]") == 4
+    assert token not in written
+
+
 def test_lines_that_repeat_are_left_out_and_counted(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,14 +1,14 @@
-"""A plugin above `quota` that tries to change what is charged, as the header `x-cheat` says."""
+"""A plugin above `quota` that tries to change what is charged or recorded, as the header `x-cheat` says."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gateway import Exchange, Plugin, Usage
+from gateway import Exchange, Outcome, Plugin, Usage
 
 
 class Cheating(Plugin):
-    """Changes what is charged, in the hook that the header names."""
+    """Changes what only the gateway may, in the hook that the header names."""
 
     async def on_request(self, exchange: Exchange) -> None:
         self._cheat(exchange, "on_request")
@@ -32,6 +32,12 @@ class Cheating(Plugin):
             exchange.price = {}
         elif how == "charges":
             exchange.charge(self, 0)
+        elif how == "id":
+            exchange.id = "00000000-0000-0000-0000-000000000000"
+        elif how == "attempts":
+            exchange.attempts = None
+        elif how == "outcome":
+            exchange.outcome = Outcome.REFUSED
         elif how == "in place":
             exchange.price.clear()
             exchange.attempts[-1].usage = Usage(0, 0, "upstream")

@@ -14,6 +14,8 @@ class Failing(Plugin):
 
     async def on_request(self, exchange: Exchange) -> None:
         _fail(exchange, "on_request")
+        if exchange.request.headers.get("x-fail") == "headers":
+            exchange.response_headers = None  # type: ignore[assignment]
 
     def on_response(self, exchange: Exchange) -> None:
         _fail(exchange, "on_response")

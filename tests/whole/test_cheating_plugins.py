@@ -1,4 +1,4 @@
-"""Whatever a plugin above `quota` does to the charge, the record has what the ledger has, and the log names the plugin."""
+"""Whatever a plugin does to charge, id, attempts or outcome, the record has what the ledger has; the log names the plugin."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.testing import FakeUpstream, Running, configuration, running
 from gateway.usage.record import Record
@@ -19,7 +20,7 @@ HOOKS = ("on_request", "on_response", "on_chunk", "on_end")
 PLUGIN = {"use": "tests.whole.cheating:Cheating", "name": "cheats"}
 
 
-@pytest.mark.parametrize("how", ["assigns", "prices", "charges", "in place"])
+@pytest.mark.parametrize("how", ["assigns", "prices", "charges", "id", "attempts", "outcome", "in place"])
 async def test_the_record_has_what_the_ledger_has(how: str, store_url: str, client: Client, tmp_path: Path) -> None:
     async with (
         FakeUpstream(pace_s=0) as upstream,
@@ -38,8 +39,12 @@ async def test_the_record_has_what_the_ledger_has(how: str, store_url: str, clie
                 assert record.charge_micros == charge
                 assert record.price and record.prompt_tokens and record.completion_tokens
             failures = [line for line in logged if line["event"] in ("plugin_failed", "internal_error")]
-            if how == "in place":
+            if how == "in place" or (how == "outcome" and hook != "on_end"):
                 assert failures == []
+                assert record.outcome is Outcome.COMPLETED
+            elif how == "outcome":
+                assert [(line["plugin"], line["hook"]) for line in failures] == [("cheats", "on_end")]
+                assert record.outcome is Outcome.COMPLETED
             elif (how, hook) == ("charges", "on_request"):
                 (line,) = failures
                 assert (line["plugin"], line["hook"]) == ("quota", "request_step")

@@ -7,6 +7,7 @@ from pathlib import Path
 import aiohttp
 from structlog.testing import capture_logs
 
+from gateway.exchange import Outcome
 from gateway.store.client.client import Client
 from gateway.testing import FakeUpstream, configuration, running
 from tests.whole import failing
@@ -39,6 +40,22 @@ async def test_each_failing_hook_is_logged_with_the_plugin_and_its_line(
             record = await gateway.store.usage.find(request_id)
             assert record is not None
             assert record.refused_by == ("" if hook == "on_end" else "fails")
+
+
+async def test_headers_that_are_none_leave_an_error_whose_id_is_in_the_log(
+    store_url: str, client: Client, tmp_path: Path
+) -> None:
+    async with (
+        FakeUpstream(pace_s=0) as upstream,
+        running(
+            configuration(upstream.base_url, {"use": "tests.whole.failing:Failing"}), tmp_path, store_url
+        ) as gateway,
+    ):
+        request_id = await ask(gateway.base_url, await gateway.token(), "headers")
+        await gateway.gateway.runner.wait_ended()
+        record = await gateway.store.usage.find(request_id)
+        assert record is not None
+        assert (record.outcome, record.status) == (Outcome.INTERNAL_ERROR, 500)
 
 
 async def ask(base_url: str, token: str, hook: str) -> str:

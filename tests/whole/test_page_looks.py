@@ -43,6 +43,7 @@ OPERATORS: Final = {
 }
 """Pages that need nothing but to be opened, and what their pictures are called."""
 CALLERS: Final = {"my": "/my", "my-requests": "/my/requests"}
+"""Those of callers, which are looked at for one who has called and for one who has not."""
 
 
 async def check(window: Window, name: str) -> None:
@@ -110,3 +111,48 @@ async def test_a_request(lived_in: Operated, operator: Window) -> None:
     await operator.page.locator("tbody a").first.click()
     await operator.page.get_by_role("heading", name="What happened").wait_for()
     await check(operator, "request")
+
+
+@pytest.mark.parametrize("account", ["acme", "fresh"])
+async def test_the_pages_of_a_caller(account: str, lived_in: Operated, browser: Browser) -> None:
+    async with window(browser, lived_in.hosts) as caller:
+        await caller.page.goto(await lived_in.own_link(account))
+        await caller.page.wait_for_url(f"{lived_in.portal}/my")
+        for name, path in CALLERS.items():
+            await caller.goto(lived_in.portal + path)
+            await caller.page.evaluate(OPENED)
+            await check(caller, f"{name}-{account}")
+        if account == "acme":
+            await caller.page.locator("tbody a").first.click()
+            await caller.page.get_by_role("heading", name="Request", exact=True).wait_for()
+            await check(caller, "my-request")
+
+
+async def test_a_token_that_is_shown_once(lived_in: Operated, operator: Window) -> None:
+    await operator.goto(f"{lived_in.admin}/accounts/paused")
+    await operator.page.evaluate(OPENED)
+    await operator.page.get_by_role("button", name="Make the token").click()
+    await operator.page.locator("#secret").wait_for()
+    await operator.page.evaluate("document.getElementById('secret').textContent = 'sk-paused-' + 'x'.repeat(36)")
+    await check(operator, "token-new")
+
+
+async def test_an_action_that_is_refused(lived_in: Operated, operator: Window) -> None:
+    operator.refusals = {400}
+    await operator.goto(f"{lived_in.admin}/accounts/acme")
+    await operator.page.evaluate(OPENED)
+    form = operator.page.locator("form[action$='/credit']")
+    await form.locator("[name=amount]").fill("much")
+    await form.get_by_role("button", name="Credit").click()
+    await operator.page.locator("p.notice.bad").first.wait_for()
+    await check(operator, "account-refused")
+
+
+async def test_pages_for_nobody_and_of_nothing(lived_in: Operated, operator: Window, browser: Browser) -> None:
+    operator.refusals = {404}
+    await operator.goto(f"{lived_in.admin}/accounts/nobody")
+    await check(operator, "not-found")
+    async with window(browser, lived_in.hosts) as stranger:
+        stranger.refusals = {401, 403}
+        await stranger.goto(f"{lived_in.admin}/accounts")
+        await check(stranger, "stranger")
