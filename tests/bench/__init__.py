@@ -1,2 +1,2 @@
 """Benchmarks that anyone can repeat; they assert nothing. `run` compares gateways, `endurance` looks for leaks, and `crowd`,
-`settles` and `usage_log` each measure one thing."""
+`settles`, `usage_log`, `admin_views`, `pages` and `live_page` each measure one thing."""
