@@ -40,7 +40,9 @@ def main() -> None:
     began, cpu, completed, failed = time.monotonic(), cpu_ns(load.settings.pids), 0, 0
     while True:
         load.run(asked, PATIENCE_S)
-        if not asked() or not sys.stdin.readline():
+        if not asked():
+            continue
+        if not sys.stdin.readline():
             break
         found = Slice(
             load.first.tolist(),
