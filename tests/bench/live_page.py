@@ -142,7 +142,7 @@ async def measure(folder: Path, rate: float, count: int, seconds: float, longer:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--rate", type=float, default=500, help="requests a second (500)")
-    options.add_argument("--rounds", type=int, default=6, help="rounds of all cases, at least 2 (6)")
+    options.add_argument("--rounds", type=int, default=7, help="rounds of all cases, at least 2 (7)")
     options.add_argument("--seconds", type=float, default=2.5, help="seconds of a case in a round (2.5)")
     options.add_argument("--longer", type=float, default=15, help="seconds of the last look at the page Now (15)")
     options.add_argument("--write", action="store_true", help=f"write {REPORT.name}")
