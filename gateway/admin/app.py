@@ -32,6 +32,7 @@ from gateway.management.operation import Scope
 from gateway.management.streamed import Feed
 from gateway.metrics.exporter import Exporter
 from gateway.request_id import new_id
+from gateway.server.answers import MALFORMED
 from gateway.usage import gaps, queries
 from gateway.usage.tables import GROUPS
 
@@ -94,8 +95,16 @@ class _Handler(web.RequestHandler):
 
     __slots__ = ()
 
-    def handle_error(self, *given: Any, **named: Any) -> web.StreamResponse:
-        response = super().handle_error(*given, **named)
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, *given: Any, **named: Any
+    ) -> web.StreamResponse:
+        if status < 500:  # aiohttp would log it with a traceback, and repeat what was sent
+            request[ID] = new_id()
+            response: web.StreamResponse = error_response(request, Refused(status, "invalid_request", MALFORMED))
+            response.headers["x-request-id"] = request[ID]
+            response.force_close()
+        else:
+            response = super().handle_error(request, status, *given, **named)
         _complete(response)
         return response
 
@@ -226,7 +235,7 @@ def of_http(error: web.HTTPException, known: str = KNOWN) -> Refused:
     return Refused(max(400, error.status), "invalid_request", f"{error.reason}.")
 
 
-def error_response(request: web.Request, refused: Refused) -> web.Response:
+def error_response(request: web.BaseRequest, refused: Refused) -> web.Response:
     """Return an error in the shape of all others."""
     body = render(refused, request[ID])
     return web.Response(status=refused.status, body=body, headers=headers_of(refused), content_type="application/json")

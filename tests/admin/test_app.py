@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -108,10 +109,16 @@ async def test_a_stop_does_not_wait_for_live_streams(rows: UsageDatabase, caller
 
 
 @pytest.mark.parametrize(
-    "sent", [b"GET /a b HTTP/1.1\r\n\r\n", b"\x16\x03\x01\r\n\r\n", b"GET / HTTP/1.1\r\nHost a\r\n\r\n"]
+    "sent",
+    [
+        b"GET /a b HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost a\r\n\r\n",
+        b"GET /enter?ticket=canary%b HTTP/1.1\r\n\r\n" % (b"x" * 9000),
+    ],
 )
 async def test_also_what_is_no_http_is_answered_with_the_headers_of_every_answer(
-    rows: UsageDatabase, callers: Callers, sent: bytes
+    rows: UsageDatabase, callers: Callers, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(Admin(rows.folder, callers, Exporter({})), "127.0.0.1:0") as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -121,3 +128,8 @@ async def test_also_what_is_no_http_is_answered_with_the_headers_of_every_answer
     assert answer.startswith(b"HTTP/1.0 400") or answer.startswith(b"HTTP/1.1 400")
     assert b"Content-Security-Policy: default-src 'none'" in answer
     assert b"X-Content-Type-Options: nosniff" in answer
+    error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert error["code"] == "invalid_request"
+    assert f"x-request-id: {error['request_id']}".encode() in answer.lower()
+    assert b"canary" not in answer
+    assert caplog.text == ""
