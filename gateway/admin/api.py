@@ -62,6 +62,7 @@ def _handler(
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     async def handle(request: web.Request) -> web.StreamResponse:
         actor = request[ACTOR]
+        actor.need(operation.scope)  # before anything that was sent is read
         query = query_of(request, operation)
         body = await body_of(request, operation)
         arguments = Arguments(dict(request.match_info), query, body)

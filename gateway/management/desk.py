@@ -29,6 +29,12 @@ class Actor(msgspec.Struct, frozen=True):
     scopes: AbstractSet[Scope] = ALL_SCOPES
     token: str = ""
 
+    def need(self, scope: Scope) -> None:
+        """Raise `Refused` (403) where this actor does not have the scope."""
+        if scope not in self.scopes:
+            own = ", ".join(sorted(self.scopes))
+            raise Refused(403, "scope_missing", f"This needs the scope `{scope}`, which is not one of yours: {own}.")
+
 
 class RefusedReload(msgspec.Struct, frozen=True):
     """Why the last change of the file was not taken up, and when, in seconds since 1970."""
@@ -69,12 +75,7 @@ class LocalDesk:
 
     async def perform(self, operation: Operation[Any, Any], arguments: Arguments) -> Any:
         """Do an operation. Raises `Refused` (403) without its scope, and what the operation raises."""
-        if operation.scope not in self.actor.scopes:
-            raise Refused(
-                403,
-                "scope_missing",
-                f"This needs the scope `{operation.scope}`, which is not one of yours: {', '.join(sorted(self.actor.scopes))}.",
-            )
+        self.actor.need(operation.scope)
         own = LocalDesk(self.loaded, self.store, self.actor, self.key, running=self.running)
         if not operation.audited:
             return await operation.run(own, arguments)

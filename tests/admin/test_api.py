@@ -26,8 +26,9 @@ async def test_a_management_token_does_what_its_scopes_say_and_nothing_after_it_
         ("GET", "/accounts"),
         ("GET", "/management-tokens"),
         ("DELETE", f"/management-tokens/{made['id']}"),
+        ("POST", "/accounts/bob/credits"),
     ):
-        status, refused = await call(api, method, path, None, text)
+        status, refused = await call(api, method, path, {"no": "body of it"} if method == "POST" else None, text)
         assert (status, refused["error"]["code"]) == (403, "scope_missing")
     assert (await call(api, "DELETE", f"/management-tokens/{made['id']}"))[0] == 204
     assert (await call(api, "POST", "/accounts", {"id": "carol"}, text))[0] == 401
