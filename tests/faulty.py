@@ -184,6 +184,27 @@ class Exits(Plugin):
         raise SystemExit(3)
 
 
+class AssignsId(Plugin):
+    """Gives the request another id."""
+
+    async def on_request(self, exchange: Exchange) -> None:
+        exchange.id = "mine"
+
+
+class AssignsOutcome(Plugin):
+    """Says that each request was refused."""
+
+    async def on_end(self, exchange: Exchange) -> None:
+        exchange.outcome = Outcome.REFUSED
+
+
+class ReplacesHeaders(Plugin):
+    """Leaves no headers."""
+
+    async def on_request(self, exchange: Exchange) -> None:
+        exchange.response_headers = None  # type: ignore[assignment]
+
+
 class ReadsEveryBody(Plugin):
     """Reads a body where there is none."""
 

@@ -24,7 +24,7 @@ from gateway.contract.endings import CHUNKS, MODEL, Ending
 from gateway.contract.lost_replies import LostReplies
 from gateway.contract.scenario_result import ScenarioResult
 from gateway.contract.snapshot import Snapshot, memory_snapshot, store_snapshot
-from gateway.contract.watched import ChunkSize, Stops, WatchedExchange, WatchedHeaders, unsendable
+from gateway.contract.watched import Assigned, ChunkSize, Stops, WatchedExchange, WatchedHeaders, unsendable
 from gateway.contract.words import in_vain, raised
 from gateway.errors import GatewayError, Refused, StoreError, as_refused
 from gateway.exchange import Exchange, Operation, Outcome
@@ -85,6 +85,7 @@ class ScenarioRunner:
         except PLUGIN_ERRORS as error:
             hook = "end_step" if self.entry.plans_end else "on_end"
             result.problems.append(raised(hook, error, ending, HOOK_TIMEOUT_S))
+        result.problems += dict.fromkeys(exchange[Assigned])
         result.after = await self.snapshot(exchange)
         await self.left(exchange)
         return result
@@ -94,7 +95,7 @@ class ScenarioRunner:
         body = b"" if ending.method == "GET" else None
         exchange = new_exchange(body, method=ending.method, path=ending.path, headers=self._headers)
         exchange.__class__ = WatchedExchange
-        exchange[Stops], exchange[ChunkSize] = self.stops, ChunkSize(0)
+        exchange[Stops], exchange[ChunkSize], exchange[Assigned] = self.stops, ChunkSize(0), Assigned()
         exchange.response_headers = WatchedHeaders(exchange.response_headers)
         for plugin in self._providers(exchange):
             await self.request(plugin, exchange)
@@ -175,7 +176,8 @@ class ScenarioRunner:
         if ending.chunks is None:
             return problem
         exchange.channel = "check"
-        exchange.attempts.append(Attempt("check", MODEL, 200))
+        attempt = Attempt("check", MODEL, 200)
+        exchange.attempts.append(attempt)
         exchange.first_byte = time.monotonic()
         hook = "on_response"
         try:
@@ -201,7 +203,7 @@ class ScenarioRunner:
         except PLUGIN_ERRORS as error:
             problem = raised(hook, error, ending, HOOK_TIMEOUT_S)
             exchange.outcome = Outcome.INTERNAL_ERROR
-        exchange.attempts[-1].usage = Usage(10, 10, "upstream")
+        attempt.usage = Usage(10, 10, "upstream")
         return problem
 
     async def stored(self, request_id: str) -> Snapshot:

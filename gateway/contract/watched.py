@@ -1,13 +1,17 @@
-"""An exchange that notes how a plugin ends streams, and where it sets headers."""
+"""An exchange that notes how a plugin ends streams, where it sets headers, and what it assigns that is not its own."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from typing import Final
 
 from gateway.errors import Refused
 from gateway.exchange import Exchange
 from gateway.proxy.head import InvalidHeader, render_head
+
+PLUGINS_OWN: Final = frozenset({"account", "group", "response_headers", "token_id"})
+"""Fields of an exchange that a plugin may assign."""
 
 
 class Stops:
@@ -18,10 +22,22 @@ class Stops:
     outside = False
 
 
+class Assigned(list[str]):
+    """What a plugin assigned that only the gateway may, in words."""
+
+
 class WatchedExchange(Exchange):
     """An exchange that notes how it is stopped. `chunk` is the size of the one that `on_chunk` sees."""
 
     __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        frame = sys._getframe(1)
+        by_gateway = str(frame.f_globals.get("__name__", "")).partition(".")[0] == "gateway"
+        if not (by_gateway or name in PLUGINS_OWN) and (assigned := self.get(Assigned)) is not None:
+            place = f"({frame.f_code.co_filename}, line {frame.f_lineno})"
+            assigned.append(f"`{frame.f_code.co_name}` assigns `exchange.{name}`, which only the gateway may {place}")
 
     def stop(self, error: Refused, *, keep: int = 0) -> None:
         stops = self[Stops]
@@ -54,6 +70,9 @@ class WatchedHeaders(dict[str, str]):
 
 def unsendable(headers: Mapping[str, str]) -> Iterator[str]:
     """Yield what is wrong with each header that cannot be sent, with its place."""
+    if not isinstance(headers, Mapping):
+        yield f"`response_headers` is no mapping, but {headers!r}"
+        return
     for name, value in headers.items():
         place = headers.place_of(name) if isinstance(headers, WatchedHeaders) else ""
         if not (isinstance(name, str) and isinstance(value, str)):
