@@ -148,7 +148,7 @@ def _redacted(value: Any, patterns: Sequence[Pattern[str]]) -> Any:
 
 def _replaced(text: str, patterns: Sequence[Pattern[str]]) -> str:
     """Return a text with what matches replaced, also where the text is JSON that escapes it."""
-    pieces = replace(patterns, [REDACTED] * len(patterns), text)
+    pieces = replace(patterns, [REDACTED] * len(patterns), text, urls=False)
     while True:
         try:
             next(pieces)

@@ -16,8 +16,9 @@ import msgspec
 from gateway import Delta, Exchange, Operation, Plugin, Refused, Services
 from plugins.text_search import unescaped
 
-LONGEST_ESCAPE: Final = 8
-"""Characters of a text that is JSON in which one character may be written, such as `\\u0066`, in JSON again."""
+LONGEST_ESCAPE: Final = 26
+"""Characters in which JSON may write one: two halves, such as `\\ud83d\\ude00`, each with up to eight backslashes where that
+JSON is a text of other JSON, up to four times."""
 MOST_TEXTS: Final = 256
 """Texts of one answer (choices, their reasoning, tool calls) whose ends are kept. A stream that has more is ended."""
 
@@ -41,7 +42,8 @@ class StopWords(Plugin):
     A word is looked for in each text by itself: in the answer, its reasoning, refusals, tool calls, transcripts, and every other
     field. A text may itself be JSON, such as the arguments of a tool: its escapes are read. Where a text may come in two fields,
     such as `reasoning` and `reasoning_content`, it is looked for in each of them, too. What cannot be read ends the answer: an
-    event that is too long, or is no JSON. An answer that is not streamed is read before any of it is sent.
+    event that is too long, or is no JSON, and more than 256 texts. An answer that is not streamed is read before any of it is sent.
+    An upstream's error that comes in place of an answer is not searched.
     """
 
     API = 1
@@ -88,16 +90,18 @@ class StopWords(Plugin):
                 text = "The answer was ended: it has an event that is too long or is no JSON, so that it cannot be checked."
                 exchange.stop(Refused(400, "content_stopped", text), keep=delta.start)
                 return
+            if delta.key not in ends and len(ends) >= MOST_TEXTS:
+                text = f"The answer was ended: it has more than {MOST_TEXTS} texts, so that it cannot be checked."
+                exchange.stop(Refused(400, "content_stopped", text), keep=delta.start)
+                return
             if self._forbidden(ends, delta):
                 exchange.stop(Refused(400, "content_stopped", self.message), keep=delta.start)
                 return
 
     def _forbidden(self, ends: dict[object, Tail], delta: Delta) -> bool:
-        """Return whether a text has a word now, or is one too many. Keep its end."""
+        """Return whether a text has a word now. Keep its end."""
         tail = ends.get(delta.key)
         if tail is None:
-            if len(ends) >= MOST_TEXTS:
-                return True
             tail = ends[delta.key] = Tail(fields={delta.field: ""})
         if delta.field not in tail.fields:
             tail.fields[delta.field] = ""

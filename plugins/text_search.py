@@ -37,12 +37,12 @@ Span = tuple[int, int, int]
 
 
 def replace(
-    patterns: Sequence[re.Pattern[str]], names: Sequence[str], text: str, *, payload: bool = False
+    patterns: Sequence[re.Pattern[str]], names: Sequence[str], text: str, *, payload: bool = False, urls: bool = True
 ) -> Generator[None, None, str]:
     """Return a text with the name of its pattern in place of each match, with a pause after each piece of a long one.
 
     Matches that overlap are one, of the pattern that comes first. Where nothing matches, the same object is returned. `payload`:
-    the text begins with what may follow `;base64,`.
+    the text begins with what may follow `;base64,`. `urls`: payloads of data URLs are passed over.
     """
     output, parts = _Output(text, names), 0
     at = (yield from _payload_end(text, 0)) if payload else 0
@@ -50,7 +50,7 @@ def replace(
         parts += 1
         if parts % PARTS == 0:
             yield
-        begins = text.find(DATA_URL, at)
+        begins = text.find(DATA_URL, at) if urls else -1
         end = len(text) if begins < 0 else begins + len(DATA_URL)
         yield from _search(patterns, text, at, end, output)
         at = end if begins < 0 else (yield from _payload_end(text, end))

@@ -208,6 +208,14 @@ async def test_what_matches_is_not_in_escapes_nor_in_the_model_either(store_url:
     assert line["model"] == "[redacted]"
 
 
+async def test_what_matches_is_not_after_what_begins_a_data_url_either(store_url: str, tmp_path: Path) -> None:
+    async with services(tmp_path, store_url) as given:
+        log = await started(ContentLog(folder=tmp_path / "c", accounts=("alice",), redact=(r"4111\d+",)), given)
+        await served(log, "x;base64,41112222")
+        await log.stop()
+    assert lines(tmp_path / "c")[0]["prompt"][0]["content"] == "x;base64,[redacted]"
+
+
 async def test_a_full_disk_leaves_whole_lines_alone(store_url: str, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 1) as disk:
         async with services(tmp_path, store_url) as given:

@@ -62,6 +62,27 @@ async def test_a_word_that_json_in_a_text_escapes_is_found_however_it_is_split(g
     assert await stopped_at(given, [call(arguments)], "u00ef!", "ude01") is None
 
 
+@pytest.mark.parametrize("backslashes", [1, 2, 4, 8])
+@pytest.mark.parametrize("word", ["forbidden", "\U0001f600", "\U0001f600\U0001f601"])
+async def test_a_word_is_found_where_each_character_is_escaped(given: Services, word: str, backslashes: int) -> None:
+    units = word.encode("utf-16-be").hex(" ", 2).split()
+    escaped = "".join("\\" * backslashes + "u" + unit for unit in units)
+    for size in (1, 2, 5, 11, len(escaped)):
+        pieces = [escaped[at : at + size] for at in range(0, len(escaped), size)]
+        calls = [event(tool_calls=[{"index": 0, "function": {"arguments": piece}}]) for piece in pieces]
+        assert await stopped_at(given, calls, word) == (len(pieces) - 1, 0), size
+
+
+async def test_too_many_texts_are_told_apart_from_a_word(given: Services) -> None:
+    plugin, of = await started(StopWords(words=("word",), message="A word."), given), exchange()
+    await run_request(plugin, of, given)
+    for number in range(MOST_TEXTS + 1):
+        assert of.stopped is None
+        plugin.on_chunk(of, event(number, content="x"))
+    assert of.stopped is not None
+    assert "more than 256 texts" in of.stopped.message
+
+
 async def test_texts_of_different_kinds_and_choices_are_not_joined(given: Services) -> None:
     mixed = [
         event(content="wo"),
