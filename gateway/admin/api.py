@@ -9,6 +9,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from gateway.admin import openapi
+from gateway.admin.connection import note_known
 from gateway.admin.csv_file import CsvFiles
 from gateway.admin.live import LiveUsage
 from gateway.admin.received import body_of, query_of
@@ -65,6 +66,7 @@ def _handler(
         actor.need(operation.scope)  # before anything that was sent is read
         query = query_of(request, operation)
         body = await body_of(request, operation)
+        note_known(request)
         arguments = Arguments(dict(request.match_info), query, body)
         repeatable = Repeatable.of(request, actor, operation, arguments)
         desk = desk_of(actor, repeatable.desk_key)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from gateway.admin.app import ID, OwnPages, add_headers, error_response, of_http
+from gateway.admin.answers import ID, add_headers, error_response, of_http
+from gateway.admin.app import OwnPages
 from gateway.errors import Refused, internal
 from gateway.log import Logger
 from gateway.request_id import new_id

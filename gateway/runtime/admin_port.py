@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from gateway.admin import app
+from gateway.admin import port
 from gateway.admin.app import Admin
 from gateway.admin.callers import Callers
 from gateway.admin.portal import Portal
@@ -52,8 +52,8 @@ async def run(
         )
         pages = Pages(desk_of, admin_token, numbers)
         admin = Admin(store.usage.folder, callers, Exporter(numbers), desk_of, pages)
-        sites = [app.run(admin, str(active.loaded.config.admin), stop)]
+        sites = [port.run(admin, str(active.loaded.config.admin), stop)]
         if active.loaded.config.portal is not None:
             portal = Portal(Pages(desk_of, admin_token, numbers, operators=False))
-            sites.append(app.run(portal, active.loaded.config.portal, stop, "portal"))
+            sites.append(port.run(portal, active.loaded.config.portal, stop, "portal"))
         await asyncio.gather(*sites)

@@ -13,9 +13,9 @@ import pytest
 from aiohttp import ClientSession
 from structlog.testing import capture_logs
 
-from gateway.admin import app
-from gateway.admin.app import Admin, run, serving
+from gateway.admin.app import Admin
 from gateway.admin.callers import Callers
+from gateway.admin.port import run, serving
 from gateway.metrics.exporter import Exporter
 from gateway.usage.database import UsageDatabase
 from gateway.usage.gaps import Gap, Reading, save
@@ -79,7 +79,7 @@ async def test_unknown_paths_and_methods_have_the_shape_of_all_errors(client: Cl
 async def test_a_taken_port_is_logged_once_and_served_when_it_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, callers: Callers
 ) -> None:
-    monkeypatch.setattr(app, "RETRY_INTERVAL_S", 0.02)
+    monkeypatch.setattr("gateway.admin.port.RETRY_INTERVAL_S", 0.02)
     stop = asyncio.Event()
     with capture_logs() as lines, socket.create_server(("127.0.0.1", free_port())) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -16,9 +16,10 @@ from typing import Final
 
 from aiohttp import ClientSession, CookieJar
 
-from gateway.admin.app import Admin, serving
+from gateway.admin.app import Admin
 from gateway.admin.callers import Callers
 from gateway.admin.pages.pages import Pages
+from gateway.admin.port import serving
 from gateway.config.schema import load
 from gateway.management import accounts, links, requests
 from gateway.management.accounts import NewAccount

@@ -14,8 +14,9 @@ from typing import Final
 import pytest
 from typer.testing import CliRunner
 
-from gateway.admin.app import Admin, serving
+from gateway.admin.app import Admin
 from gateway.admin.callers import Callers
+from gateway.admin.port import serving
 from gateway.cli.commands import program
 from gateway.config.schema import load
 from gateway.exchange import Outcome

@@ -12,9 +12,10 @@ import pytest
 from aiohttp import web
 from pytest_aiohttp import AiohttpRawServer
 
-from gateway.admin.app import Admin, serving
+from gateway.admin.app import Admin
 from gateway.admin.callers import Callers
 from gateway.admin.live import LiveUsage
+from gateway.admin.port import serving
 from gateway.cli import follow
 from gateway.config.schema import Config
 from gateway.management import usage

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from gateway.admin import repeats
-from gateway.admin.app import Admin, serving
+from gateway.admin.app import Admin
 from gateway.admin.callers import Callers
+from gateway.admin.port import serving
 from gateway.config.schema import load
 from gateway.management.desk import Actor, LocalDesk
 from gateway.metrics.exporter import Exporter

@@ -10,8 +10,9 @@ import pytest
 from aiohttp import ClientSession
 from structlog.testing import capture_logs
 
-from gateway.admin.app import Admin, serving
+from gateway.admin.app import Admin
 from gateway.admin.callers import Callers
+from gateway.admin.port import serving
 from gateway.config.schema import Config
 from gateway.errors import Misconfigured
 from gateway.management.admin_token import AdminToken, token_of

@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from gateway.admin.app import serving
+from gateway.admin.port import serving
 from gateway.management import accounts
 from gateway.management.accounts import AccountChange, NewAccount
 from gateway.management.desk import LocalDesk

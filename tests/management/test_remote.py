@@ -12,8 +12,9 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from gateway.admin.app import Admin, serving
+from gateway.admin.app import Admin
 from gateway.admin.callers import Callers
+from gateway.admin.port import serving
 from gateway.errors import GatewayError, Misconfigured, StoreAway
 from gateway.management import accounts, management_tokens, money, remote, tokens, usage
 from gateway.management.accounts import AccountChange, Accounts, NewAccount

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.admin.app import Admin, serving
+from gateway.admin.app import Admin
 from gateway.admin.callers import Callers
+from gateway.admin.port import serving
 from gateway.fake_upstream import FakeUpstream
 from gateway.metrics.exporter import Exporter
 from gateway.store.accounts import AccountStatus

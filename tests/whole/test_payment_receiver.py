@@ -16,8 +16,9 @@ from typing import Final
 import aiohttp
 import pytest
 
-from gateway.admin.app import Admin, serving
+from gateway.admin.app import Admin
 from gateway.admin.callers import Callers
+from gateway.admin.port import serving
 from gateway.config.schema import load
 from gateway.management import management_tokens
 from gateway.management.desk import Actor, LocalDesk

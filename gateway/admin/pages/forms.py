@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
@@ -15,6 +16,7 @@ from gateway.errors import Refused
 
 LARGEST: Final = 32 * 1024
 """Bytes of a form."""
+READ_S: Final = 30.0
 MOST_FIELDS: Final = 100
 PROOF: Final = "form"
 """The field that proves that a form was on a page of this session."""
@@ -68,8 +70,12 @@ async def read(request: web.Request) -> Form:
     if request.content_type != "application/x-www-form-urlencoded":
         raise Refused(415, "invalid_request", "Send a form: application/x-www-form-urlencoded.")
     raw = b""
-    while len(raw) <= LARGEST and (part := await request.content.read(LARGEST + 1 - len(raw))):
-        raw += part
+    try:
+        async with asyncio.timeout(READ_S):
+            while len(raw) <= LARGEST and (part := await request.content.read(LARGEST + 1 - len(raw))):
+                raw += part
+    except TimeoutError:
+        raise Refused(408, "body_timeout", f"The form did not arrive within {READ_S:g} s.") from None
     if len(raw) > LARGEST:
         raise Refused(413, "request_too_large", f"A form is at most {LARGEST} bytes.")
     try:

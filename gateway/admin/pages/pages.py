@@ -12,6 +12,7 @@ from aiohttp.typedefs import Handler
 from aiohttp_session import SESSION_KEY, session_middleware
 
 from gateway.admin.api import ACTOR, DeskOf, refused
+from gateway.admin.connection import note_known
 from gateway.admin.csv_file import CsvFiles
 from gateway.admin.pages import accounts, audit, channels, configuration, forms, now, own, requests, revenue, tokens
 from gateway.admin.pages.door import OWN, Door
@@ -139,11 +140,13 @@ class Pages:
             if visitor is None:
                 return render(request, "stranger.html", context_of(request), 401)
             request[ACTOR], request[VISITOR] = visitor.actor, visitor
+            note_known(request)
             if own != bool(visitor.account):
                 raise Refused(403, "other_pages", CALLERS_ONLY if own else OPERATORS_ONLY)
             form = Form({})
             if request.method == "POST":
                 form = await forms.read(request)
+                note_known(request)
                 forms.check_proof(form, visitor.form)
             key = form["once"] and f"{visitor.form} {form['once']}"
             desk = self._desk_of(visitor.actor, key)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+
 import pytest
 
+from gateway.admin.pages import forms
 from gateway.admin.pages.forms import LARGEST
 from gateway.management.operation import Scope
 from tests.admin.pages.conftest import House, Visitor
+from tests.patience import PATIENCE_S
 
 NEW = {"id": "alice", "group": "default"}
 
@@ -104,3 +109,16 @@ async def test_nobody_does_what_the_scopes_do_not_say(house: House) -> None:
     assert (await money.get("/"))[0] == 403
     assert (await money.get("/now/feed"))[0] == 403
     assert (await money.get("/accounts"))[0] == 403
+
+
+async def test_a_form_that_does_not_end_is_refused(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "READ_S", 0.2)
+    client = await house.client_of()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"ticket="
+        await asyncio.sleep(PATIENCE_S)
+
+    headers = {"Origin": Visitor(client).origin, "Content-Type": "application/x-www-form-urlencoded"}
+    async with client.post("/enter", data=slow(), headers=headers) as response:
+        assert response.status == 408
