@@ -57,11 +57,8 @@ async def receive(request: web.Request) -> web.Response:
     except (aiohttp.ClientError, TimeoutError) as error:
         answer, refusal = None, type(error).__name__
     print(f"{event['id']} for {account} is not booked: {refusal}", flush=True)
-    lasts = answer is not None and answer.status in (
-        400,
-        404,
-        409,
-    )  # no such account, or booked before with another amount
+    # No such account, a closed one, or booked before with another amount.
+    lasts = answer is not None and answer.status in (400, 404, 409)
     return web.Response(status=422 if lasts else 503, text="Not booked.")
 
 

@@ -35,7 +35,9 @@ def link(
     scopes: Annotated[
         str, typer.Option(metavar="NAMES", help="What may be done there, as in read,money. Default: everything.")
     ] = "",
-    name: Annotated[str, typer.Option(help="Whom it lets in, for the audit log. Default: who runs this command.")] = "",
+    name: Annotated[
+        str, typer.Option(help="Whom it lets in, for the audit log, which also says who made the link.")
+    ] = "",
     api: ApiOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,

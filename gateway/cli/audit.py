@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -34,6 +34,10 @@ def list_(
         int | None,
         typer.Option(parser=point_in_time, metavar="TIME", help="Only later ones: 12h, 7d, 2026-11-21 (UTC)."),
     ] = None,
+    by: Annotated[
+        Literal["operators", "callers"] | None,
+        typer.Option(help="Only what operators changed, or what callers changed at their own pages."),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most this many.")] = 50,
     config: ConfigOption = None,
     api: ApiOption = None,
@@ -52,7 +56,13 @@ def list_(
         after: str | None = ""
         while after is not None and len(found) < limit:
             query = AuditLines(
-                min(limit - len(found), LARGEST_LONG_PAGE), after, actor, operation, target, (since or 0) // 1000
+                min(limit - len(found), LARGEST_LONG_PAGE),
+                after,
+                actor,
+                operation,
+                target,
+                (since or 0) // 1000,
+                by,
             )
             page = await list_(desk, query=query)
             found += page.data

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from typing import Final
 from unicodedata import east_asian_width
 
-from gateway.tools.plain_text import shown
+from gateway.tools.plain_text import shown, shown_in_line
 
 GAP: Final = "  "
 """What is between two columns."""
@@ -29,7 +29,7 @@ def print_table(
 
     While the table is wider than the terminal, the columns of `optional` are left out, the first of them first. A pipe gets all.
     """
-    texts = [list(columns), *([shown(str(cell)) for cell in row] for row in rows)]
+    texts = [list(columns), *([shown_in_line(str(cell)) for cell in row] for row in rows)]
     if len(texts) == 1:
         print(shown(empty))
         return

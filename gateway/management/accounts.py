@@ -101,8 +101,10 @@ async def create(desk: LocalDesk, body: NewAccount) -> ChangedAccount:
     """Create an active account with a balance of zero.
 
     404 where the configuration has no such group; 409 `exists` where there is an account of this id, or another one with this
-    external id.
+    external id. A credit line needs the scope `money`, too.
     """
+    if body.credit_line_micros:
+        _check_credit_line(desk)
     if not ACCOUNT_ID.fullmatch(body.id):
         text = f"`{body.id[:64]}` is not an account id: use 3 to 32 of a-z and 0-9."
         raise Refused(400, "invalid_request", text, param="id")
@@ -155,11 +157,13 @@ async def change(desk: LocalDesk, account: str, body: AccountChange) -> ChangedA
     """Change an account. A suspended one is served no more: its requests in progress end, charged for what they used.
 
     404 where there is no such account or group, 400 where the account is closed, 409 `exists` where another account has this
-    external id.
+    external id. To change the credit line needs the scope `money`, too.
     """
     if body.group is not UNSET:
         _check_group(desk, body.group)
-    desk.change.before = await existing(desk, account)
+    desk.change.before = before = await existing(desk, account)
+    if body.credit_line_micros is not UNSET and (body.credit_line_micros or 0) != before.credit_line_micros:
+        _check_credit_line(desk)
     if body.external_id is UNSET:
         after = await _changed(desk, account, body, None)
     else:
@@ -188,6 +192,12 @@ async def existing(desk: LocalDesk, account: str) -> Account:
     if found is None:
         raise unknown(account)
     return found
+
+
+def _check_credit_line(desk: LocalDesk) -> None:
+    """Raise `Refused` (403) where the actor may not give what can be spent."""
+    if Scope.MONEY not in desk.actor.scopes:
+        raise Refused(403, "scope_missing", "A credit line needs the scope `money`, too.", param="credit_line_micros")
 
 
 def _check_group(desk: LocalDesk, group: str) -> None:

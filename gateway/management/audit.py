@@ -11,7 +11,7 @@ import msgspec
 from gateway.management.desk import LocalDesk
 from gateway.management.operation import Scope, operation
 from gateway.management.page import DEFAULT_PAGE, LongLimit, Page
-from gateway.store.audit_log import AuditLog, StoredLine
+from gateway.store.audit_log import CALLERS, OPERATORS, PARTS, AuditLog, StoredLine
 
 READ_AT_ONCE: Final = 500
 MOST_READ: Final = 20_000
@@ -20,6 +20,7 @@ MOST_LATER: Final = 4_000
 """Lines after a write that are searched for its second one."""
 LONGEST_MS: Final = 600_000
 """Where the second line of a write is looked for: no operation takes longer."""
+_PARTS: Final = {None: PARTS, "operators": (OPERATORS,), "callers": (CALLERS,)}
 
 Text = Annotated[str, msgspec.Meta(max_length=200)]
 AfterEntry = Annotated[
@@ -35,7 +36,8 @@ class AuditLines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which writes are listed: those to which all of it applies.
 
     `actor`: what its name begins with, as in `token 1a2b3c` or `command of`. `operation`: as in `tokens.create`, or `tokens` for
-    all of them. `target`: the id of an account, with its tokens, or of a token. `since`: seconds since 1970.
+    all of them. `target`: the id of an account, with its tokens, or of a token. `since`: seconds since 1970. `by`: `operators`, or
+    `callers` for what callers changed at their own pages.
     """
 
     limit: LongLimit = DEFAULT_PAGE
@@ -44,6 +46,7 @@ class AuditLines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     operation: Text = ""
     target: Text = ""
     since: Annotated[int, msgspec.Meta(ge=0, le=2**40)] = 0
+    by: Literal["operators", "callers"] | None = None
 
 
 class AuditEntry(msgspec.Struct, frozen=True):
@@ -71,10 +74,11 @@ class AuditEntry(msgspec.Struct, frozen=True):
 async def list_(desk: LocalDesk, query: AuditLines) -> Page[AuditEntry]:
     """List who changed what, newest first: one entry for each write, also one that was refused or did not end.
 
-    The log has the last 100,000 lines, of 128 MiB at most; a write has two. A page may have fewer entries than were asked for, or
-    none, where a filter selects few: `has_more` says whether to go on.
+    The log has the last 100,000 lines, of 128 MiB at most; a write has two. What callers changed at their own pages is kept apart,
+    in as many lines, so that it takes no room from the others. A page may have fewer entries than were asked for, or none, where a
+    filter selects few: `has_more` says whether to go on.
     """
-    log = AuditLog(desk.store.client)
+    log = AuditLog(desk.store.client, _PARTS[query.by])
     found: list[AuditEntry] = []
     place, read = query.after, 0
     while read < MOST_READ:

@@ -15,7 +15,7 @@ import msgspec
 from gateway.errors import GatewayError, Refused, StoreAway
 from gateway.log import Logger
 from gateway.management.operation import Arguments
-from gateway.store.audit_log import AuditLog
+from gateway.store.audit_log import OPERATORS, AuditLog, Part
 from gateway.store.client.client import Client
 
 MAX_FIELD: Final = 4096
@@ -35,32 +35,36 @@ class Change:
 
 
 class Audit:
-    """The writing end of the audit log of a store."""
+    """The writing end of a part of the audit log of a store."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, part: Part = OPERATORS) -> None:
         self._log = AuditLog(client)
+        self._part = part
 
     async def begin(self, actor: str, operation: str, arguments: Arguments) -> str:
         """Write that a change is asked for, and return the id of the line. Raises `StoreAway`."""
         named = next(iter(arguments.path.values()), None) or getattr(arguments.body, "id", "")
         return await self._log.add(
+            self._part,
             *("actor", actor, "operation", operation, "target", str(named)[:MAX_TARGET].encode("utf-8", "replace")),
             *("path", _json(arguments.path), "body", _json(arguments.body)),
         )
 
     async def done(self, line: str, before: object, after: object) -> None:
         """Write that the change of the line `line` was done. Raises `StoreAway`."""
-        await self._log.add("done", line, "before", _json(before), "after", _json(after))
+        await self._log.add(self._part, "done", line, "before", _json(before), "after", _json(after))
 
     async def refused(self, line: str, code: str) -> None:
         """Write that the change of the line `line` was refused, so that nothing was changed. Raises `StoreAway`."""
-        await self._log.add("refused", line, "code", code)
+        await self._log.add(self._part, "refused", line, "code", code)
 
 
 @asynccontextmanager
-async def audited(client: Client, actor: str, operation: str, arguments: Arguments) -> AsyncIterator[Change]:
+async def audited(
+    client: Client, actor: str, operation: str, arguments: Arguments, part: Part = OPERATORS
+) -> AsyncIterator[Change]:
     """Write that a change is asked for before it is made inside, and afterwards what became of it. Raises `StoreAway`."""
-    audit, change = Audit(client), Change()
+    audit, change = Audit(client, part), Change()
     line = await audit.begin(actor, operation, arguments)
     try:
         yield change

@@ -12,6 +12,7 @@ from gateway.config.schema import Loaded
 from gateway.errors import Refused
 from gateway.management.audit_lines import Change, audited
 from gateway.management.operation import Arguments, Operation, Scope
+from gateway.store.audit_log import CALLERS, OPERATORS
 
 if TYPE_CHECKING:
     from gateway.services import Store
@@ -22,12 +23,13 @@ ALL_SCOPES: Final = frozenset(Scope)
 class Actor(msgspec.Struct, frozen=True):
     """Who asks: a management token, a person at a page, or a command of a user of the machine. `name` is kept in the audit log.
 
-    `token`: the id of the management token that this follows from, or empty.
+    `token`: the id of the management token that this follows from, or empty. `account`: of a caller at its own pages, or empty.
     """
 
     name: str
     scopes: AbstractSet[Scope] = ALL_SCOPES
     token: str = ""
+    account: str = ""
 
     def need(self, scope: Scope) -> None:
         """Raise `Refused` (403) where this actor does not have the scope."""
@@ -79,5 +81,6 @@ class LocalDesk:
         own = LocalDesk(self.loaded, self.store, self.actor, self.key, running=self.running)
         if not operation.audited:
             return await operation.run(own, arguments)
-        async with audited(self.store.client, self.actor.name, operation.name, arguments) as own.change:
+        part = CALLERS if self.actor.account else OPERATORS
+        async with audited(self.store.client, self.actor.name, operation.name, arguments, part) as own.change:
             return await operation.run(own, arguments)

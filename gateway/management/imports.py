@@ -16,7 +16,7 @@ import msgspec
 from gateway import crash_points
 from gateway.errors import GatewayError, Refused, StoreAway
 from gateway.management.desk import LocalDesk
-from gateway.management.money import check_transaction
+from gateway.management.money import moved
 from gateway.management.operation import Scope, operation
 from gateway.store.accounts import MAX_AMOUNT, AccountError
 from gateway.store.external_ids import no_owner
@@ -203,13 +203,8 @@ async def _owner(desk: LocalDesk, external_id: str) -> str:
 
 
 async def _credit(desk: LocalDesk, account: str, transaction: str, amount: int, report: Imported) -> None:
-    check_transaction(transaction)
-    outcome = (await desk.store.wallet.credit(account, transaction, amount)).outcome
-    if outcome is Credit.NO_ACCOUNT:
-        raise AccountError(f"there is no account `{account}`")
-    if outcome is Credit.CONFLICT:
-        raise AccountError(f"the transaction `{transaction}` was booked before with another amount")
-    if outcome is Credit.DONE:
+    credited = await moved(account, transaction, partial(desk.store.wallet.credit, account, transaction, amount))
+    if credited.outcome is Credit.DONE:
         report.credited_before += 1
     else:
         report.credited += 1

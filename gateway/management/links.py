@@ -19,6 +19,7 @@ from gateway.errors import Refused
 from gateway.management.accounts import existing
 from gateway.management.admin_token import token_of
 from gateway.management.desk import LocalDesk
+from gateway.management.names import check_name
 from gateway.management.operation import Scope, operation
 from gateway.request_id import utc
 from gateway.store.client.client import Client
@@ -30,7 +31,9 @@ EVERYWHERE: Final = ("0.0.0.0", "[::]")  # noqa: S104 - what is listened on, whi
 
 
 class NewLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A link to be made. `name`: whom it lets in, for the audit log. `scopes`: none for all of one's own."""
+    """A link to be made. `name`: whom it lets in, for the audit log, which also names who made the link. `scopes`: none for all of
+    one's own.
+    """
 
     name: Annotated[str, msgspec.Meta(max_length=100)] = ""
     scopes: tuple[Scope, ...] = ()
@@ -49,9 +52,10 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Ticket(msgspec.Struct, frozen=True):
-    """What the store keeps of a link. `token`: the id of the management token that made it, or empty for the admin token.
+    """What the store keeps of a link. `maker`: who made it, as in the audit log, and `name`: whom the maker says it lets in.
 
-    `proof`: of the admin token, see `proof_of`. `account`: whose pages it leads to, or empty for those of operators.
+    `token`: the id of the management token that made it, or empty for the admin token. `proof`: of the admin token, see
+    `proof_of`. `account`: whose pages it leads to, or empty for those of operators.
     """
 
     name: str
@@ -59,6 +63,7 @@ class Ticket(msgspec.Struct, frozen=True):
     token: str
     proof: str
     account: str = ""
+    maker: str = ""
 
 
 @operation("POST", "/links", Scope.READ, status=201, shown_once="path")
@@ -67,10 +72,11 @@ async def create(desk: LocalDesk, body: NewLink) -> Link:
 
     Who enters may do what the maker may do, or what `scopes` leave of that. All of it ends with the token that made the link.
     """
+    check_name(body.name)
     missing = sorted(set(body.scopes) - set(desk.actor.scopes))
     if missing:
         raise Refused(403, "scope_missing", f"You do not have {', '.join(missing)} yourself.", param="scopes")
-    return await _make(desk, body.name or desk.actor.name, tuple(sorted(set(body.scopes or desk.actor.scopes))))
+    return await _make(desk, body.name, tuple(sorted(set(body.scopes or desk.actor.scopes))))
 
 
 @operation("POST", "/accounts/{account}/links", Scope.TOKENS, status=201, shown_once="path")
@@ -87,11 +93,17 @@ async def own(desk: LocalDesk, account: str) -> Link:
 async def _make(desk: LocalDesk, name: str, scopes: tuple[Scope, ...], account: str = "") -> Link:
     text = secrets.token_urlsafe(32)
     proof = "" if desk.actor.token else proof_of(text, token_of(desk.config, create=False))
-    ticket = Ticket(name, scopes, desk.actor.token, proof, account)
+    ticket = Ticket(name, scopes, desk.actor.token, proof, account, desk.actor.name)
     await desk.store.client.call("SET", _key(text), msgspec.json.encode(ticket), "EX", GOOD_FOR_S)
     expires_at = utc(round((time.time() + GOOD_FOR_S) * 1000))
     desk.change.after = {"name": name, "scopes": scopes, "expires_at": expires_at}
     return Link(f"{ENTER}?ticket={text}", expires_at, name, scopes)
+
+
+async def ticket_of(client: Client, text: str) -> Ticket | None:
+    """Return what a ticket says, which stays good; None for one that is not. Raises `StoreAway`."""
+    raw = await client.call("GET", _key(text))
+    return None if raw is None else _decode(raw)
 
 
 async def redeem(client: Client, text: str) -> Ticket | None:

@@ -9,6 +9,7 @@ import msgspec
 
 from gateway.errors import Refused
 from gateway.management.desk import LocalDesk
+from gateway.management.names import check_name
 from gateway.management.operation import Scope, operation
 from gateway.management.page import DEFAULT_PAGE, After, LongLimit, Page
 from gateway.management.tokens import Expiry
@@ -48,6 +49,7 @@ async def create(desk: LocalDesk, body: NewManagementToken) -> MadeManagementTok
     It has no scope that the token which makes it does not have, and lasts no longer. Repeated with the same `Idempotency-Key`, it
     makes no second one: the answer has the token's id, and null for its text.
     """
+    check_name(body.name)
     missing = sorted(set(body.scopes) - set(desk.actor.scopes))
     if missing:
         raise Refused(403, "scope_missing", f"You do not have {', '.join(missing)} yourself.", param="scopes")

@@ -79,7 +79,7 @@ class Ledger(Page[Line], frozen=True):
 async def credit(desk: LocalDesk, account: str, body: NewCredit) -> Booked:
     """Add an amount to the balance, once for each transaction id.
 
-    409 `conflict` where the transaction was booked before with another amount.
+    409 `conflict` where the transaction was booked before with another amount; 400 where the account is closed.
     """
     move = partial(desk.store.wallet.credit, account, body.transaction, body.amount_micros)
     return await _booked(desk, account, body, move)
@@ -87,7 +87,7 @@ async def credit(desk: LocalDesk, account: str, body: NewCredit) -> Booked:
 
 @operation("POST", "/accounts/{account}/adjustments", Scope.MONEY)
 async def adjust(desk: LocalDesk, account: str, body: NewAdjustment) -> Booked:
-    """Correct the balance up or down, once for each transaction id.
+    """Correct the balance up or down, also below zero and of a closed account, once for each transaction id.
 
     409 `conflict` where the transaction was booked before with another amount.
     """
@@ -111,20 +111,28 @@ def check_transaction(transaction: str) -> None:
         raise AccountError("a transaction id is 1 to 64 letters, digits and . _ : -")
 
 
-async def _booked(
-    desk: LocalDesk, account: str, body: NewCredit | NewAdjustment, move: Callable[[], Awaitable[Credited]]
-) -> Booked:
-    check_transaction(body.transaction)
+async def moved(account: str, transaction: str, move: Callable[[], Awaitable[Credited]]) -> Credited:
+    """Do a credit or an adjustment. Raises `AccountError` where nothing was booked, now or before."""
+    check_transaction(transaction)
     try:
         credited = await move()
     except StoreError:  # the script has checked all arguments before it changed anything
         raise AccountError("the amount, or the balance with it, is too large to be exact") from None
     if credited.outcome is Credit.NO_ACCOUNT:
         raise unknown(account)
+    if credited.outcome is Credit.CLOSED:
+        raise AccountError(f"the account `{account}` is closed for good: nothing was credited")
     if credited.outcome is Credit.CONFLICT:
         raise AccountError(
-            f"the transaction `{body.transaction}` was booked before with another amount: nothing was changed"
+            f"the transaction `{transaction}` was booked before with another amount: nothing was changed"
         ).of_kind("conflict")
+    return credited
+
+
+async def _booked(
+    desk: LocalDesk, account: str, body: NewCredit | NewAdjustment, move: Callable[[], Awaitable[Credited]]
+) -> Booked:
+    credited = await moved(account, body.transaction, move)
     before = credited.outcome is Credit.DONE
     booked = Booked(account, body.transaction, body.amount_micros, credited.balance, before)
     desk.change.before = {"balance_micros": credited.balance - (0 if before else body.amount_micros)}

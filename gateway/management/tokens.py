@@ -16,6 +16,7 @@ from gateway.management.accounts import Models, existing
 from gateway.management.allowance import BudgetUse, GivenBudgets, GivenLimits, changes, use_of_token
 from gateway.management.desk import LocalDesk
 from gateway.management.model_notes import model_notes
+from gateway.management.names import check_name
 from gateway.management.operation import Scope, operation
 from gateway.management.page import DEFAULT_PAGE, After, LongLimit, Page
 from gateway.services import SystemClock
@@ -112,6 +113,7 @@ async def create(desk: LocalDesk, account: str, body: NewToken) -> MadeToken:
 
     Repeated with the same `Idempotency-Key`, it makes no second one: the answer has the token's id, and null for its text.
     """
+    check_name(body.name)
     try:
         made: Token = await desk.store.tokens.create(
             account,
@@ -165,6 +167,8 @@ async def read(desk: LocalDesk, token: str) -> TokenNow:
 @operation("PATCH", "/tokens/{token}", Scope.TOKENS)
 async def change(desk: LocalDesk, token: str, body: TokenChange) -> ChangedToken:
     """Change a token, from its next request on."""
+    if body.name:
+        check_name(body.name)
     desk.change.before = before = await desk.store.tokens.get(token)
     desk.change.after = after = await desk.store.tokens.change(
         before.id,

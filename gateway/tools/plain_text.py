@@ -9,6 +9,7 @@ _CREDENTIAL: Final = re.compile(r"(?i)\bsk-[a-z0-9_-]{8,}")
 """What tokens and the keys of most providers begin with."""
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 """Characters that a terminal may obey, but line feeds and tabs; and those that change the direction of a text."""
+_LINE_ENDS: Final = re.compile(r"[\t\n]")
 
 
 def without_credentials(text: str) -> str:
@@ -18,4 +19,18 @@ def without_credentials(text: str) -> str:
 
 def shown(text: str) -> str:
     """Return a text for a terminal: without what that would obey, and without credentials, which may have been pasted."""
-    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], without_credentials(text))
+    return _CONTROL.sub(_escaped, without_credentials(text))
+
+
+def shown_in_line(text: str) -> str:
+    """Return a text as `shown` does, for a part of one line."""
+    return _LINE_ENDS.sub(_escaped, shown(text))
+
+
+def is_one_line(text: str) -> bool:
+    """Return whether a text has no line ends, and nothing that a terminal may obey."""
+    return not (_CONTROL.search(text) or _LINE_ENDS.search(text))
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return repr(match[0])[1:-1]

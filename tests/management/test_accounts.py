@@ -11,8 +11,9 @@ import pytest
 from gateway.errors import GatewayError
 from gateway.management import accounts, money
 from gateway.management.accounts import AccountChange, Accounts, NewAccount
-from gateway.management.desk import LocalDesk
+from gateway.management.desk import Actor, LocalDesk
 from gateway.management.money import NewCredit
+from gateway.management.operation import Scope
 from gateway.store.accounts import AccountStatus
 from tests.management.conftest import DeskWith
 
@@ -138,3 +139,14 @@ async def test_a_closed_account_stays_closed_and_can_be_closed_again(desk: Local
 async def test_an_account_that_is_not_there_is_not_found(desk: LocalDesk, name: str) -> None:
     for work in (accounts.read(desk, name), accounts.close(desk, name), accounts.change(desk, name, body=changed())):
         assert await refused(work) == "not_found"
+
+
+async def test_a_credit_line_needs_the_scope_for_money(desk: LocalDesk) -> None:
+    clerk = LocalDesk(desk.loaded, desk.store, Actor("clerk", frozenset({Scope.ACCOUNTS})))
+    assert await refused(created(clerk, "alice", credit_line_micros=1)) == "refused"
+    await created(clerk, "alice")
+    assert await refused(accounts.change(clerk, "alice", body=changed(credit_line_micros=1))) == "refused"
+    await accounts.change(desk, "alice", body=changed(credit_line_micros=9))
+    assert await refused(accounts.change(clerk, "alice", body=changed(credit_line_micros=None))) == "refused"
+    same = await accounts.change(clerk, "alice", body=changed(credit_line_micros=9, group="trial"))
+    assert (same.credit_line_micros, same.group) == (9, "trial")

@@ -11,8 +11,9 @@ from gateway.errors import Refused
 from gateway.management import accounts, imports
 from gateway.management.accounts import NewAccount
 from gateway.management.desk import Actor, LocalDesk
-from gateway.management.imports import MOST_ROWS, AccountRows, CreditRows, Imported
+from gateway.management.imports import MOST_ROWS, AccountRows, CreditRow, CreditRows, Imported
 from gateway.management.operation import Scope
+from gateway.store.accounts import MAX_AMOUNT
 from gateway.store.audit_log import KEY
 
 
@@ -94,3 +95,19 @@ async def test_a_batch_leaves_two_lines_in_the_audit_log_and_has_a_largest_size(
     assert len(await desk.store.client.call("XRANGE", KEY, "-", "+")) == 2
     with pytest.raises(msgspec.ValidationError):
         await imported(desk, *({"id": f"user{number}"} for number in range(MOST_ROWS + 1)))
+
+
+async def test_rows_that_are_too_much_or_for_a_closed_account_are_refused_in_words(desk: LocalDesk) -> None:
+    for name in ("alice", "bob"):
+        await accounts.create(desk, body=NewAccount(name))
+    await imports.credits_(desk, body=CreditRows((CreditRow(1, MAX_AMOUNT, "t1", "alice"),)))
+    await accounts.close(desk, "bob")
+    rows = (CreditRow(1, MAX_AMOUNT, "t2", "alice"), CreditRow(2, 5, "t3", "bob"), CreditRow(3, 5, "t 4", "alice"))
+    done = await imports.credits_(desk, body=CreditRows(rows))
+    assert [each.message.partition(":")[0] for each in done.refused] == [
+        "the amount, or the balance with it, is too large to be exact",
+        "the account `bob` is closed for good",
+        "a transaction id is 1 to 64 letters, digits and . _ ",
+    ]
+    given = imports.AccountRow(1, "bob", amount_micros=5)
+    assert len((await imports.accounts(desk, body=imports.AccountRows((given,)))).refused) == 1

@@ -97,3 +97,15 @@ def test_what_cannot_be_booked_is_refused(fields: dict[str, Any]) -> None:
 def test_a_cursor_that_is_none_is_refused(after: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"after": after}, LedgerLines)
+
+
+async def test_a_closed_account_gets_no_credit_but_what_was_booked_is_told_and_can_be_corrected(
+    desk: LocalDesk,
+) -> None:
+    await money.credit(desk, "alice", body=NewCredit("t", 5))
+    await accounts.close(desk, "alice")
+    with pytest.raises(AccountError, match="closed for good: nothing was credited"):
+        await money.credit(desk, "alice", body=NewCredit("u", 5))
+    assert (await money.credit(desk, "alice", body=NewCredit("t", 5))).booked_before
+    assert (await money.adjust(desk, "alice", body=NewAdjustment("v", -5, "refunded"))).balance_micros == 0
+    assert len(await lines(desk)) == 2

@@ -20,6 +20,7 @@ from gateway.facts import AccountLimits
 from gateway.management import accounts, money, tokens, usage
 from gateway.management.accounts import AccountChange, Accounts, NewAccount
 from gateway.management.money import LedgerLines, NewAdjustment, NewCredit
+from gateway.management.operation import Scope
 from gateway.management.tokens import TokenList
 from gateway.management.usage import Wanted
 from gateway.store.accounts import AccountStatus
@@ -76,7 +77,7 @@ async def create(visit: Visit) -> web.StreamResponse:
             id=form["id"],
             group=form["group"],
             external_id=form["external_id"],
-            credit_line_micros=form.micros("credit_line") if form["credit_line"] else 0,
+            credit_line_micros=_credit_line(form),
         )
         await accounts.create(visit.desk, body=new)
     except GatewayError as error:
@@ -145,7 +146,10 @@ async def adjust(visit: Visit) -> web.StreamResponse:
 
 
 async def change(visit: Visit) -> web.StreamResponse:
-    """Change the group, the credit line, the external id, the budgets and the limits. An empty field takes away what was there."""
+    """Change the group, the credit line, the external id, the budgets and the limits. An empty field takes away what was there.
+
+    Who may not change the credit line has no field for it.
+    """
 
     async def work(form: Form) -> str:
         budgets = {f"{name}_micros": (form.micros(name) if form[name] else None) for name in WINDOWS}
@@ -155,7 +159,7 @@ async def change(visit: Visit) -> web.StreamResponse:
             AccountChange,
             group=form["group"],
             external_id=form["external_id"] or None,
-            credit_line_micros=form.micros("credit_line") if form["credit_line"] else 0,
+            **({"credit_line_micros": _credit_line(form)} if form["credit_line"] or visit.may(Scope.MONEY) else {}),
             models=[name for part in form["models"].split(",") if (name := part.strip())],
             budgets=budgets,
             limits=limits,
@@ -226,6 +230,10 @@ async def _set_status(visit: Visit, status: str, done: str) -> web.StreamRespons
         return done
 
     return await attempt(visit, "status", work())
+
+
+def _credit_line(form: Form) -> int:
+    return form.micros("credit_line") if form["credit_line"] else 0
 
 
 def _searched(asked: Asked) -> dict[str, object]:

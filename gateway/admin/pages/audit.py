@@ -22,11 +22,12 @@ class Asked(msgspec.Struct, frozen=True):
     actor: str = ""
     operation: str = ""
     target: str = ""
+    by: str = ""
     after: str = ""
 
     def terms(self) -> dict[str, str]:
         """Return what is asked for, without where the page begins."""
-        return {name: text for name in ("actor", "operation", "target") if (text := getattr(self, name).strip())}
+        return {name: text for name in ("actor", "operation", "target", "by") if (text := getattr(self, name).strip())}
 
 
 async def show(visit: Visit) -> web.StreamResponse:

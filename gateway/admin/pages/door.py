@@ -22,7 +22,7 @@ from gateway.config.admin_sso import AdminSso
 from gateway.config.schema import Config
 from gateway.errors import Refused
 from gateway.management.desk import Actor
-from gateway.management.links import Ticket, proof_of, redeem
+from gateway.management.links import Ticket, proof_of, redeem, ticket_of
 from gateway.management.operation import Scope
 from gateway.services import Store
 from gateway.store.management_tokens import ManagementTokens, is_accepted
@@ -32,26 +32,34 @@ OWN: Final = "/my"
 """The path of a caller's own pages."""
 OWN_SCOPES: Final = frozenset((Scope.READ, Scope.TOKENS))
 """What the operations of a caller's pages need. The pages name its account alone."""
+ELSEWHERE: Final = "This link is for operators, and this address for callers: open it at the operator's port."
 TOO_LATE: Final = "This link was used before, or is older than ten minutes, or its maker may no longer make any."
 
 
 class Visitor(msgspec.Struct, frozen=True):
-    """Who looks at a page. `form`: what its forms must send back.
+    """Who looks at a page. `form`: what its forms must send back. `name`: what the pages call who looks.
 
     `account`: of a caller, who sees the pages of this account and no others; empty for an operator.
     """
 
     actor: Actor
     form: str
-    by_header: bool = False
+    name: str
     account: str = ""
+    by_header: bool = False
 
 
 class Door:
     """Finds out who looks, lets in and out."""
 
-    def __init__(self, store: Store, config: Callable[[], Config], admin_token: Callable[[], str]) -> None:
-        """`config` returns what is served at the moment, and `admin_token` the token that is accepted at the moment."""
+    def __init__(
+        self, store: Store, config: Callable[[], Config], admin_token: Callable[[], str], *, operators: bool = True
+    ) -> None:
+        """`config` returns what is served at the moment, and `admin_token` the token that is accepted at the moment.
+
+        Without `operators`, only callers are let in.
+        """
+        self._operators = operators
         self._client = store.client
         self._tokens = ManagementTokens(store.client)
         self._config = config
@@ -71,8 +79,10 @@ class Door:
     async def enter(self, request: web.Request, text: str) -> str:
         """Begin a session with a ticket, and return the path that it leads to.
 
-        Raises `Refused` (403) for one that lets nobody in, and `StoreAway`.
+        Raises `Refused` (403) for one that lets nobody in here, and `StoreAway`.
         """
+        if not self._operators and (known := await ticket_of(self._client, text)) and not known.account:
+            raise Refused(403, "link_invalid", ELSEWHERE)
         ticket = await redeem(self._client, text)
         if ticket is None or not await self._is_good(text, ticket.token, ticket.proof):
             raise Refused(403, "link_invalid", TOO_LATE)
@@ -99,6 +109,7 @@ class Door:
         session.set_new_identity(identity)
         session.update(
             name=ticket.name,
+            maker=ticket.maker,
             scopes=[str(scope) for scope in ticket.scopes],
             token=ticket.token,
             proof=proof,
@@ -114,10 +125,16 @@ class Door:
             session.invalidate()
             return None
         if account := session.get("account", ""):
-            actor = Actor(f"page of account {account}", OWN_SCOPES, session["token"])
-            return Visitor(actor, session["form"], account=account)
-        actor = Actor(f"page of {session['name']}", frozenset(map(Scope, session["scopes"])), session["token"])
-        return Visitor(actor, session["form"])
+            actor = Actor(f"page of account {account}", OWN_SCOPES, session["token"], account)
+            return Visitor(actor, session["form"], f"account {account}", account)
+        maker, name = session.get("maker", ""), session["name"]
+        # The maker first, who cannot be invented: a link has any name.
+        actor = Actor(
+            f"page by link of {maker}{f' for {name}' if name else ''}",
+            frozenset(map(Scope, session["scopes"])),
+            session["token"],
+        )
+        return Visitor(actor, session["form"], name or maker)
 
     async def _is_good(self, secret: str, token_id: str, proof: str) -> bool:
         """Return whether the token that made a link or a session is still accepted."""
@@ -138,7 +155,7 @@ class Door:
         if not scopes:
             raise Refused(403, "sign_on_refused", "You have signed on, and have no scopes here: ask for some.")
         form = proof_of(f"form of {name}", self._admin_token())
-        return Visitor(Actor(f"page of {name} by {sso.header}", scopes), form, by_header=True)
+        return Visitor(Actor(f"page by {sso.header} of {name}", scopes), form, name, by_header=True)
 
 
 def _is_in(peer: str, networks: Iterable[str]) -> bool:

@@ -25,11 +25,13 @@ from gateway.management import accounts, money, own, tokens
 from gateway.management.money import LedgerLines
 from gateway.management.tokens import MadeToken, NewToken, Rotation, TokenList
 from gateway.request_id import check_time
+from gateway.store.accounts import AccountStatus
 
 DAYS: Final = 30
 LISTED: Final = 50
 LINES: Final = 25
-TOKENS: Final = 100
+MOST_TOKENS: Final = 100
+"""Tokens of an account with which a caller may make no more."""
 _SHORT_ID: Final = re.compile(r"[a-z0-9]{1,64}")
 _REQUEST_ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 
@@ -45,7 +47,7 @@ async def show(visit: Visit, problem: str | None = None, opened: str = "", statu
     name = visit.visitor.account
     after = visit.query(After).after if visit.request.method == "GET" else ""
     account = await accounts.read(visit.desk, name)
-    held = await tokens.list_(visit.desk, name, query=TokenList(limit=TOKENS))
+    held = await tokens.list_(visit.desk, name, query=TokenList(limit=MOST_TOKENS))
     used = await own.usage(visit.desk, name, DAYS)
     return visit.page(
         "my_account.html",
@@ -85,6 +87,7 @@ async def create(visit: Visit) -> web.StreamResponse:
     """Make a token, and show its text."""
     form = visit.form
     try:
+        await _check_room(visit)
         given: dict[str, Any] = {"name": form["name"]}
         if form["days"]:
             given["expires_at"] = int(time.time()) + form.number("days") * DAY_S
@@ -100,6 +103,7 @@ async def rotate(visit: Visit) -> web.StreamResponse:
     """Replace a token, and show the text of the new one."""
     token = _token_in(visit)
     try:
+        await _check_room(visit)
         overlap = visit.form.number("hours") * HOUR_S
         made = await tokens.rotate(visit.desk, token, body=body(Rotation, overlap_s=overlap))
     except GatewayError as error:
@@ -132,6 +136,16 @@ async def _refused(visit: Visit, error: GatewayError, action: str) -> web.Stream
     if shown.status in (403, 404):
         raise error
     return await show(visit, shown.message, action, shown.status)
+
+
+async def _check_room(visit: Visit) -> None:
+    """Raise `Refused` where the account may have no further token."""
+    name = visit.visitor.account
+    if (await accounts.read(visit.desk, name)).status is not AccountStatus.ACTIVE:
+        raise Refused(409, "conflict", "The account is not active: its operator can say why.")
+    held = await tokens.list_(visit.desk, name, query=TokenList(limit=MOST_TOKENS))
+    if len(held.data) >= MOST_TOKENS:
+        raise Refused(409, "conflict", f"There are {MOST_TOKENS} tokens already: delete those that are not used.")
 
 
 def _made(visit: Visit, made: MadeToken, replaced: str) -> web.Response:

@@ -17,12 +17,13 @@ from gateway.admin.csv_file import CsvFiles
 from gateway.admin.pages import accounts, audit, channels, configuration, forms, now, own, requests, revenue, tokens
 from gateway.admin.pages.door import OWN, Door
 from gateway.admin.pages.forms import Form
+from gateway.admin.pages.own_writes import OwnWrites
 from gateway.admin.pages.pulse import Pulse
 from gateway.admin.pages.rendering import Assets, render, set_up
 from gateway.admin.pages.sessions import StoreStorage
 from gateway.admin.pages.visit import FILES, VISITOR, Page, Visit, context_of
 from gateway.admin.unbroken import Unbroken
-from gateway.errors import GatewayError, Refused, StoreAway, internal
+from gateway.errors import GatewayError, Refused, StoreAway, headers_of, internal
 from gateway.log import Logger
 from gateway.management.desk import Actor
 from gateway.management.links import ENTER
@@ -68,13 +69,14 @@ class Pages:
         self._desk_of = desk_of
         self._operators = operators
         desk = desk_of(NOBODY, "")
-        self._door = Door(desk.store, lambda: desk_of(NOBODY, "").config, admin_token)
+        self._door = Door(desk.store, lambda: desk_of(NOBODY, "").config, admin_token, operators=operators)
         self._storage = StoreStorage(
             desk.store.client, COOKIE if operators else f"{COOKIE}-portal", self._door.is_secure
         )
         self._sessions = session_middleware(self._storage)
         self._assets = Assets()
         self._unbroken = Unbroken()
+        self._own_writes = OwnWrites()
         self._pulse = Pulse(desk.usage_folder, numbers, desk.store.answers)
 
     def add_routes(self, application: web.Application) -> frozenset[web.AbstractResource]:
@@ -148,6 +150,8 @@ class Pages:
                 form = await forms.read(request)
                 note_known(request)
                 forms.check_proof(form, visitor.form)
+                if own:
+                    self._own_writes.count(visitor.account)
             key = form["once"] and f"{visitor.form} {form['once']}"
             desk = self._desk_of(visitor.actor, key)
             visit = Visit(request, visitor, desk, form, partial(self._is_still_in, request))
@@ -185,4 +189,7 @@ class Pages:
         else:
             log.error("page_failed", exc_info=error)
             shown = internal()
-        return render(request, "problem.html", context_of(request) | {"error": shown}, shown.status)
+        response = render(request, "problem.html", context_of(request) | {"error": shown}, shown.status)
+        if shown.status == 429:
+            response.headers.update(headers_of(shown))
+        return response

@@ -16,6 +16,9 @@ local known = redis.call("HGET", credits, transaction)
 if known then
   return { transaction, known == digits(amount) and "DONE" or "CONFLICT", account.balance }
 end
+if kind == "credit" and redis.call("HGET", account_key, "status") == "closed" then
+  return { transaction, "CLOSED", account.balance }
+end
 integer(digits(account.balance + amount), -MOST, MOST, "the new balance")
 redis.call("HSET", credits, transaction, digits(amount))
 move(account, kind, transaction, amount, "reason", reason)

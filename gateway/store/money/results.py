@@ -60,6 +60,8 @@ class Credit(StrEnum):
     CONFLICT = "CONFLICT"
     """The transaction id was used for another amount."""
     NO_ACCOUNT = "NO_ACCOUNT"
+    CLOSED = "CLOSED"
+    """The account is closed for good, so that nobody could spend a credit."""
 
 
 class HoldReply(msgspec.Struct, frozen=True):

@@ -156,7 +156,7 @@ class Wallet(Reader):
         return await self._resolve(Settlement(account, request_id, kind="release", marks=marks))
 
     async def credit(self, account: str, transaction: str, amount: int) -> Credited:
-        """Add to the balance, once for each transaction id."""
+        """Add to the balance of an account that is not closed, once for each transaction id."""
         return await self._move(account, transaction, "credit", amount, "")
 
     async def adjust(self, account: str, transaction: str, amount: int, reason: str) -> Credited:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from gateway.management import accounts, money
 from gateway.management.accounts import NewAccount
 from gateway.management.money import NewCredit
+from gateway.management.operation import Scope
 from gateway.store.accounts import AccountStatus
 from tests.admin.pages.conftest import House
 from tests.store_proxy import StoreProxy
@@ -63,7 +64,7 @@ async def test_an_account_lives_on_its_page(house: House) -> None:
     _, text = await visitor.get("/accounts/alice")
     assert 'action="/accounts/alice/credit"' not in text
     lines = str(await house.store.client.call("XRANGE", "gw:{audit}:lines", "-", "+"))
-    assert "page of alice" in lines
+    assert "page by link of test for alice" in lines
     assert all(
         name in lines
         for name in ("accounts.create", "money.credit", "money.adjust", "accounts.change", "accounts.close")
@@ -125,3 +126,19 @@ async def test_the_store_away_is_said(house_at: Callable[[str], Awaitable[House]
         status, text = await visitor.get(path)
         assert (status, "The store does not answer" in text) == (503, True), path
     assert (await visitor.post("/accounts", id="alice", group="default"))[0] == 503
+
+
+async def test_who_may_not_touch_money_has_no_field_for_a_credit_line_and_keeps_it(house: House) -> None:
+    await accounts.create(house.desk(), body=NewAccount("alice", credit_line_micros=7_000_000))
+    clerk = await house.visitor(Scope.READ, Scope.ACCOUNTS)
+    for path in ("/accounts", "/accounts/alice"):
+        assert 'name="credit_line"' not in (await clerk.get(path))[1]
+    assert (await clerk.post("/accounts/alice/change", group="trial"))[0] == 303
+    assert (await clerk.post("/accounts/alice/change", group="trial", credit_line="9"))[0] == 403
+    assert (await clerk.post("/accounts", id="bob", group="default", credit_line="9"))[0] == 403
+    found = await accounts.read(house.desk(), "alice")
+    assert (found.group, found.credit_line_micros) == ("trial", 7_000_000)
+    boss = await house.visitor()
+    assert 'name="credit_line"' in (await boss.get("/accounts/alice"))[1]
+    assert (await boss.post("/accounts/alice/change", group="trial"))[0] == 303
+    assert (await accounts.read(house.desk(), "alice")).credit_line_micros == 0

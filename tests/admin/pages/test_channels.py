@@ -13,7 +13,7 @@ async def test_a_channel_is_disabled_with_a_reason_and_enabled(house: House) -> 
     assert ("healthy" in text, "sk-secret" in text) == (True, False)
     assert (await visitor.post("/channels/up/disable", reason="too <b>slow</b>"))[0] == 303
     _, text = await visitor.get("/channels")
-    assert ("too &lt;b&gt;slow&lt;/b&gt;" in text, "page of alice" in text) == (True, True)
+    assert ("too &lt;b&gt;slow&lt;/b&gt;" in text, "page by link of test for alice" in text) == (True, True)
     assert (await channels.read(house.desk(), "up")).condition is Condition.DISABLED
     assert (await visitor.post("/channels/up/enable"))[0] == 303
     assert (await channels.read(house.desk(), "up")).condition is Condition.HEALTHY

@@ -6,8 +6,14 @@ import asyncio
 import time
 
 import pytest
+from aiohttp import CookieJar
+from pytest_aiohttp import AiohttpClient
 
-from gateway.management import links, management_tokens
+from gateway.admin.pages.pages import Pages
+from gateway.admin.portal import Portal
+from gateway.management import accounts, links, management_tokens
+from gateway.management.accounts import NewAccount
+from gateway.management.admin_token import AdminToken
 from gateway.management.desk import Actor
 from gateway.management.operation import Scope
 from gateway.store.management_tokens import ManagementTokens
@@ -27,6 +33,21 @@ async def test_a_link_lets_one_person_in_once(house: House) -> None:
     assert (await first.get("/accounts"))[0] == 200
     assert await second.enter(ticket) == 403
     assert (await second.get("/accounts"))[0] == 401
+
+
+async def test_a_port_for_callers_lets_no_operator_in_and_leaves_the_link_good(
+    house: House, aiohttp_client: AiohttpClient
+) -> None:
+    pages = Pages(house.desk, AdminToken(house.loaded.config), {}, operators=False)
+    jar = CookieJar(unsafe=True)
+    visitor, ticket = Visitor(await aiohttp_client(Portal(pages).application(), cookie_jar=jar)), await house.link()
+    status, text = await visitor.post("/enter", ticket=ticket)
+    assert (status, "link is for operators" in text, "Set-Cookie" in visitor.headers) == (403, True, False)
+    assert await Visitor(await house.client_of()).enter(ticket) == 303
+    await accounts.create(house.desk(), body=NewAccount("alice"))
+    link = await links.own(house.desk(), "alice")
+    assert (await visitor.post("/enter", ticket=str(link.path).partition("ticket=")[2]))[0] == 303
+    assert (await visitor.get("/my"))[0] == 200
 
 
 async def test_fifty_who_use_a_ticket_at_once_get_one_session(house: House) -> None:
@@ -196,6 +217,6 @@ async def test_who_is_signed_on_by_a_proxy_sends_forms_of_its_own_and_leaves_no_
 
 async def test_the_time_of_a_link_is_that_of_its_ticket(house: House) -> None:
     made = await links.create(house.desk(), body=links.NewLink())
-    assert made.name == "test"
+    assert made.name == ""
     assert set(made.scopes) == set(Scope)
     assert "ticket" not in repr(made)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.management import accounts, links, management_tokens, money, tokens
-from gateway.management.accounts import NewAccount
+from gateway.management.accounts import AccountChange, NewAccount
 from gateway.management.management_tokens import NewManagementToken
 from gateway.management.money import NewCredit
 from gateway.management.operation import Scope
@@ -103,3 +103,39 @@ async def test_a_suspended_account_is_told_that_nothing_is_served(own: House) ->
     await own.store.accounts.set_status("alice", AccountStatus.SUSPENDED)
     status, page = await alice.get("/my")
     assert (status, "no request of it is served" in page, "suspended" in page) == (200, True, True)
+
+
+async def test_a_caller_makes_only_so_many_tokens(own: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.admin.pages.own.MOST_TOKENS", 3)
+    alice = await entered(own, "alice")
+    await alice.get("/my")
+    assert [(await alice.post("/my/tokens", name="new", once=f"o{each}"))[0] for each in range(3)] == [201, 201, 409]
+    held = (await tokens.list_(own.desk(), "alice", query=TokenList())).data
+    short = held[-1].id.rpartition("-")[2]
+    status, page = await alice.post(f"/my/tokens/{short}/rotate", hours="0", once="r")
+    assert (status, "There are 3 tokens already" in page) == (409, True)
+    assert (await alice.post(f"/my/tokens/{short}/delete", sure="yes"))[0] == 303
+    assert (await alice.post("/my/tokens", name="new", once="again"))[0] == 201
+
+
+async def test_a_caller_changes_something_only_so_often(own: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.admin.pages.own_writes.MOST", 3)
+    alice, bob = await entered(own, "alice"), await entered(own, "bob")
+    await alice.get("/my")
+    for _ in range(3):
+        assert (await alice.post("/my/tokens/00000000/delete", sure="yes"))[0] == 404
+    status, page = await alice.post("/my/tokens", name="new", once="x")
+    assert (status, "At most 3 changes a minute" in page) == (429, True)
+    assert 1 <= int(alice.headers["Retry-After"]) <= 60
+    await bob.get("/my")
+    assert (await bob.post("/my/tokens", name="new", once="x"))[0] == 201
+    monkeypatch.setattr("gateway.admin.pages.own_writes.MINUTE_S", 0)
+    assert (await alice.post("/my/tokens", name="new", once="x"))[0] == 201
+
+
+async def test_a_suspended_account_gets_no_tokens(own: House) -> None:
+    alice = await entered(own, "alice")
+    await alice.get("/my")
+    await accounts.change(own.desk(), "alice", body=AccountChange(status="suspended"))
+    status, page = await alice.post("/my/tokens", name="new", once="x")
+    assert (status, "not active" in page) == (409, True)
