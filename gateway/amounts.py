@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
+import re
+from decimal import Decimal
 from typing import Final
 
 MICROS: Final = 1_000_000
 """Micros in one unit of the currency."""
 LARGEST_AMOUNT: Final = 2**53 // MICROS
 """Currency units. Up to here, micros are exact in a script, whose numbers are doubles."""
+_AMOUNT: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)")
+"""No exponents: `1e3` is rather a slip, or a number that a spreadsheet made of an id."""
 
 
 def amount(micros: int) -> str:
@@ -19,12 +22,9 @@ def amount(micros: int) -> str:
 
 def parsed(text: str) -> int:
     """Return the micros of an amount such as `5.00`. Raises `ValueError` with what is wrong with it."""
-    try:
-        value = Decimal(text if text.isascii() and "_" not in text else "NaN")
-    except InvalidOperation:
-        value = Decimal("NaN")
-    if not value.is_finite():
+    if not _AMOUNT.fullmatch(text.strip()):
         raise ValueError(f"`{text[:40]}` is not an amount; write it as in 5.00")
+    value = Decimal(text.strip())
     if not -LARGEST_AMOUNT < value < LARGEST_AMOUNT:
         raise ValueError(f"`{text[:40]}` is too large: give less than {LARGEST_AMOUNT}")
     if value != round(value, 6):

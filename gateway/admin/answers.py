@@ -44,3 +44,4 @@ def complete(response: web.StreamResponse) -> None:
         response.headers["Cache-Control"] = "no-store"
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers.setdefault("Referrer-Policy", "no-referrer")
+    response.headers["Server"] = "sluicegate"  # not which versions of what it is made of

@@ -121,4 +121,5 @@ def _as_param(text: str) -> str:
 
 
 def _sentence(text: str) -> str:
-    return f"{text[:1].lower()}{text[1:500].removesuffix('.')}.".encode("utf-8", "backslashreplace").decode()
+    first = text[:1] if text[1:2].isupper() else text[:1].lower()
+    return f"{first}{text[1:500].removesuffix('.')}.".encode("utf-8", "backslashreplace").decode()

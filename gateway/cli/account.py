@@ -22,7 +22,17 @@ from gateway.cli.account_options import (
 from gateway.cli.account_tables import fields_of, json_of, print_account, print_accounts
 from gateway.cli.allowance import BudgetOption, LimitOption, given_budgets, given_limits, report_in_words
 from gateway.cli.archive import archive
-from gateway.cli.common import ConfigOption, JsonOption, YesOption, amount, micros, print_fields, print_json
+from gateway.cli.common import (
+    ConfigOption,
+    JsonOption,
+    YesOption,
+    amount,
+    confirm,
+    micros,
+    nothing_given,
+    print_fields,
+    print_json,
+)
 from gateway.cli.desk import ApiOption, run_at_desk
 from gateway.cli.ledger import ledger
 from gateway.cli.named import account_at, names_in, print_notes
@@ -234,6 +244,8 @@ def set_(
             "external_id": external_id,
         }
         body = AccountChange(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+        if body == AccountChange():
+            raise nothing_given("gateway account set alice --group trial")
         return await accounts.change(desk, await account_at(desk, account_id), body=body)
 
     changed = run_at_desk(config, api, work)
@@ -289,7 +301,7 @@ def close(
     if not yes:
         found = run_at_desk(config, api, look)
         text = f"Close `{found.id}`, balance {amount(found.balance_micros)}, permanently?"
-        typer.confirm(text, abort=True, err=True)
+        confirm(text)
     print_account(run_at_desk(config, api, work), as_json)
 
 

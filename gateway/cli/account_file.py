@@ -137,6 +137,8 @@ def _rows(file: Path, report: Imported, *, create: bool) -> Iterator[Row]:
             names = set(reader.fieldnames or ())
             if len(names) != len(reader.fieldnames or ()):
                 raise Misconfigured(f"{file}: its first line names a column twice")
+            if len(names) == 1 and ";" in next(iter(names)):
+                raise Misconfigured(f"{file}: its columns are separated by semicolons; save it with commas")
             if not (needed <= names <= COLUMNS and names & {"id", "external_id"}):
                 wanted = "id" if create else "amount, transaction, and id or external_id"
                 raise Misconfigured(
@@ -147,7 +149,9 @@ def _rows(file: Path, report: Imported, *, create: bool) -> Iterator[Row]:
                     yield _row(reader.line_num, fields, create=create)
                 except (typer.BadParameter, WrongRow) as error:
                     report.refused.append(RefusedRow(reader.line_num, str(error)))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
+        raise Misconfigured(f"{file} cannot be read: {(error.strerror or str(error)).lower()}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
         raise Misconfigured(f"{file} cannot be read as CSV: {error}") from None
 
 

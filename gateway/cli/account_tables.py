@@ -9,6 +9,7 @@ from gateway.amounts import amount
 from gateway.cli.allowance import budgets_in_words, limits_in_words
 from gateway.cli.common import print_json, printable
 from gateway.cli.tables import print_fields, print_table
+from gateway.tools.plain_text import counted
 
 if TYPE_CHECKING:
     from gateway.store.accounts import Account
@@ -41,7 +42,7 @@ def fields_of(account: Account) -> dict[str, str]:
         "status": account.status,
         "group": account.group,
         "balance": amount(account.balance_micros),
-        "held": f"{amount(account.held_micros)} by {account.holds} requests",
+        "held": f"{amount(account.held_micros)} by {counted(account.holds, 'request')}",
         "credit line": amount(account.credit_line_micros),
         "models": ", ".join(account.models) or "all that the group allows",
         "own budgets": budgets_in_words(account.budgets),

@@ -56,7 +56,7 @@ def link(
         from gateway.management.operation import Scope
 
         named = tuple(Scope(each) for each in names)
-        return await links.create(desk, body=links.NewLink(name=name, scopes=named))
+        return await links.create(desk, body=links.NewLink(name=name, scopes=named or None))
 
     address = api or address_of_pages(configuration(config).admin)
     print_link(run_at_desk(config, api, work), address, as_json)

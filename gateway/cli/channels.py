@@ -21,6 +21,7 @@ from gateway.cli.desk import ApiOption, run_at_desk
 from gateway.request_id import utc
 from gateway.store.channels import Condition
 from gateway.store.credential_states import CredentialState
+from gateway.tools.plain_text import counted
 
 if TYPE_CHECKING:
     from gateway.management.channels import ChannelNow
@@ -184,7 +185,7 @@ def _row(shown: ChannelNow) -> tuple[str, str, int, str, str]:
     if shown.condition is Condition.COOLING:
         condition += f" for {-(-shown.cool_ms // 1000)} s"
     if shown.failing_accounts:
-        condition += f", cooling for {shown.failing_accounts} account{'s' if shown.failing_accounts > 1 else ''} alone"
+        condition += f", cooling for {counted(shown.failing_accounts, 'account')} alone"
     error = shown.last_error
     if shown.last_error_at_ms is not None:
         error += f", {max(0, round(time.time() - shown.last_error_at_ms / 1000))} s ago"

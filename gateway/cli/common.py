@@ -21,7 +21,7 @@ from gateway.amounts import amount, parsed
 from gateway.cli.exits import DEMO_NAMED, failed
 from gateway.cli.tables import print_fields, print_table, terminal_width, width_of
 from gateway.config.places import find, shipped
-from gateway.errors import StoreAway
+from gateway.errors import GatewayError, Misconfigured, StoreAway
 from gateway.management.times import period
 
 if TYPE_CHECKING:
@@ -53,6 +53,24 @@ TokenOption = Annotated[
     ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+def nothing_given(example: str) -> GatewayError:
+    """Return the error of a command that is to change something, and is not told what."""
+    return Misconfigured(f"say what to change, as in `{example}`")
+
+
+def confirm(question: str) -> None:
+    """Ask a person, and end the command where the answer is no. Raises `Misconfigured` where nobody is there to answer."""
+    try:
+        sure = typer.confirm(question, err=True)
+    except typer.Abort:
+        if sys.stdin.isatty():
+            raise
+        typer.echo(err=True)
+        raise Misconfigured("nobody answers here: give --yes where there is no terminal") from None
+    if not sure:
+        raise typer.Abort
 
 
 def found(path: Path | None) -> Path:
@@ -129,6 +147,8 @@ async def store_of(config: Config) -> AsyncIterator[Store]:
     from gateway.store.pepper import PepperSource
     from gateway.store.tokens import Tokens
 
+    if os.environ.get("GATEWAY_API"):
+        typer.echo("note: this command does not ask $GATEWAY_API; it uses the store of the configuration", err=True)
     with _running(config) as (url, owned), _with_folder(config) as local, naming_the_store(url):
         async with Store.open(local, url) as store:
             store.tokens = Tokens(store.client, PepperSource.of(config.data_path))

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.cli.common import ConfigOption, JsonOption, YesOption, print_json, print_table, refuse, run_with_store
+from gateway.cli.common import (
+    ConfigOption,
+    JsonOption,
+    YesOption,
+    confirm,
+    print_json,
+    print_table,
+    refuse,
+    run_with_store,
+)
 from gateway.cli.desk import noted
 from gateway.request_id import utc
 from gateway.usage.gaps import load
@@ -87,7 +96,7 @@ async def _forget(store: Store, name: str, yes: bool) -> None:
         raise refuse(f"gateway {gateway.name} runs: it was heard of at {gateway.heard}")
     if not yes:
         await asyncio.to_thread(
-            typer.confirm, f"Forget gateway {gateway.name}? Records that only its disk has are then lost.", abort=True
+            confirm, f"Forget gateway {gateway.name}? Records that only its disk has are then lost."
         )
     async with noted(store, "gateways.forget", gateway=gateway.installation):
         await forget(store.client, gateway)

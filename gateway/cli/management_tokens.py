@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.cli.common import ConfigOption, JsonOption, YesOption, print_fields, print_json, print_table
+from gateway.cli.common import ConfigOption, JsonOption, YesOption, confirm, print_fields, print_json, print_table
 from gateway.cli.desk import ApiOption, run_at_desk, zone_at
 from gateway.cli.expiry import ExpiresOption, shown
 from gateway.cli.named import names_in
@@ -109,7 +109,7 @@ def revoke(
     Example: `gateway management-tokens revoke 1a2b3c4d5e6f --yes`
     """
     if not yes:
-        typer.confirm(f"Revoke `{token_id}`?", abort=True, err=True)
+        confirm(f"Revoke `{token_id}`?")
 
     async def work(desk: Desk) -> None:
         from gateway.management import management_tokens

@@ -16,6 +16,7 @@ from gateway.cli.common import (
     JsonOption,
     YesOption,
     configuration,
+    confirm,
     print_fields,
     print_json,
     refuse,
@@ -109,7 +110,7 @@ def rotate(
 def _rotate(config: Path | None, data: Path, accept_s: int, *, prepare: bool, lost: bool, yes: bool) -> None:
     if lost:
         if not yes:
-            typer.confirm("Every token becomes void. Go on?", abort=True, err=True)
+            confirm("Every token becomes void. Go on?")
         run_with_store(config, lambda store: _replace(store, data))
         typer.echo(f"The store has the pepper of {PepperSource.of(data).name}. All tokens are void: make others.")
         return
@@ -121,7 +122,7 @@ def _rotate(config: Path | None, data: Path, accept_s: int, *, prepare: bool, lo
             question = (
                 f"Tokens of the pepper before are accepted until {_date(record.until)}. They become void now. Go on?"
             )
-            typer.confirm(question, abort=True, err=True)
+            confirm(question)
         pepper_change.write_next(data)
     if prepare:
         typer.echo(f"{data}/pepper is the next pepper, {data}/pepper.old the present one.\n{_elsewhere(data)}")

@@ -11,7 +11,7 @@ import typer
 from msgspec import UNSET
 
 from gateway.cli.allowance import BudgetOption, TokenLimitOption, given_budgets, given_limits
-from gateway.cli.common import ConfigOption, JsonOption, YesOption, print_json
+from gateway.cli.common import ConfigOption, JsonOption, YesOption, confirm, nothing_given, print_json
 from gateway.cli.desk import ApiOption, run_at_desk, zone_at
 from gateway.cli.expiry import ExpiresOption, duration
 from gateway.cli.named import account_at, names_in, print_notes
@@ -189,6 +189,8 @@ def set_(
             budgets=GivenBudgets(**given_budgets(budget)),
             limits=GivenLimits(**limits),
         )
+        if body == TokenChange(budgets=GivenBudgets(), limits=GivenLimits()):
+            raise nothing_given("gateway token set alice-1a2b3c4d --expires 30d")
         return await tokens.change(desk, token_id, body=body), zone
 
     changed, zone = run_at_desk(config, api, work)
@@ -291,7 +293,7 @@ def delete(
 
     if not yes:
         found = run_at_desk(config, api, look)
-        typer.confirm(f"Delete `{found.id}` {found.name!r}?", abort=True, err=True)
+        confirm(f"Delete `{found.id}` {found.name!r}?")
     run_at_desk(config, api, work)
     if as_json:
         print_json({"id": token_id, "deleted": True})

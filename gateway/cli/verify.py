@@ -15,6 +15,7 @@ from gateway.cli.progress import progress
 from gateway.store.accounts import unknown
 from gateway.store.money.archive import Archive
 from gateway.tools.ledger_check import Coverage, charged_in_log, compare, damage, logged
+from gateway.tools.plain_text import counted
 
 if TYPE_CHECKING:
     from gateway.config.schema import Config
@@ -92,7 +93,7 @@ async def _verify_all(settings: Config, only: str | None, folder: Path | None) -
                     await _verify(store, account.id, archive, coverage, report)
                     if text := await store.external_ids.check(account):
                         report.wrong.append(Problem(account.id, text))
-                    show(f"{report.accounts} accounts, {report.lines} ledger lines")
+                    show(f"{counted(report.accounts, 'account')}, {counted(report.lines, 'ledger line')}")
         if only is None:
             report.wrong += await _without_account(store)
             if swept := await store.external_ids.sweep():
@@ -161,8 +162,9 @@ def _print(report: Report) -> None:
     for text in damaged:
         typer.echo(f"DAMAGED: {text}")
     problems = len(report.wrong) + len(damaged)
-    verdict = f"{problems} things are wrong" if problems else "all is right"
+    verdict = f"{problems} thing{' is' if problems == 1 else 's are'} wrong" if problems else "all is right"
+    agree = f"{counted(report.agreed, 'request')} agree{'s' if report.agreed == 1 else ''} with the usage log"
     typer.echo(
-        f"{verdict}: {report.accounts} accounts, {report.lines} ledger lines, {report.agreed} requests agree with the "
-        f"usage log, {report.unknown} could not be compared"
+        f"{verdict}: {counted(report.accounts, 'account')}, {counted(report.lines, 'ledger line')}, {agree}, "
+        f"{report.unknown} could not be compared"
     )

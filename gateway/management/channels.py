@@ -16,6 +16,7 @@ from gateway.management.page import Page
 from gateway.request_id import utc
 from gateway.store.channel_states import ChannelSnapshot, Condition, Disabling
 from gateway.store.credential_states import CredentialState, CredentialStatus
+from gateway.tools.plain_text import counted
 
 if TYPE_CHECKING:
     from gateway.config.schema import Config
@@ -123,7 +124,7 @@ async def credential(desk: LocalDesk, name: str, number: str, body: Switch) -> C
     """Switch a credential off or on for all gateways, or let one that the upstream refused be tried again now."""
     credentials = known(desk.config, name).credentials
     if not (number.isascii() and number.isdigit()) or int(number[:6]) >= len(credentials):
-        has = f"has {len(credentials)} credentials, counted from 0" if credentials else "has no credentials"
+        has = f"has {counted(len(credentials), 'credential')}, counted from 0" if credentials else "has no credentials"
         raise GatewayError(f"{name} {has}")
     (before,) = await _now(desk, [name])
     index = int(number)
@@ -148,7 +149,7 @@ async def test(desk: LocalDesk, name: str, body: Trial) -> Tried:
 
     channel = known(desk.config, name)
     if body.credential >= max(1, len(channel.credentials)):
-        raise GatewayError(f"{name} has {len(channel.credentials)} credentials, counted from 0")
+        raise GatewayError(f"{name} has {counted(len(channel.credentials), 'credential')}, counted from 0")
     model = _model_there(desk.config, name, body.model)
     dialect = None
     if channel.dialect is not None:

@@ -31,12 +31,12 @@ EVERYWHERE: Final = ("0.0.0.0", "[::]")  # noqa: S104 - what is listened on, whi
 
 
 class NewLink(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A link to be made. `name`: whom it lets in, for the audit log, which also names who made the link. `scopes`: none for all of
+    """A link to be made. `name`: whom it lets in, for the audit log, which also names who made the link. `scopes`: null for all of
     one's own.
     """
 
     name: Annotated[str, msgspec.Meta(max_length=100)] = ""
-    scopes: tuple[Scope, ...] = ()
+    scopes: Annotated[tuple[Scope, ...], msgspec.Meta(min_length=1)] | None = None
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ async def create(desk: LocalDesk, body: NewLink) -> Link:
     Who enters may do what the maker may do, or what `scopes` leave of that. All of it ends with the token that made the link.
     """
     check_name(body.name)
-    missing = sorted(set(body.scopes) - set(desk.actor.scopes))
+    missing = sorted(set(body.scopes or ()) - set(desk.actor.scopes))
     if missing:
         raise Refused(403, "scope_missing", f"You do not have {', '.join(missing)} yourself.", param="scopes")
     return await _make(desk, body.name, tuple(sorted(set(body.scopes or desk.actor.scopes))))

@@ -113,7 +113,7 @@ class RemoteDesk:
         return status, answer
 
     async def _send(self, method: str, url: str, headers: dict[str, str], body: bytes | None) -> tuple[int, bytes]:
-        from aiohttp import ClientError, InvalidURL
+        from aiohttp import ClientError, ClientSSLError, InvalidURL
         from yarl import URL
 
         try:
@@ -127,6 +127,10 @@ class RemoteDesk:
                         raise Misconfigured(f"{self._address} answers with more than {MAX_ANSWER >> 20} MiB")
         except InvalidURL:
             raise Misconfigured(f"`{self._address}` is no address; write it as in {EXAMPLE}") from None
+        except ClientSSLError:
+            raise Misconfigured(
+                f"{self._address} does not speak TLS, or has no certificate that is trusted here: is it http://?"
+            ) from None
         except TimeoutError:
             raise _Lost(f"nothing came within {ANSWER_S:g} s") from None
         except (ClientError, OSError) as error:
@@ -179,6 +183,10 @@ class RemoteDesk:
                 "neither revoked nor expired"
             )
         if status in (404, 405) and error.code in ("unknown_path", "method_not_allowed"):
+            if PREFIX not in error.message:
+                return Misconfigured(
+                    f"{self._address} is not the operator's port, maybe that for callers: give the address of `admin:`"
+                )
             return Misconfigured(f"{self._address} does not know this operation: it is of another version")
         if status == 503 and error.message == refused(StoreAway()).message:
             return StoreAway("the store does not answer: try again")

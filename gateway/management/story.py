@@ -9,6 +9,7 @@ import msgspec
 
 from gateway.amounts import amount
 from gateway.exchange import Outcome
+from gateway.tools.plain_text import counted
 from gateway.usage.record import Record
 from gateway.usage.search import Found
 
@@ -102,7 +103,7 @@ def _attempts(record: Record) -> Iterator[str]:
 
 
 def _end(record: Record, outcome: Outcome) -> str:
-    events = f"after {record.events} event{'' if record.events == 1 else 's'}"
+    events = f"after {counted(record.events, 'event')}"
     began = record.first_byte_ms is not None
     by = record.refused_by or "the gateway"
     at_fault = f"the plugin {record.refused_by}" if record.refused_by else "the gateway"

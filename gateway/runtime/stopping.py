@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.metrics.shared import SharedNumbers
+from gateway.tools.plain_text import counted
 
 CUT: Final = signal.SIGUSR1
 """What the parent sends a worker that drains: end the open streams now. A worker ignores SIGINT, which a terminal sends to all."""
@@ -39,7 +40,7 @@ class Farewell:
             return
         requests, streams = self._sum("open_requests"), self._sum("open_streams")
         what = "stream" if streams >= requests else "request"
-        many = f"{requests} {what}{'' if requests == 1 else 's'}"
+        many = counted(requests, what)
         text = ""
         if cut:
             text = "the open streams are cut; each gets an error, and is charged for what it was sent"

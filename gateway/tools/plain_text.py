@@ -1,4 +1,4 @@
-"""Texts from anywhere, as they may be shown to a person."""
+"""Texts as they may be shown to a person, wherever they are from."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ def shown(text: str) -> str:
 def shown_in_line(text: str) -> str:
     """Return a text as `shown` does, for a part of one line."""
     return _LINE_ENDS.sub(_escaped, shown(text))
+
+
+def counted(number: int, name: str) -> str:
+    """Return a number with the name of what it counts: `1 request`, `2 requests`."""
+    return f"{number} {name}{'' if number == 1 else 's'}"
 
 
 def is_one_line(text: str) -> bool:

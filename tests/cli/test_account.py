@@ -38,8 +38,9 @@ WRONG_BUDGETS = {
     "day=-1": "`day=-1` is no budget: give more than 0 and at most 1000000000, or day=none",
     "week=0": "`week=0` is no budget: give more than 0 and at most 1000000000, or week=none",
     "month=1000000000.01": "is no budget: give more than 0 and at most 1000000000, or month=none",
-    "total=1e30": "`1e30` is too large: give less than 9007199254",
-    "total=1e999999999": "`1e999999999` is too large",
+    "total=1e30": "`1e30` is not an amount; write it as in 5.00",
+    "total=10000000000": "`10000000000` is too large: give less than 9007199254",
+    "total=1" + "0" * 999: "is too large",
     "day=0.0000001": "`0.0000001` cannot be stored exactly; use at most six decimals",
     "day=5.0000000000000000000000000000001": "use at most six decimals",
     "requests=1.5": "`requests=1.5` is not a number of requests a day; write requests=1000, or requests=none",
@@ -320,3 +321,16 @@ async def test_a_command_that_is_killed_while_it_gives_an_external_id_is_repeate
         assert await asyncio.to_thread(as_json, "show", f"ext:{external}") == await asyncio.to_thread(
             as_json, "show", name
         )
+
+
+def test_a_change_of_nothing_says_how_to_change_something() -> None:
+    run("create", "alice")
+    assert "say what to change" in refused("set", "alice")
+
+
+def test_who_is_not_there_to_confirm_is_told_how_to_go_without() -> None:
+    run("create", "alice")
+    assert "give --yes where there is no terminal" in refused("close", "alice")
+    assert call("close", "alice", answer="n\n").exit_code == 1
+    assert as_json("show", "alice")["status"] == "active"
+    assert "closed" in run("close", "alice", answer="y\n")

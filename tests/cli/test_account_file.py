@@ -150,3 +150,11 @@ async def test_an_import_that_was_killed_is_completed_by_running_it_again(
     code, out, err = await gateway("verify", cwd=tmp_path)
     assert code == 0, out + err
     assert "800 accounts, 800 ledger lines" in out
+
+
+def test_a_file_with_semicolons_or_that_is_not_there_is_told(tmp_path: Path) -> None:
+    result = call("import", written(tmp_path, "id;group", "alice;default"))
+    assert (result.exit_code, "separated by semicolons" in result.output) == (2, True)
+    result = call("import", str(tmp_path / "none.csv"))
+    assert (result.exit_code, "cannot be read: no such file or directory" in result.output) == (2, True)
+    assert "Errno" not in result.output

@@ -102,7 +102,7 @@ def test_a_pasted_credential_is_not_repeated(command: str) -> None:
 
 def test_what_a_terminal_obeys_is_shown_as_its_code() -> None:
     name = "\x1b[31m=cmd()\x9b\u202e"
-    created = call("token", "create", "alice", "--name", name)
+    created = call("token", "create", "alice", "--models", name)
     listed = call("token", "list", "alice")
     assert call("account", "adjust", "alice", "1", "--reason", name, "--transaction", "one").exit_code == 0
     ledger = call("account", "ledger", "alice", "--csv")

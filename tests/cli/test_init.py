@@ -139,7 +139,7 @@ def test_the_pepper_is_changed_by_a_command(folder: Path) -> None:
     )
     assert json.loads(run("pepper", "show", "--json", "--config", file).stdout)["old_accepted_until"] is not None
     asked = run("pepper", "rotate", "--config", file)
-    assert (asked.exit_code, "They become void now" in asked.output) == (1, True)
+    assert (asked.exit_code, "They become void now" in asked.output, "give --yes" in asked.output) == (2, True, True)
     assert run("pepper", "rotate", "--accept-old", "soon", "--config", file).exit_code == 2
 
 

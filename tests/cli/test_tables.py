@@ -49,3 +49,8 @@ def test_a_narrow_terminal_drops_the_least_important_columns_and_says_so(
         assert not set(left_out).intersection(printed.out.split())
         note = f"note: too wide for {', '.join(left_out)}; --json has all columns\n" if left_out else ""
         assert printed.err == note
+
+
+def test_a_cell_stays_in_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("id", "name"), [("a", "x\nb  admin"), ("c", "y\tz")], empty="")
+    assert capsys.readouterr().out.splitlines() == ["id  name", "a   x\\nb  admin", "c   y\\tz"]

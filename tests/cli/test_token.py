@@ -140,9 +140,9 @@ def test_deleting_asks_first(tried: Any) -> None:
 
 def test_errors_do_not_repeat_a_token() -> None:
     created = as_json("create", "alice")
-    for command in ("set", "disable", "enable", "delete"):
-        assert created["token"][-28:] not in refused(command, created["token"])
-        assert "no token" in refused(command, "alice-00000000")
+    for command in (("set", "--name", "x"), ("disable",), ("enable",), ("delete",)):
+        assert created["token"][-28:] not in refused(*command, created["token"])
+        assert "no token" in refused(*command, "alice-00000000")
     assert "no open account" in refused("create", "bob")
     assert "no address or network" in refused("create", "alice", "--addresses", "10.0.0.0/33")
 
@@ -169,7 +169,7 @@ def test_budgets_and_limits_of_a_token_are_stored_listed_and_changed() -> None:
     assert changed["limits"] == {"requests_per_minute": 10, "tokens_per_minute": 1000, "concurrent": None}
     for command in ("disable", "enable"):
         assert as_json(command, created["id"])["budgets"] == changed["budgets"]
-    assert as_json("set", created["id"])["limits"] == changed["limits"]
+    assert as_json("set", created["id"], "--name", "x")["limits"] == changed["limits"]
 
 
 @pytest.mark.parametrize(

@@ -99,12 +99,12 @@ async def test_books_that_agree_are_right(books: Books) -> None:
 async def test_people_get_a_sentence(books: Books) -> None:
     await books.request()
     assert await books.say() == (
-        "all is right: 1 accounts, 2 ledger lines, 1 requests agree with the usage log, 0 could not be compared\n"
+        "all is right: 1 account, 2 ledger lines, 1 request agrees with the usage log, 0 could not be compared\n"
     )
     await books.store.client.call("HSET", "gw:{acme}:wallet", "numbers", "999974 0 0 0")
     out = await books.say(code=1)
     assert out.startswith(
-        "WRONG: account acme: the balance is 0.999974, the ledger adds up to 0.999973\n1 things are wrong"
+        "WRONG: account acme: the balance is 0.999974, the ledger adds up to 0.999973\n1 thing is wrong"
     )
 
 
@@ -274,3 +274,10 @@ async def test_records_in_a_file_that_was_set_aside_are_not_reported_as_lost(boo
     report = await books.verify(code=1)
     assert (report["wrong"], report["unknown"]) == ([], 1)
     assert [".damaged-" in text for text in report["damaged"]] == [True]
+
+
+async def test_a_check_of_the_store_says_that_it_asks_no_other_gateway(
+    books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GATEWAY_API", "http://127.0.0.1:1")
+    assert "does not ask $GATEWAY_API" in await books.say()

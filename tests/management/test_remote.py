@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from gateway.admin.app import Admin
+from gateway.admin.app import KNOWN, Admin
 from gateway.admin.callers import Callers
 from gateway.admin.port import serving
 from gateway.errors import GatewayError, Misconfigured, StoreAway
@@ -28,6 +28,7 @@ from gateway.management.streamed import FeedElsewhere
 from gateway.management.tokens import NewToken, Rotation, TokenList
 from gateway.management.usage import Followed
 from gateway.metrics.exporter import Exporter
+from gateway.server.routes import KNOWN_PATHS
 from gateway.store.management_tokens import ManagementTokens
 from gateway.store.pepper import VARIABLE
 
@@ -212,8 +213,12 @@ async def test_the_prefix_may_be_given_with_the_address(address: str) -> None:
         (lambda: web.Response(status=204), "not as the operator's port"),
         (lambda: web.Response(status=302, headers={"Location": "http://127.0.0.1:1/"}), "sends on to another"),
         (
-            lambda: web.json_response({"error": {"message": "No.", "code": "unknown_path"}}, status=404),
+            lambda: web.json_response({"error": {"message": KNOWN, "code": "unknown_path"}}, status=404),
             "another version",
+        ),
+        (
+            lambda: web.json_response({"error": {"message": KNOWN_PATHS, "code": "unknown_path"}}, status=404),
+            "give the address of `admin:`",
         ),
     ],
 )

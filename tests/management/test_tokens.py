@@ -9,10 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.errors import GatewayError
-from gateway.management import accounts, tokens
+from gateway.errors import GatewayError, Refused
+from gateway.management import accounts, management_tokens, tokens
 from gateway.management.accounts import NewAccount
 from gateway.management.desk import LocalDesk
+from gateway.management.management_tokens import NewManagementToken
+from gateway.management.operation import Scope
 from gateway.management.tokens import NewToken, Rotation, TokenChange, TokenList
 from gateway.store.audit_log import KEY
 from gateway.store.pepper import VARIABLE
@@ -139,3 +141,14 @@ async def test_no_line_of_the_audit_log_has_the_text_of_a_token(desk: LocalDesk)
         assert text is not None
         assert text not in lines
         assert text[-28:] not in lines
+
+
+@pytest.mark.parametrize("name", ["phone\nalice-aaaaaaaa", "a\tb", "\x1b[31m", "\u202e"])
+async def test_a_name_that_would_look_like_another_line_is_refused(desk: LocalDesk, name: str) -> None:
+    with pytest.raises(Refused, match="no line ends"):
+        await tokens.create(desk, "alice", body=NewToken(name=name))
+    made = await tokens.create(desk, "alice", body=NewToken(name="Émile 📱"))
+    with pytest.raises(Refused, match="no line ends"):
+        await tokens.change(desk, made.id, body=TokenChange(name=name))
+    with pytest.raises(Refused, match="no line ends"):
+        await management_tokens.create(desk, body=NewManagementToken(name, (Scope.READ,)))

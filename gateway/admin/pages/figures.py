@@ -11,6 +11,7 @@ from gateway.admin.pages.rendering import count, share, span
 from gateway.amounts import MICROS
 from gateway.exchange import Outcome
 from gateway.metrics.shared import SharedNumbers
+from gateway.tools.plain_text import counted
 
 SECONDS: Final = 60
 RECENT_S: Final = 10
@@ -112,7 +113,7 @@ def health_of(numbers: Mapping[str, SharedNumbers], store_ms: float | None) -> H
     workers = [name for name in numbers if name.startswith("worker ")]
     died = int(sum(_sum(numbers[name], "children_died") for name in numbers))
     running = int(sum(_sum(numbers[name], "open_requests") for name in workers))
-    words = f"{len(workers)} worker{'' if len(workers) == 1 else 's'}"
+    words = counted(len(workers), "worker")
     return Health(
         store="away" if store_ms is None else f"{store_ms:.1f} ms",
         store_well=store_ms is not None,

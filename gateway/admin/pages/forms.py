@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, urlsplit
@@ -20,6 +21,16 @@ READ_S: Final = 30.0
 MOST_FIELDS: Final = 100
 PROOF: Final = "form"
 """The field that proves that a form was on a page of this session."""
+
+_IN_WORDS: Final = (
+    (r"Expected `int` >= 1", "it is to be more than 0"),
+    (r"Expected `int` >= 0", "it is not to be below 0"),
+    (r"Expected `int` <= .*", "it is too large"),
+    (r"Expected `str` of length >= 1", "it is to be given"),
+    (r"Expected `str` of length <= (\d+)", "it has at most {} characters"),
+    (r"Expected `str` matching regex .*", "it has a character that is not allowed there, or too many of them"),
+    (r"Expected `array` of length <= (\d+)", "there are at most {}"),
+)
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
 
@@ -44,7 +55,7 @@ class Form(Mapping[str, str]):
         try:
             return parsed(self[name])
         except ValueError as error:
-            raise Refused(400, "invalid_request", f"{name.capitalize()}: {error}.", param=name) from None
+            raise Refused(400, "invalid_request", f"{_label(name)}: {error}.", param=name) from None
 
     def number(self, name: str) -> int:
         """Return a whole number. Raises `Refused`."""
@@ -60,8 +71,10 @@ def body(kind: type[Struct], **fields: object) -> Struct:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
         text, _, place = str(error).partition(" - at `$.")
-        name = place.rstrip("`") or "the form"
-        raise Refused(400, "invalid_request", f"{name}: {text[:1].lower()}{text[1:]}.", param=name) from None
+        name = place.rstrip("`")
+        raise Refused(
+            400, "invalid_request", f"{_label(name) or 'The form'}: {_words(text)}.", param=name or "form"
+        ) from None
 
 
 async def read(request: web.Request) -> Form:
@@ -86,6 +99,19 @@ async def read(request: web.Request) -> Form:
     if len(fields) != len(pairs):
         raise Refused(400, "invalid_request", "A field of the form was sent twice.")
     return Form(fields)
+
+
+def _label(name: str) -> str:
+    """Return what people call a field."""
+    return name.rpartition(".")[2].removesuffix("_micros").replace("_", " ").capitalize()
+
+
+def _words(text: str) -> str:
+    """Return what msgspec says of a value, as people would."""
+    for pattern, words in _IN_WORDS:
+        if found := re.fullmatch(pattern, text):
+            return words.format(*found.groups())
+    return f"{text[:1].lower()}{text[1:]}"
 
 
 def check_origin(request: web.Request) -> None:

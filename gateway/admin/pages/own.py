@@ -133,7 +133,9 @@ async def _attempt(visit: Visit, action: str, work: Awaitable[str]) -> web.Strea
 
 async def _refused(visit: Visit, error: GatewayError, action: str) -> web.StreamResponse:
     shown = problem_of(error)
-    if shown.status in (403, 404):
+    if shown.status == 404:  # its words are for operators
+        raise Refused(404, "not_found", "There is no such token.")
+    if shown.status == 403:
         raise error
     return await show(visit, shown.message, action, shown.status)
 

@@ -16,6 +16,7 @@ from aiohttp import web
 from markupsafe import Markup, escape
 
 from gateway.amounts import MICROS, amount
+from gateway.tools.plain_text import counted
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
@@ -130,8 +131,7 @@ def ago(seconds: float) -> str:
     past = max(0, time.time() - seconds)
     for unit, name in ((DAY_S, "day"), (3600, "hour"), (60, "minute")):
         if past >= unit:
-            number = int(past // unit)
-            return f"{number} {name}{'' if number == 1 else 's'} ago"
+            return f"{counted(int(past // unit), name)} ago"
     return "just now"
 
 

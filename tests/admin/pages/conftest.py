@@ -70,7 +70,7 @@ class House:
 
     async def link(self, *scopes: Scope, actor: Actor | None = None) -> str:
         """Make a link and return its ticket."""
-        made = await links.create(self.desk(actor), body=NewLink(name="alice", scopes=scopes))
+        made = await links.create(self.desk(actor), body=NewLink(name="alice", scopes=scopes or None))
         return str(made.path).partition("ticket=")[2]
 
     async def visitor(self, *scopes: Scope, actor: Actor | None = None) -> Visitor:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from html import unescape
 
 import pytest
 
 from gateway.admin.pages import forms
 from gateway.admin.pages.forms import LARGEST
+from gateway.management import accounts, links
+from gateway.management.accounts import NewAccount
 from gateway.management.operation import Scope
 from tests.admin.pages.conftest import House, Visitor
 from tests.patience import PATIENCE_S
@@ -122,3 +125,33 @@ async def test_a_form_that_does_not_end_is_refused(house: House, monkeypatch: py
     headers = {"Origin": Visitor(client).origin, "Content-Type": "application/x-www-form-urlencoded"}
     async with client.post("/enter", data=slow(), headers=headers) as response:
         assert response.status == 408
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "said"),
+    [
+        ("credit", {"amount": "0", "transaction": "t"}, "Amount: it is to be more than 0."),
+        ("credit", {"amount": "1", "transaction": "a b"}, "Transaction: it has a character that is not allowed there"),
+        ("adjust", {"amount": "1", "transaction": "t", "reason": ""}, "Reason: it is to be given."),
+        ("change", {"group": "default", "credit_line": "1e3"}, "Credit line: `1e3` is not an amount"),
+        ("change", {"group": "default", "day": "-1"}, "Day: it is to be more than 0."),
+        ("change", {"group": "default", "external_id": "x" * 201}, "External id: it has at most 200 characters."),
+    ],
+)
+async def test_what_is_wrong_in_a_form_is_said_in_words(
+    house: House, path: str, fields: dict[str, str], said: str
+) -> None:
+    visitor = await house.visitor()
+    await visitor.post("/accounts", **NEW)
+    status, text = await visitor.post(f"/accounts/alice/{path}", **fields)
+    assert (status, said in unescape(text)) == (400, True), text
+
+
+async def test_a_caller_hears_no_words_for_operators(house: House) -> None:
+    await accounts.create(house.desk(), body=NewAccount("alice"))
+    link = await links.own(house.desk(), "alice")
+    caller = Visitor(await house.client_of())
+    await caller.post("/enter", ticket=str(link.path).partition("ticket=")[2])
+    await caller.get("/my")
+    status, text = await caller.post("/my/tokens/00000000/delete", sure="yes")
+    assert (status, "There is no such token." in text, "gateway token" in text) == (404, True, False)
