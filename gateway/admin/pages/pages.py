@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Set
 from functools import partial
 from typing import Final
 
@@ -98,6 +98,10 @@ class Pages:
             routes += [add(method, path, self._guarded(self._handler(page))) for method, path, page in PAGES]
         else:
             routes.append(add("GET", "/", self._guarded(self._to_own)))
+        shown = {path for method, path, _ in (*OWN_PAGES, *PAGES) if method == "GET"}
+        for method, path, _ in (*OWN_PAGES, *(PAGES if self._operators else ())):
+            if method == "POST" and path not in shown:
+                routes.append(add("GET", path, self._guarded(_back_to(path, shown))))
         return frozenset(route.resource for route in routes if route.resource is not None)
 
     async def _warming(self, _: web.Application) -> AsyncIterator[None]:
@@ -193,3 +197,15 @@ class Pages:
         if shown.status == 429:
             response.headers.update(headers_of(shown))
         return response
+
+
+def _back_to(path: str, shown: Set[str]) -> Handler:
+    """Return the handler of somebody who looks at the address of a form, as after a reload: it shows the page with the form."""
+    parts = path.count("/")
+    while path not in shown:
+        path, parts = path.rpartition("/")[0], parts - 1
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        raise web.HTTPSeeOther("/".join(request.rel_url.raw_path.split("/")[: parts + 1]))
+
+    return handle

@@ -155,3 +155,19 @@ async def test_a_caller_hears_no_words_for_operators(house: House) -> None:
     await caller.get("/my")
     status, text = await caller.post("/my/tokens/00000000/delete", sure="yes")
     assert (status, "There is no such token." in text, "gateway token" in text) == (404, True, False)
+
+
+@pytest.mark.parametrize(
+    ("path", "page"),
+    [
+        ("/accounts/alice/credit", "/accounts/alice"),
+        ("/accounts/alice/tokens/0a/rotate", "/accounts/alice"),
+        ("/channels/%3Cb%20onclick%3Dx%3E%22%26%2F/disable", "/channels"),
+        ("/my/tokens", "/my"),
+        ("/my/tokens/0a/delete", "/my"),
+    ],
+)
+async def test_who_looks_at_the_address_of_a_form_sees_its_page(house: House, path: str, page: str) -> None:
+    visitor = await house.visitor()
+    status, _ = await visitor.get(path)
+    assert (status, visitor.headers["Location"]) == (303, page)
