@@ -93,7 +93,7 @@ class Connection(web.RequestHandler):
         try:
             return await super().finish_response(request, resp, start_time)
         finally:
-            self._busy = False
+            self._busy = request.can_read_body  # the rest of it is no head: aiohttp reads and drops it for some seconds
             if self._slot is not None:
                 self._connections.wait(self._slot)
 

@@ -16,6 +16,7 @@ from gateway.admin.app import Admin
 from gateway.admin.callers import Callers
 from gateway.management.desk import LocalDesk
 from gateway.metrics.exporter import Exporter
+from gateway.server.connections import Connections
 from gateway.usage.database import UsageDatabase
 from tests.admin.conftest import TOKEN
 from tests.patience import PATIENCE_S, soon, wait_until
@@ -129,3 +130,18 @@ async def test_who_takes_nothing_of_an_answer_is_cut(number: int, monkeypatch: p
             while True:
                 client.send(ask)
         await wait_until(lambda: client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET)
+
+
+async def test_the_rest_of_a_body_that_was_refused_is_no_head(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(Connections, "add_head", lambda _, __, size: counted.append(size))
+    head = (
+        f"POST /api/v1/accounts HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 9000000\r\n\r\n"
+    )
+    async with opened(number, ["127.0.0.1"], head.encode()) as [(reader, writer)]:
+        assert b" 413 " in await soon(reader.readuntil(b"\r\n"))
+        counted.clear()
+        for _ in range(5):
+            writer.write(b"x" * 1000)
+            await asyncio.sleep(0.02)
+        assert counted == []
