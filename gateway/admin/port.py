@@ -18,6 +18,8 @@ from gateway.server.connections import Connections, default_max_connections
 RETRY_INTERVAL_S: Final = 10.0
 SHUTDOWN_TIMEOUT_S: Final = 0.5
 MOST_CONNECTIONS: Final = 1000
+BACKLOG: Final = 4096
+"""Connections that may wait in the kernel's queue."""
 
 log = Logger("gateway.admin.port")
 
@@ -57,7 +59,7 @@ async def serving(site: Site, address: str) -> AsyncIterator[int]:
     )
     await runner.setup()
     try:
-        await web.TCPSite(runner, *host_port(address)).start()
+        await web.TCPSite(runner, *host_port(address), backlog=BACKLOG).start()
         yield runner.addresses[0][1]
     finally:
         await runner.cleanup()
@@ -67,8 +69,8 @@ class _Server(web.Server):
     """aiohttp's server, with connections of our own."""
 
     def limit(self) -> None:
-        """Count the connections, of which two ports together have at most half of those that this process can have."""
-        most = min(MOST_CONNECTIONS, max(2, default_max_connections() // 2))
+        """Count the connections, so that there are never too many for this process."""
+        most = min(MOST_CONNECTIONS, default_max_connections())
         self._room = Connections(Port(max_connections=most))
         self.request_handler = _counted(self.request_handler)
 

@@ -1,11 +1,16 @@
-"""The child process that serves the operator's port. It follows reloads."""
+"""The child process that serves the operator's port, and the one that serves the portal: what callers may be let to.
+
+Each is a process of its own, so that no caller at the portal takes anything from operators. Both follow reloads.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 from gateway.admin import port
+from gateway.admin.api import DeskOf
 from gateway.admin.app import Admin
 from gateway.admin.callers import Callers
 from gateway.admin.portal import Portal
@@ -29,31 +34,40 @@ async def run(
 
     `url`: the store's. `numbers`: what all processes count, by their names.
     """
-    from gateway.admin.pages.pages import Pages  # with the template engine, which no other process needs
+    from gateway.admin.pages.pages import Pages  # with the template engine, which few processes need
 
-    served, generation = active.loaded, active.generation
     metrics = Metrics(numbers["admin"])
     metrics.shared.at(("admin_tokens_refused",))  # so that a scrape has it as 0 before the first
+    config = active.loaded.config
+    async with Store.open(config, url) as store, _desks(active, handover, store) as desk_of:
+        admin_token = AdminToken(config)
+        callers = Callers(admin_token, ManagementTokens(store.client), lambda: metrics.count("admin_tokens_refused"))
+        pages = Pages(desk_of, admin_token, numbers)
+        admin = Admin(store.usage.folder, callers, Exporter(numbers), desk_of, pages)
+        await port.run(admin, str(config.admin), stop)
+
+
+async def run_portal(active: ActiveConfig, handover: Handover, url: str, stop: asyncio.Event) -> None:
+    """Serve the callers' pages until `stop` is set, as `run` does the operator's port."""
+    from gateway.admin.pages.pages import Pages
+
+    config = active.loaded.config
+    async with Store.open(config, url) as store, _desks(active, handover, store) as desk_of:
+        pages = Pages(desk_of, AdminToken(config), {}, operators=False)
+        await port.run(Portal(pages), str(config.portal), stop, "portal")
+
+
+@asynccontextmanager
+async def _desks(active: ActiveConfig, handover: Handover, store: Store) -> AsyncIterator[DeskOf]:
+    """Yield what makes the desk of an actor, with the configuration that is served at the moment."""
+    served, generation = active.loaded, active.generation
 
     def use(adopted: Loaded, number: int) -> None:
         nonlocal served, generation
         served, generation = adopted, number
 
-    async with Store.open(active.loaded.config, url) as store, following(active.loaded, handover, use):
+    def desk_of(actor: Actor, key: str) -> LocalDesk:
+        return LocalDesk(served, store, actor, key, running=Running(generation, handover.refused()))
 
-        def desk_of(actor: Actor, key: str) -> LocalDesk:
-            return LocalDesk(served, store, actor, key, running=Running(generation, handover.refused()))
-
-        admin_token = AdminToken(active.loaded.config)
-        callers = Callers(
-            admin_token,
-            ManagementTokens(store.client),
-            lambda: metrics.count("admin_tokens_refused"),
-        )
-        pages = Pages(desk_of, admin_token, numbers)
-        admin = Admin(store.usage.folder, callers, Exporter(numbers), desk_of, pages)
-        sites = [port.run(admin, str(active.loaded.config.admin), stop)]
-        if active.loaded.config.portal is not None:
-            portal = Portal(Pages(desk_of, admin_token, numbers, operators=False))
-            sites.append(port.run(portal, active.loaded.config.portal, stop, "portal"))
-        await asyncio.gather(*sites)
+    async with following(active.loaded, handover, use):
+        yield desk_of

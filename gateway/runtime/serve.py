@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,8 +75,8 @@ def serve(path: Path | None, workers: int | None = None) -> None:
 class ParentProcess:
     """The listening sockets, the embedded store and the children of one gateway.
 
-    The workers, the operator's port and the sender of alerts follow a reload: the other children keep the configuration that the
-    gateway was started with.
+    The workers, the operator's port, the portal and the sender of alerts follow a reload: the other children keep the
+    configuration that the gateway was started with.
     """
 
     def __init__(self, loaded: Loaded, workers: int) -> None:
@@ -126,7 +127,11 @@ class ParentProcess:
         if config.demo is not None:
             self._supervisor.add("demo upstream", demo.upstream(config.demo))
         if config.admin is not None:
-            self._supervisor.add("admin", _background(self._admin))
+            serve = partial(admin_port.run, self._active, self._handover, url, self._numbers)
+            self._supervisor.add("admin", _background(serve))
+        if config.portal is not None:
+            serve = partial(admin_port.run_portal, self._active, self._handover, url)
+            self._supervisor.add("portal", _background(serve))
         if config.usage.clickhouse:
             self._supervisor.add("clickhouse", _background(lambda stop: copying.run(config, url, stop)))
         self._start_alerts()
@@ -135,9 +140,6 @@ class ParentProcess:
         self._supervisor.add("sink", _background(lambda stop: sink.run(config, url, stop)))
         for index in range(len(self._listeners)):
             self._supervisor.add("worker", self._worker(index), index + 1)
-
-    def _admin(self, stop: asyncio.Event) -> Coroutine[Any, Any, None]:
-        return admin_port.run(self._active, self._handover, self._store_url, self._numbers, stop)
 
     def _start_alerts(self) -> None:
         """Start the child that sends alerts once the configuration has them. It goes on when a reload removes them."""
@@ -208,9 +210,8 @@ class ParentProcess:
         if self._certificate is not None:
             self._certificate.renew(quiet=True)  # the workers log it
         if self._active.refresh():
-            self._supervisor.signal("worker", signal.SIGHUP)
-            self._supervisor.signal("alerts", signal.SIGHUP)
-            self._supervisor.signal("admin", signal.SIGHUP)
+            for kind in ("worker", "alerts", "admin", "portal"):
+                self._supervisor.signal(kind, signal.SIGHUP)
             self._start_alerts()
 
 

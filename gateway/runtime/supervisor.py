@@ -1,4 +1,4 @@
-"""The supervisor of the child processes: workers, sink, admin port, ClickHouse copy and demo upstream.
+"""The supervisor of the child processes: workers, sink, admin port, portal, ClickHouse copy and demo upstream.
 
 1. Nothing is forked from a process that has threads or a running event loop.
 2. Every child ends with its parent, however the parent ends.

@@ -50,11 +50,13 @@ def free_port() -> int:
             claim.close()
 
 
-def demo_in(folder: Path, *, workers: int = 1, port: int = 0, upstream: int = 0, admin: str = "null") -> Path:
+def demo_in(
+    folder: Path, *, workers: int = 1, port: int = 0, upstream: int = 0, admin: str = "null", portal: str = "null"
+) -> Path:
     """Write a demo configuration, with free ports unless they are given and its data in `folder`."""
     file = folder / "demo.yaml"
     filled = DEMO.format(port=port or free_port(), upstream=upstream or free_port(), workers=workers, admin=admin)
-    file.write_text(f"{filled}data: {folder}/data\n")
+    file.write_text(f"{filled}data: {folder}/data\nportal: {portal}\n")
     return file
 
 

@@ -166,7 +166,7 @@ def test_ctrl_c_while_it_stops_cuts_and_sigterm_does_not(supervisor: Supervisor)
 
 
 def test_what_waits_for_a_child_is_called_until_it_has_ended(supervisor: Supervisor, trace: Path) -> None:
-    supervisor.add("child", waiting(trace, "ended"))
+    supervisor.add("child", waiting(trace, "ended", lambda: time.sleep(0.2)))
     calls: list[str] = []
     supervisor.stop(timeout_s=PATIENCE_S, on_wait=lambda: calls.append(trace.read_text()))
     assert calls

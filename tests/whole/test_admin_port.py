@@ -8,7 +8,7 @@ import re
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,32 @@ async def test_it_streams_what_is_served_and_is_started_again_when_it_dies(tmp_p
                 while (await anext(live))["id"] != request_id:
                     continue
         assert await served.stop() == 0
+
+
+async def test_the_callers_port_has_a_process_of_its_own_which_is_started_again(tmp_path: Path) -> None:
+    admin, portal = free_port(), free_port()
+    file = demo_in(tmp_path, admin=f"127.0.0.1:{admin}", portal=f"127.0.0.1:{portal}")
+    async with serving(file) as served, following(tmp_path, admin) as live:
+        await answers(f"http://127.0.0.1:{portal}/healthz")
+        family = list(children(served.pid))
+        (first,) = [pid for pid in family if listens(pid, portal)]
+        assert not listens(first, admin)
+        kill(first)
+        request_id = await ask(served)
+        assert (await asyncio.wait_for(anext(live), PATIENCE_S))["id"] == request_id
+        await answers(f"http://127.0.0.1:{portal}/healthz")
+        assert await served.stop() == 0
+
+
+async def answers(url: str) -> None:
+    """Wait until an address answers."""
+    async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession() as client:
+        while True:
+            with suppress(aiohttp.ClientConnectionError):
+                async with client.get(url) as response:
+                    assert response.status == 200
+                    return
+            await asyncio.sleep(0.05)
 
 
 async def test_the_link_that_the_demo_prints_lets_one_person_in(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Set
+from contextlib import nullcontext
 from functools import partial
 from typing import Final
 
@@ -15,9 +16,9 @@ from gateway.admin.api import ACTOR, DeskOf, refused
 from gateway.admin.connection import note_known
 from gateway.admin.csv_file import CsvFiles
 from gateway.admin.pages import accounts, audit, channels, configuration, forms, now, own, requests, revenue, tokens
-from gateway.admin.pages.door import OWN, Door
+from gateway.admin.pages.door import OWN, Door, Visitor
 from gateway.admin.pages.forms import Form
-from gateway.admin.pages.own_writes import OwnWrites
+from gateway.admin.pages.own_bounds import OwnBounds
 from gateway.admin.pages.pulse import Pulse
 from gateway.admin.pages.rendering import Assets, render, set_up
 from gateway.admin.pages.sessions import StoreStorage
@@ -76,7 +77,7 @@ class Pages:
         self._sessions = session_middleware(self._storage)
         self._assets = Assets()
         self._unbroken = Unbroken()
-        self._own_writes = OwnWrites()
+        self._own_bounds = OwnBounds()
         self._pulse = Pulse(desk.usage_folder, numbers, desk.store.answers)
 
     def add_routes(self, application: web.Application) -> frozenset[web.AbstractResource]:
@@ -85,7 +86,8 @@ class Pages:
         application.on_cleanup.append(self._unbroken.end)
         application[now.PULSE], application[FILES] = self._pulse, CsvFiles()
         application.on_shutdown.append(self._pulse.stop)
-        application.cleanup_ctx.append(self._warming)
+        if self._operators:
+            application.cleanup_ctx.append(self._warming)
         add = application.router.add_route
         routes = [
             add("GET", "/static/{name}", self._assets.get),
@@ -146,22 +148,27 @@ class Pages:
             if visitor is None:
                 return render(request, "stranger.html", context_of(request), 401)
             request[ACTOR], request[VISITOR] = visitor.actor, visitor
-            note_known(request)
             if own != bool(visitor.account):
                 raise Refused(403, "other_pages", CALLERS_ONLY if own else OPERATORS_ONLY)
-            form = Form({})
-            if request.method == "POST":
-                form = await forms.read(request)
-                note_known(request)
-                forms.check_proof(form, visitor.form)
-                if own:
-                    self._own_writes.count(visitor.account)
-            key = form["once"] and f"{visitor.form} {form['once']}"
-            desk = self._desk_of(visitor.actor, key)
-            visit = Visit(request, visitor, desk, form, partial(self._is_still_in, request))
-            return await (self._unbroken.done(page(visit)) if request.method == "POST" else page(visit))
+            async with self._own_bounds.turn(visitor.account) if own else nullcontext():
+                return await self._shown(request, visitor, page)
 
         return handle
+
+    async def _shown(self, request: web.Request, visitor: Visitor, page: Page) -> web.StreamResponse:
+        """Answer somebody who has entered, and may see the page."""
+        note_known(request)
+        form = Form({})
+        if request.method == "POST":
+            form = await forms.read(request)
+            note_known(request)
+            forms.check_proof(form, visitor.form)
+            if visitor.account:
+                self._own_bounds.count_change(visitor.account)
+        key = form["once"] and f"{visitor.form} {form['once']}"
+        desk = self._desk_of(visitor.actor, key)
+        visit = Visit(request, visitor, desk, form, partial(self._is_still_in, request))
+        return await (self._unbroken.done(page(visit)) if request.method == "POST" else page(visit))
 
     async def _is_still_in(self, request: web.Request) -> bool:
         request[SESSION_KEY] = await self._storage.load_session(request)

@@ -119,7 +119,7 @@ async def test_a_caller_makes_only_so_many_tokens(own: House, monkeypatch: pytes
 
 
 async def test_a_caller_changes_something_only_so_often(own: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.admin.pages.own_writes.MOST", 3)
+    monkeypatch.setattr("gateway.admin.pages.own_bounds.MOST_CHANGES", 3)
     alice, bob = await entered(own, "alice"), await entered(own, "bob")
     await alice.get("/my")
     for _ in range(3):
@@ -129,7 +129,7 @@ async def test_a_caller_changes_something_only_so_often(own: House, monkeypatch:
     assert 1 <= int(alice.headers["Retry-After"]) <= 60
     await bob.get("/my")
     assert (await bob.post("/my/tokens", name="new", once="x"))[0] == 201
-    monkeypatch.setattr("gateway.admin.pages.own_writes.MINUTE_S", 0)
+    monkeypatch.setattr("gateway.admin.pages.own_bounds.MINUTE_S", 0)
     assert (await alice.post("/my/tokens", name="new", once="x"))[0] == 201
 
 
