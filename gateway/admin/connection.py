@@ -30,34 +30,30 @@ class Connection(web.RequestHandler):
 
     __slots__ = ("_busy", "_connections", "_head_timer", "_slot", "_stalled_timer")
 
-    def __init__(self, server: web.Server, *, connections: Connections, **settings: Any) -> None:
+    def __init__(self, server: web.Server, *, connections: Connections, slot: Slot, **settings: Any) -> None:
         super().__init__(server, keepalive_timeout=IDLE_S, **settings)
         self._connections = connections
-        self._slot: Slot | None = None
+        self._slot = slot
         self._busy = False
         self._head_timer: asyncio.TimerHandle | None = None
         self._stalled_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        peer = transport.get_extra_info("peername")
-        self._slot = self._connections.take(peer[0] if isinstance(peer, tuple) else "")
-        if self._slot is None or self._slot.crowded:
-            self._abort()
-            return
         self._slot.close = self._abort
         self._await_head()
+        if self._slot.crowded:
+            self._abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_head_timer()
         self._stop_stalled_timer()
-        if self._slot is not None:
-            self._connections.leave(self._slot)
+        self._connections.leave(self._slot)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._slot is not None and not self._busy:
+        if not self._busy:
             self._await_head()
             self._connections.add_head(self._slot, len(data))
 
@@ -74,13 +70,12 @@ class Connection(web.RequestHandler):
         """Note that a head is complete."""
         self._busy = True
         self._stop_head_timer()
-        if self._slot is not None:
-            self._connections.complete_head(self._slot)
+        self._connections.complete_head(self._slot)
 
     def know(self, *, read: bool) -> None:
         """Note that it is known who sent the request. `read`: all of it was read, so that it keeps its place until the answer."""
         slot = self._slot
-        if slot is None or slot.left:
+        if slot.left:
             return
         self._connections.begin(slot)
         slot.known = True
@@ -94,8 +89,7 @@ class Connection(web.RequestHandler):
             return await super().finish_response(request, resp, start_time)
         finally:
             self._busy = request.can_read_body  # the rest of it is no head: aiohttp reads and drops it for some seconds
-            if self._slot is not None:
-                self._connections.wait(self._slot)
+            self._connections.wait(self._slot)
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, *given: Any, **named: Any

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import socket
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from aiohttp import web
 
@@ -13,13 +14,13 @@ from gateway.admin.connection import Connection
 from gateway.config.schema import Port, host_port
 from gateway.errors import cannot_listen
 from gateway.log import Logger
-from gateway.server.connections import Connections, default_max_connections
+from gateway.server.connections import Connections, Slot, default_max_connections
+from gateway.server.listener import Listener
+from gateway.server.turns import AddressTurns
 
 RETRY_INTERVAL_S: Final = 10.0
 SHUTDOWN_TIMEOUT_S: Final = 0.5
 MOST_CONNECTIONS: Final = 1000
-BACKLOG: Final = 4096
-"""Connections that may wait in the kernel's queue."""
 
 log = Logger("gateway.admin.port")
 
@@ -54,46 +55,30 @@ async def run(site: Site, address: str, stop: asyncio.Event, name: str = "admin"
 @asynccontextmanager
 async def serving(site: Site, address: str) -> AsyncIterator[int]:
     """Serve `site` on `address` and yield the port's number. Raises `OSError` when the address is taken."""
-    runner = _Runner(
-        site.application(), access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT_S, handler_cancellation=True
-    )
-    await runner.setup()
+    host, number = host_port(address)
+    bound = socket.create_server((host, number), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    runner = web.AppRunner(site.application(), shutdown_timeout=SHUTDOWN_TIMEOUT_S, handler_cancellation=True)
+    listener = None
     try:
-        await web.TCPSite(runner, *host_port(address), backlog=BACKLOG).start()
-        yield runner.addresses[0][1]
+        await runner.setup()
+        listener = _listener(bound, cast("web.Server", runner.server))
+        yield bound.getsockname()[1]
     finally:
+        (listener.stop if listener is not None else bound.close)()
         await runner.cleanup()
 
 
-class _Server(web.Server):
-    """aiohttp's server, with connections of our own."""
+def _listener(bound: socket.socket, server: web.Server) -> Listener:
+    """Return what accepts connections of a server, so many that there are never too many for this process."""
+    connections = Connections(Port(max_connections=min(MOST_CONNECTIONS, default_max_connections())))
+    loop, handler = asyncio.get_running_loop(), server.request_handler
 
-    def limit(self) -> None:
-        """Count the connections, so that there are never too many for this process."""
-        most = min(MOST_CONNECTIONS, default_max_connections())
-        self._room = Connections(Port(max_connections=most))
-        self.request_handler = _counted(self.request_handler)
-
-    def __call__(self) -> Connection:
-        return Connection(self, loop=self._loop, connections=self._room, **self._kwargs)
-
-
-class _Runner(web.AppRunner):
-    async def _make_server(self) -> web.Server:
-        server = await super()._make_server()
-        server.__class__ = _Server
-        server.limit()  # type: ignore[attr-defined]
-        return server
-
-
-Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-
-
-def _counted(handler: Handler) -> Handler:
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        protocol = request.protocol
-        if isinstance(protocol, Connection):
-            protocol.begin()
+        cast("Connection", request.protocol).begin()
         return await handler(request)
 
-    return handle
+    def protocol(slot: Slot) -> Connection:
+        return Connection(server, connections=connections, slot=slot, loop=loop, access_log=None)
+
+    server.request_handler = handle
+    return Listener(bound, connections, protocol, AddressTurns())
