@@ -15,7 +15,7 @@ from gateway.cli.common import ConfigOption, JsonOption, amount, micros, print_j
 from gateway.cli.desk import ApiOption, run_at_desk
 from gateway.cli.named import EXTERNAL
 from gateway.errors import Misconfigured, StoreAway
-from gateway.tools.plain_text import shown
+from gateway.tools.plain_text import counted, shown
 
 if TYPE_CHECKING:
     from gateway.management.imports import AccountRow, CreditRow, Imported
@@ -183,6 +183,6 @@ def _print(report: Imported) -> None:
     for refused in report.refused:
         typer.echo(shown(f"line {refused.line}: {refused.message}"), err=True)
     typer.echo(
-        f"{report.rows} lines: {report.created} accounts created, {report.credited} credited with "
+        f"{counted(report.rows, 'line')}: {counted(report.created, 'account')} created, {report.credited} credited with "
         f"{amount(report.credited_micros)} in all, {report.credited_before} credited before, {len(report.refused)} refused"
     )

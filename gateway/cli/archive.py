@@ -16,6 +16,7 @@ from gateway.request_id import utc
 from gateway.store.accounts import unknown
 from gateway.store.money.archive import Archive, ArchiveError
 from gateway.store.money.archiver import YOUNGEST_S, Archiver
+from gateway.tools.plain_text import counted
 
 if TYPE_CHECKING:
     from gateway.services import Store
@@ -100,4 +101,4 @@ def _print(moved: Moved, as_json: bool) -> None:
     elif moved.error:
         typer.echo(f"gateway: {moved.error}", err=True)
     elif moved.lines:
-        typer.echo(f"{moved.account}: {moved.lines} lines moved to {moved.file}")
+        typer.echo(f"{moved.account}: {counted(moved.lines, 'line')} moved to {moved.file}")

@@ -64,7 +64,7 @@ async def command(tmp_path: Path, store_url: str, client: Client) -> AsyncIterat
 async def test_all_accounts_are_archived_and_listed(command: Command) -> None:
     assert (await command.archive("--all")).splitlines() == [
         f"alice: 3 lines moved to {command.folder}/alice.jsonl",
-        f"bob: 1 lines moved to {command.folder}/bob.jsonl",
+        f"bob: 1 line moved to {command.folder}/bob.jsonl",
     ]
     assert await command.archive("--all") == ""
     assert command.texts() == {"alice": 3, "bob": 1}
@@ -98,7 +98,7 @@ async def test_a_damaged_file_does_not_stop_the_other_accounts(command: Command)
     (command.folder / "alice.jsonl").write_text("{}\n")
     out = await command.archive("--all", code=1)
     assert "alice.jsonl: what follows byte 0 is not in the ledger" in out
-    assert f"bob: 1 lines moved to {command.folder}/bob.jsonl" in out
+    assert f"bob: 1 line moved to {command.folder}/bob.jsonl" in out
     assert "1 ledgers were not archived completely" in out
 
 
