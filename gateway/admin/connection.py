@@ -66,11 +66,12 @@ class Connection(web.RequestHandler):
         super().resume_writing()
         self._stop_stalled_timer()
 
-    def begin(self) -> None:
-        """Note that a head is complete."""
+    def begin(self) -> str:
+        """Note that a head is complete, and return the address that the connection counts for."""
         self._busy = True
         self._stop_head_timer()
         self._connections.complete_head(self._slot)
+        return self._slot.address
 
     def know(self, *, read: bool) -> None:
         """Note that it is known who sent the request. `read`: all of it was read, so that it keeps its place until the answer."""

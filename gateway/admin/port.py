@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Final, Protocol, cast
@@ -21,6 +22,8 @@ from gateway.server.turns import AddressTurns
 RETRY_INTERVAL_S: Final = 10.0
 SHUTDOWN_TIMEOUT_S: Final = 0.5
 MOST_CONNECTIONS: Final = 1000
+REQUEST_S: Final = 0.002
+"""What it costs to answer a request, in the order of magnitude."""
 
 log = Logger("gateway.admin.port")
 
@@ -71,14 +74,24 @@ async def serving(site: Site, address: str) -> AsyncIterator[int]:
 def _listener(bound: socket.socket, server: web.Server) -> Listener:
     """Return what accepts connections of a server, so many that there are never too many for this process."""
     connections = Connections(Port(max_connections=min(MOST_CONNECTIONS, default_max_connections())))
-    loop, handler = asyncio.get_running_loop(), server.request_handler
+    loop, handler, turns = asyncio.get_running_loop(), server.request_handler, AddressTurns()
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        cast("Connection", request.protocol).begin()
+        address = cast("Connection", request.protocol).begin()
+        await _turn(turns, f"request {address}")
         return await handler(request)
 
     def protocol(slot: Slot) -> Connection:
         return Connection(server, connections=connections, slot=slot, loop=loop, access_log=None)
 
     server.request_handler = handle
-    return Listener(bound, connections, protocol, AddressTurns())
+    return Listener(bound, connections, protocol, turns)
+
+
+async def _turn(turns: AddressTurns, key: str) -> None:
+    """Wait until an address may begin a request: one that begins many does not delay the others."""
+    if not turns.admit(key):
+        turn = asyncio.Event()
+        turns.wait(turn.set, key)
+        await turn.wait()
+    turns.spend(key, time.thread_time(), REQUEST_S)

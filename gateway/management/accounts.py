@@ -17,6 +17,7 @@ from gateway.facts import NO_BUDGETS, NO_LIMITS
 from gateway.management.allowance import BudgetUse, GivenBudgets, GivenLimits, budget_use
 from gateway.management.desk import LocalDesk
 from gateway.management.model_notes import model_notes
+from gateway.management.names import check_name
 from gateway.management.operation import Scope, operation
 from gateway.management.page import DEFAULT_PAGE, After, LongLimit, Page
 from gateway.store.accounts import MAX_AMOUNT, Account, AccountChanged, AccountError, AccountStatus, unknown
@@ -103,12 +104,13 @@ async def create(desk: LocalDesk, body: NewAccount) -> ChangedAccount:
     404 where the configuration has no such group; 409 `exists` where there is an account of this id, or another one with this
     external id. A credit line needs the scope `money`, too.
     """
-    if body.credit_line_micros:
-        _check_credit_line(desk)
+    if body.credit_line_micros and Scope.MONEY not in desk.actor.scopes:
+        raise _no_credit_line()
     if not ACCOUNT_ID.fullmatch(body.id):
         text = f"`{body.id[:64]}` is not an account id: use 3 to 32 of a-z and 0-9."
         raise Refused(400, "invalid_request", text, param="id")
     _check_group(desk, body.group)
+    check_name(body.external_id, "external_id")
     async with desk.store.external_ids.claimed(body.id, body.external_id):
         desk.change.after = account = await desk.store.accounts.create(
             body.id,
@@ -162,12 +164,17 @@ async def change(desk: LocalDesk, account: str, body: AccountChange) -> ChangedA
     if body.group is not UNSET:
         _check_group(desk, body.group)
     desk.change.before = before = await existing(desk, account)
-    if body.credit_line_micros is not UNSET and (body.credit_line_micros or 0) != before.credit_line_micros:
-        _check_credit_line(desk)
+    if body.credit_line_micros is not UNSET and Scope.MONEY not in desk.actor.scopes:
+        if (body.credit_line_micros or 0) != before.credit_line_micros:
+            raise _no_credit_line()
+        body = msgspec.structs.replace(
+            body, credit_line_micros=UNSET
+        )  # not written: it may have been lowered meanwhile
     if body.external_id is UNSET:
         after = await _changed(desk, account, body, None)
     else:
         external_id = body.external_id or ""
+        check_name(external_id, "external_id")
         async with desk.store.external_ids.claimed(account, external_id):
             after = await _changed(desk, account, body, external_id)
     desk.change.after = after
@@ -194,10 +201,8 @@ async def existing(desk: LocalDesk, account: str) -> Account:
     return found
 
 
-def _check_credit_line(desk: LocalDesk) -> None:
-    """Raise `Refused` (403) where the actor may not give what can be spent."""
-    if Scope.MONEY not in desk.actor.scopes:
-        raise Refused(403, "scope_missing", "A credit line needs the scope `money`, too.", param="credit_line_micros")
+def _no_credit_line() -> Refused:
+    return Refused(403, "scope_missing", "A credit line needs the scope `money`, too.", param="credit_line_micros")
 
 
 def _check_group(desk: LocalDesk, group: str) -> None:

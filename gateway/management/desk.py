@@ -11,6 +11,7 @@ import msgspec
 from gateway.config.schema import Loaded
 from gateway.errors import Refused
 from gateway.management.audit_lines import Change, audited
+from gateway.management.bounded import check_rate
 from gateway.management.operation import Arguments, Operation, Scope
 from gateway.store.audit_log import CALLERS, OPERATORS
 
@@ -81,6 +82,9 @@ class LocalDesk:
         own = LocalDesk(self.loaded, self.store, self.actor, self.key, running=self.running)
         if not operation.audited:
             return await operation.run(own, arguments)
+        if operation.most_a_minute:
+            actor = self.actor.token or self.actor.name
+            await check_rate(self.store.client, operation.name, actor, operation.most_a_minute)
         part = CALLERS if self.actor.account else OPERATORS
         async with audited(self.store.client, self.actor.name, operation.name, arguments, part) as own.change:
             return await operation.run(own, arguments)

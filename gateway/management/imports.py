@@ -17,6 +17,7 @@ from gateway import crash_points
 from gateway.errors import GatewayError, Refused, StoreAway
 from gateway.management.desk import LocalDesk
 from gateway.management.money import moved
+from gateway.management.names import check_name
 from gateway.management.operation import Scope, operation
 from gateway.store.accounts import MAX_AMOUNT, AccountError
 from gateway.store.external_ids import no_owner
@@ -174,6 +175,7 @@ async def _retried(do: Callable[[], Awaitable[None]]) -> None:
 async def _ensure(desk: LocalDesk, row: AccountRow, report: Imported) -> None:
     """Create the account if it is not there, or else give it the external id if it has none."""
     store = desk.store
+    check_name(row.external_id, "external_id")
     account = await store.accounts.get(row.id)
     if account is not None:
         if row.external_id not in ("", account.external_id):

@@ -25,6 +25,8 @@ from gateway.request_id import utc
 from gateway.store.client.client import Client
 
 GOOD_FOR_S: Final = 600
+MOST_A_MINUTE: Final = 30
+"""Links to the operators' pages that one token makes: any token may, and each leaves lines in the audit log."""
 ENTER: Final = "/enter"
 """The path of the page that takes tickets."""
 EVERYWHERE: Final = ("0.0.0.0", "[::]")  # noqa: S104 - what is listened on, which no browser can open
@@ -66,11 +68,12 @@ class Ticket(msgspec.Struct, frozen=True):
     maker: str = ""
 
 
-@operation("POST", "/links", Scope.READ, status=201, shown_once="path")
+@operation("POST", "/links", Scope.READ, status=201, shown_once="path", most_a_minute=MOST_A_MINUTE)
 async def create(desk: LocalDesk, body: NewLink) -> Link:
     """Make a link that lets one person in at the pages, once, within ten minutes. Its path cannot be shown again.
 
-    Who enters may do what the maker may do, or what `scopes` leave of that. All of it ends with the token that made the link.
+    Who enters may do what the maker may do, or what `scopes` leave of that. All of it ends with the token that made the link. 429
+    for more than 30 in a minute.
     """
     check_name(body.name)
     missing = sorted(set(body.scopes or ()) - set(desk.actor.scopes))

@@ -62,6 +62,7 @@ class Operation(Generic[Parameters, Result]):
         max_body: int,
         shown_once: str,
         audited: bool,
+        most_a_minute: int,
     ) -> None:
         hints = get_type_hints(function)
         self.function = function
@@ -75,6 +76,8 @@ class Operation(Generic[Parameters, Result]):
         """Bytes of the body at most."""
         self.audited = audited and method != "GET"
         """Whether it leaves lines in the audit log."""
+        self.most_a_minute = most_a_minute
+        """How often one actor may do it; 0 for as often as it likes."""
         self.shown_once = shown_once
         """The field of the answer that is a secret, and null where the answer is repeated; empty where there is none."""
         self.name = f"{function.__module__.rpartition('.')[2]}.{function.__name__.rstrip('_')}"
@@ -131,14 +134,15 @@ def operation(
     max_body: int = MAX_BODY,
     shown_once: str = "",
     audited: bool = True,
+    most_a_minute: int = 0,
 ) -> Callable[[Callable[Concatenate[Any, Parameters], Awaitable[Result]]], Operation[Parameters, Result]]:
     """Make an operation of a function, whose first parameter is the desk.
 
     `shown_once`: the field of the answer that is a secret, such as the text of a new token. `audited` is False for what changes
-    nothing here.
+    nothing here. `most_a_minute`: how often one actor may do it, where that has a limit.
     """
 
     def made(function: Callable[Concatenate[Any, Parameters], Awaitable[Result]]) -> Operation[Parameters, Result]:
-        return Operation(function, method, path, scope, status, max_body, shown_once, audited)
+        return Operation(function, method, path, scope, status, max_body, shown_once, audited, most_a_minute)
 
     return made

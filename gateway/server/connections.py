@@ -2,8 +2,9 @@
 
 1. A connection waits while no exchange is in progress on it: nothing has arrived yet, a head is incomplete, or it is idle
    between two requests. Only connections that wait are closed to make room, never one with an exchange.
-2. Connections that have not carried a request of a known account are closed before the others, the oldest first. One address
-   may have only so many of them.
+2. Connections that have not carried a request of a known account are closed before the others, the oldest first, unless the
+   others that wait are more than half of all: a caller cannot keep out all who are new. One address may have only so many of
+   those that are not known.
 3. The incomplete heads of all connections together stay within `head_budget`. Beyond it, connections with a large incomplete
    head are closed first, the oldest first: the heads of callers that behave are small, and complete within a round trip.
 """
@@ -135,6 +136,8 @@ class Connections:
             self._large_heads.pop(slot, None)
 
     def _close_oldest(self) -> bool:
+        if len(self._known) > self.most // 2:
+            return self._close_first(self._known, self._unknown)
         return self._close_first(self._unknown, self._known)
 
     def _close_first(self, *orders: OrderedDict[Slot, None]) -> bool:

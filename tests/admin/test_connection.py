@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import ExitStack, asynccontextmanager, suppress
 
 import pytest
-from aiohttp import ClientSession, ClientTimeout, TCPConnector
+from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
 
 from gateway.admin import connection, port
 from gateway.admin.app import Admin
@@ -145,3 +146,30 @@ async def test_the_rest_of_a_body_that_was_refused_is_no_head(number: int, monke
             writer.write(b"x" * 1000)
             await asyncio.sleep(0.02)
         assert counted == []
+
+
+async def test_an_address_that_asks_much_does_not_delay_another(
+    rows: UsageDatabase, callers: Callers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def health(_: Admin, request: web.Request) -> web.Response:
+        began = time.thread_time()
+        while time.thread_time() < began + 0.001:
+            pass
+        asked.append(request.remote or "")
+        return web.Response(text="ok\n")
+
+    monkeypatch.setattr(Admin, "_health", health)
+    admin = Admin(rows.folder, callers, Exporter({}))
+    async with (
+        port.serving(admin, "127.0.0.1:0") as number,
+        opened(number, ["127.0.0.2"] * 200, (HEAD + b"a\r\n\r\n") * 20),
+        opened(number, ["127.0.0.3"], b"") as [(reader, writer)],
+    ):
+        await wait_until(lambda: len(asked) > 100)
+        for _ in range(5):
+            before = len(asked)
+            writer.write(HEAD + b"a\r\n\r\n")
+            await reader.readuntil(b"ok\n")
+            assert len(asked) - before < 50

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.errors import GatewayError
-from gateway.management import accounts, money
+from gateway.management import accounts, imports, money
 from gateway.management.accounts import AccountChange, Accounts, NewAccount
 from gateway.management.desk import Actor, LocalDesk
 from gateway.management.money import NewCredit
@@ -150,3 +150,30 @@ async def test_a_credit_line_needs_the_scope_for_money(desk: LocalDesk) -> None:
     assert await refused(accounts.change(clerk, "alice", body=changed(credit_line_micros=None))) == "refused"
     same = await accounts.change(clerk, "alice", body=changed(credit_line_micros=9, group="trial"))
     assert (same.credit_line_micros, same.group) == (9, "trial")
+
+
+async def test_a_credit_line_that_is_lowered_meanwhile_is_not_put_back(
+    desk: LocalDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clerk = LocalDesk(desk.loaded, desk.store, Actor("clerk", frozenset({Scope.ACCOUNTS})))
+    await created(desk, "alice", credit_line_micros=9)
+    existing = accounts.existing
+
+    async def lowered(at: LocalDesk, account: str) -> Any:
+        found = await existing(at, account)
+        await desk.store.accounts.change(account, credit_line=0)
+        return found
+
+    monkeypatch.setattr(accounts, "existing", lowered)
+    after = await accounts.change(clerk, "alice", body=changed(credit_line_micros=9, group="trial"))
+    assert (after.credit_line_micros, after.group) == (0, "trial")
+
+
+@pytest.mark.parametrize("external_id", ["a\nb", "a\u202eb", "a\u2066b", "\x1b[2J"])
+async def test_an_external_id_has_one_line(desk: LocalDesk, external_id: str) -> None:
+    assert await refused(created(desk, "alice", external_id=external_id)) == "refused"
+    await created(desk, "alice")
+    assert await refused(accounts.change(desk, "alice", body=changed(external_id=external_id))) == "refused"
+    row = imports.AccountRow(1, "bob", external_id)
+    assert len((await imports.accounts(desk, body=imports.AccountRows((row,)))).refused) == 1
+    assert await listed(desk) == ["alice"]

@@ -145,3 +145,12 @@ def test_the_default_follows_descriptors_and_memory(
     monkeypatch.setattr("gateway.server.connections.MEMORY_LIMIT", limit)
     monkeypatch.setattr("resource.getrlimit", lambda _: (descriptors, descriptors))
     assert default_max_connections() == most
+
+
+def test_known_connections_that_wait_keep_half_of_the_places_at_most() -> None:
+    opened = Opened(max_connections=4, max_connections_per_address=4)
+    for name in ("one", "two", "three", "four"):
+        opened.serve(name)
+    for name in "abc":
+        assert opened.open(name) is not None
+    assert opened.closed == ["one", "two", "a"]

@@ -16,7 +16,7 @@ from aiohttp import web
 from markupsafe import Markup, escape
 
 from gateway.amounts import MICROS, amount
-from gateway.tools.plain_text import counted
+from gateway.tools.plain_text import counted, shown
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
@@ -71,7 +71,7 @@ def set_up(application: web.Application, assets: Assets) -> None:
         "span": span,
         "share": share,
         "instant": instant,
-        "as_json": lambda value: msgspec.json.format(msgspec.json.encode(value), indent=2).decode(),
+        "as_json": lambda value: shown(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()),
         "capitalize_first": lambda text: text[:1].upper() + text[1:],
         "list_of": lambda name: (name, name),
     }

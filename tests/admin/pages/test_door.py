@@ -11,6 +11,7 @@ from pytest_aiohttp import AiohttpClient
 
 from gateway.admin.pages.pages import Pages
 from gateway.admin.portal import Portal
+from gateway.errors import Refused
 from gateway.management import accounts, links, management_tokens
 from gateway.management.accounts import NewAccount
 from gateway.management.admin_token import AdminToken
@@ -220,3 +221,20 @@ async def test_the_time_of_a_link_is_that_of_its_ticket(house: House) -> None:
     assert made.name == ""
     assert set(made.scopes) == set(Scope)
     assert "ticket" not in repr(made)
+
+
+async def test_a_token_makes_only_so_many_links_and_those_refused_leave_no_lines(house: House) -> None:
+    reader = Actor("token 1a2b3c dashboard", frozenset({Scope.READ}), "1a2b3c")
+    made = 0
+    with pytest.raises(Refused, match="At most 30 of these a minute"):
+        while made < 90:  # a minute may begin meanwhile
+            await links.create(house.desk(reader), body=links.NewLink())
+            made += 1
+    assert made in range(30, 61)
+    lines = await house.store.client.call("XLEN", "gw:{audit}:lines")
+    with pytest.raises(Refused, match="At most 30"):
+        for _ in range(31):
+            await links.create(house.desk(reader), body=links.NewLink())
+            lines += 2
+    assert await house.store.client.call("XLEN", "gw:{audit}:lines") == lines
+    await links.create(house.desk(), body=links.NewLink())
