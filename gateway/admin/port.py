@@ -92,6 +92,11 @@ async def _turn(turns: AddressTurns, key: str) -> None:
     """Wait until an address may begin a request: one that begins many does not delay the others."""
     if not turns.admit(key):
         turn = asyncio.Event()
-        turns.wait(turn.set, key)
+
+        def begin() -> None:
+            turn.set()
+            turns.expect(REQUEST_S)
+
+        turns.wait(begin, key)
         await turn.wait()
     turns.spend(key, time.thread_time(), REQUEST_S)

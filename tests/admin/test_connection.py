@@ -164,10 +164,12 @@ async def test_an_address_that_asks_much_does_not_delay_another(
     admin = Admin(rows.folder, callers, Exporter({}))
     async with (
         port.serving(admin, "127.0.0.1:0") as number,
-        opened(number, ["127.0.0.2"] * 200, (HEAD + b"a\r\n\r\n") * 20),
+        opened(number, ["127.0.0.2"] * 200, HEAD) as many,
         opened(number, ["127.0.0.3"], b"") as [(reader, writer)],
     ):
-        await wait_until(lambda: len(asked) > 100)
+        for _, other in many:
+            other.write(b"a\r\n\r\n" + (HEAD + b"a\r\n\r\n") * 19)
+        await wait_until(lambda: len(asked) > 300)
         for _ in range(5):
             before = len(asked)
             writer.write(HEAD + b"a\r\n\r\n")
