@@ -1018,3 +1018,194 @@ class ErrorOfText(Plugin):
             return body.decode()  # type: ignore[return-value]
 
     dialects = (Faulty,)
+
+
+class CancelsItself(Plugin):
+    """Cancels its own task in `on_request`."""
+
+    async def on_request(self, exchange: Exchange) -> None:
+        cancel_this_task()
+        await asyncio.sleep(0)
+
+
+class CancelsItselfInAChunk(Plugin):
+    """Cancels its own task in `on_chunk`."""
+
+    def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
+        cancel_this_task()
+
+
+class CancelsItselfInStart(Plugin):
+    """Cancels its own task in `start`."""
+
+    async def start(self, services: Services) -> None:
+        cancel_this_task()
+        await asyncio.sleep(0)
+
+
+def cancel_this_task() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+class SaysItIsCancelled(Plugin):
+    """Raises what a cancelled task would."""
+
+    async def on_end(self, exchange: Exchange) -> None:
+        raise asyncio.CancelledError
+
+
+class Interrupts(Plugin):
+    """Raises in `on_request` what Ctrl-C raises."""
+
+    async def on_request(self, exchange: Exchange) -> None:
+        raise KeyboardInterrupt
+
+
+class InterruptsAChunk(Plugin):
+    """Raises in `on_chunk` what Ctrl-C raises."""
+
+    def on_chunk(self, exchange: Exchange, chunk: bytes) -> None:
+        raise KeyboardInterrupt
+
+
+class InterruptsItsStart(Plugin):
+    """Raises in `start` what Ctrl-C raises."""
+
+    async def start(self, services: Services) -> None:
+        raise KeyboardInterrupt
+
+
+class ExitsInStop(Plugin):
+    """Ends the process in `stop`."""
+
+    async def stop(self) -> None:
+        raise SystemExit(3)
+
+
+class FailsInStop(Plugin):
+    """Has a bug in `stop`."""
+
+    async def stop(self) -> None:
+        raise RuntimeError("a bug")
+
+
+class ClosesItself(Plugin):
+    """Raises in `on_end` what closes a coroutine."""
+
+    async def on_end(self, exchange: Exchange) -> None:
+        raise GeneratorExit
+
+
+class Unusual(BaseException):
+    """No `Exception`."""
+
+
+class RaisesInFailover(Plugin):
+    """Raises what is no `Exception`."""
+
+    async def on_failover(self, exchange: Exchange) -> None:
+        raise Unusual("not here")
+
+
+class InterruptsItsStep(Plugin):
+    """Raises in `end_step` what Ctrl-C raises, once it is asked twice."""
+
+    async def on_request(self, exchange: Exchange) -> None:
+        self._ended: set[str] = set()
+
+    async def end_step(self, exchange: Exchange) -> Step | None:
+        if exchange.id in self._ended:
+            raise KeyboardInterrupt
+        self._ended.add(exchange.id)
+        return None
+
+
+class InterruptsToExplain(Plugin):
+    """Raises in `explain` what Ctrl-C raises."""
+
+    async def explain(self, exchange: Exchange) -> str:
+        raise KeyboardInterrupt
+
+
+class InterruptsTheBackground(Plugin):
+    """Repeats a function that raises what Ctrl-C raises."""
+
+    async def start(self, services: Services) -> None:
+        services.every(60, self._refresh)
+
+    async def _refresh(self) -> None:
+        raise KeyboardInterrupt
+
+
+class InterruptsADialect(Plugin):
+    """Has a dialect that raises what Ctrl-C raises."""
+
+    class Faulty(Plain):
+        """Faulty."""
+
+        def request(self, chat: ChatRequest) -> bytes:
+            raise KeyboardInterrupt
+
+    dialects = (Faulty,)
+
+
+class InterruptsItsRepr(Plugin):
+    """Raises in its `repr` what Ctrl-C raises."""
+
+    def __repr__(self) -> str:
+        raise KeyboardInterrupt
+
+
+class GoesOn(Plugin):
+    """Does not end when it is cancelled."""
+
+    go: ClassVar[threading.Event] = threading.Event()
+
+    async def on_end(self, exchange: Exchange) -> None:
+        while not GoesOn.go.is_set():
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+
+
+class NeverEndsItsStart(Plugin):
+    """Waits for ever in `start`."""
+
+    async def start(self, services: Services) -> None:
+        await asyncio.Event().wait()
+
+
+class NeverEndsItsStop(Plugin):
+    """Waits for ever in `stop`."""
+
+    async def stop(self) -> None:
+        await asyncio.Event().wait()
+
+
+class LeavesAWorker(Plugin):
+    """Does not wait for what it does in a thread of asyncio's."""
+
+    go: ClassVar[threading.Event] = threading.Event()
+
+    async def start(self, services: Services) -> None:
+        asyncio.get_running_loop().run_in_executor(None, wait_for, LeavesAWorker.go)
+
+
+def wait_for(event: threading.Event) -> None:
+    event.wait()
+
+
+class SendsManyHeaders(Plugin):
+    """Sets more headers than callers accept."""
+
+    def on_response(self, exchange: Exchange) -> None:
+        for number in range(1000):
+            exchange.response_headers[f"x-note-{number}"] = "1"
+
+
+class SendsLargeHeaders(Plugin):
+    """Sets a header that is larger than callers accept."""
+
+    def on_response(self, exchange: Exchange) -> None:
+        exchange.response_headers["x-note"] = "n" * 100_000

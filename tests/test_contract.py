@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from gateway.contract import broken, check, scenarios
+from gateway.contract import broken, check, scenarios, trial
 from gateway.errors import Misconfigured
 from gateway.store.client.client import Client
 from tests import faulty
-from tests.faulty import LeavesAThread
 
 EXAMPLES: dict[str, dict[str, object]] = {
     "plugins.examples.address_allow_list:AddressAllowList": {"networks": ["127.0.0.0/8"]},
@@ -134,16 +135,36 @@ FAULTS = {
     "ReadsDicts": "dialects: dialect `plain`: `read` gives a dict: it must give an AnswerDelta",
     "KnowsItAll": "dialects: dialect `plain`: `read` raised KeyError: 'ping' (",
     "ErrorOfText": "dialects: dialect `plain`: `error` returns 'oops': it must return the status, and the body as bytes",
+    "CancelsItself": f"request: `on_request` cancels its own task (the answer was complete) at {FILE}, line ",
+    "CancelsItselfInAChunk": "request: `on_chunk` cancels its own task (the answer was complete)",
+    "CancelsItselfInStart": f"start: does not start: `start` cancels its own task ({FILE}, line ",
+    "SaysItIsCancelled": f"request: `on_end` raised CancelledError (the answer was complete) at {FILE}, line ",
+    "Interrupts": f"request: `on_request` raised KeyboardInterrupt (the answer was complete) at {FILE}, line ",
+    "InterruptsAChunk": f"request: `on_chunk` raised KeyboardInterrupt (the answer was complete) at {FILE}, line ",
+    "InterruptsItsStart": f"start: does not start: `start` raised KeyboardInterrupt ({FILE}, line ",
+    "ExitsInStop": f"stop: `stop` raised SystemExit: 3 ({FILE}, line ",
+    "FailsInStop": f"stop: `stop` raised RuntimeError: a bug ({FILE}, line ",
+    "ClosesItself": f"request: `on_end` raised GeneratorExit (the answer was complete) at {FILE}, line ",
+    "RaisesInFailover": "ends: `on_failover` raised Unusual: not here (one upstream failed and another answered) at ",
+    "InterruptsItsStep": f"steps: `end_step` raised KeyboardInterrupt ({FILE}, line ",
+    "InterruptsToExplain": f"explains: `explain` raised KeyboardInterrupt, where `on_request` passes ({FILE}, line ",
+    "InterruptsTheBackground": f"background: `_refresh`, which `every` calls, raised KeyboardInterrupt ({FILE}, line ",
+    "InterruptsADialect": f"dialects: `request` raised KeyboardInterrupt ({FILE}, line ",
+    "InterruptsItsRepr": f"secrets: `__repr__` raised KeyboardInterrupt ({FILE}, line ",
+    "LeavesAWorker": "stop: thread asyncio_",
+    "SendsManyHeaders": "request: sends 1000 response headers of 10 KiB together, where callers may refuse more than 64 ",
+    "SendsLargeHeaders": "request: sends 1 response headers of 97 KiB together, where callers may refuse more than 64 ",
     "LogsTheToken": "secrets: the log, the output or `repr` shows the caller's credential",
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
 async def test_a_broken_promise_is_found_and_no_other_check_fails(store_url: str, client: Client, name: str) -> None:
-    found = broken(await check(f"tests.faulty:{name}", url=store_url))
+    try:
+        found = broken(await check(f"tests.faulty:{name}", url=store_url))
+    finally:
+        getattr(getattr(faulty, name), "go", threading.Event()).set()
     assert [text.startswith(FAULTS[name]) for text in found] == [True], found
-    if name == "LeavesAThread":
-        LeavesAThread.go.set()
 
 
 async def test_the_names_of_what_a_plugin_takes_are_listed() -> None:
@@ -154,7 +175,30 @@ async def test_the_names_of_what_a_plugin_takes_are_listed() -> None:
 async def test_a_hook_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scenarios, "HOOK_TIMEOUT_S", 0.01)
     (found,) = broken(await check("tests.faulty:Hangs"))
-    assert found.startswith("request: `on_end` did not end within 0.01 s (the answer was complete)")
+    assert found.startswith(f"request: `on_end` did not end within 0.01 s (the answer was complete) at {FILE}, line ")
+
+
+async def test_a_hook_that_goes_on_when_it_is_cancelled_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scenarios, "HOOK_TIMEOUT_S", 0.01)
+    (found,) = broken(await check("tests.faulty:GoesOn"))
+    faulty.GoesOn.go.set()
+    assert found.startswith("request: `on_end` did not end within 0.01 s, nor when it was cancelled (the answer was ")
+    assert f" at {FILE}, line " in found
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("NeverEndsItsStart", "start: does not start: `start` did not end within 0.01 s "),
+        ("NeverEndsItsStop", "stop: `stop` did not end within 0.01 s "),
+    ],
+)
+async def test_a_start_or_stop_that_never_ends_is_found(
+    monkeypatch: pytest.MonkeyPatch, name: str, expected: str
+) -> None:
+    monkeypatch.setattr(trial, "START_LIMIT_S" if "start" in expected else "STOP_LIMIT_S", 0.01)
+    (found,) = broken(await check(f"tests.faulty:{name}"))
+    assert found.startswith(f"{expected}({FILE}, line ")
 
 
 async def test_a_secret_setting_in_the_log_is_found() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -10,6 +9,7 @@ from typing import Any, Final
 
 from gateway.chain.failures import PLUGIN_ERRORS, describe_error
 from gateway.contract.blocking import Blocking
+from gateway.contract.contained import Ended, Overdue, contained
 from gateway.contract.words import an
 from gateway.services import Services
 
@@ -43,17 +43,27 @@ class Background:
             name, place = described(function)
             try:
                 with blocking.of(function, f"`{name}`, which `every` calls,"):
-                    made: Any = function()
-                    if not inspect.isawaitable(made):
-                        found.append(f"`{name}`, which `every` calls, returns {an(made)}: write `async def`{place}")
-                        continue
-                    async with asyncio.timeout(LIMIT_S):
-                        await made
+                    returned = await contained(_called(function), LIMIT_S)
+                if returned:
+                    found.append(f"`{name}`, which `every` calls, returns {returned}: write `async def`{place}")
             except MISTAKES as error:
                 found.append(f"`{name}`, which `every` calls, raised {describe_error(error)}")
+            except Ended as error:
+                if not isinstance(error, Overdue) or error.goes_on:
+                    at = f" ({error.at})" if error.at else place
+                    found.append(f"`{name}`, which `every` calls, {error}{at}")
             except PLUGIN_ERRORS:
                 continue
         return found + blocking.take()
+
+
+async def _called(function: Repeated) -> str:
+    """Call a function, and wait for it. Return what it returned, in words, where that cannot be waited for."""
+    made: Any = function()
+    if not inspect.isawaitable(made):
+        return an(made)
+    await made
+    return ""
 
 
 def described(function: Any) -> tuple[str, str]:

@@ -25,7 +25,7 @@ BROKEN: Final = (b"{}", b"no JSON", b"\xff", b"[]", b'"text"', b"null")
 ERRORS: Final = ((500, b"oops"), (401, b'{"error":{"message":"no"}}'), (429, b""), (529, b"[]"))
 
 
-def dialects(plugin: Plugin) -> Finding:
+async def dialects(plugin: Plugin) -> Finding:
     """Return the finding on all dialects of a plugin."""
     problems, names = list[str](), list[str]()
     for kind in plugin.dialects:

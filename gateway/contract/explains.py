@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from gateway.chain.editing import ExplainHooks
 from gateway.chain.failures import PLUGIN_ERRORS
 from gateway.contract import scenarios
+from gateway.contract.contained import Ended, contained
 from gateway.contract.endings import COMPLETED
 from gateway.contract.scenarios import ScenarioRunner
-from gateway.contract.words import an
+from gateway.contract.words import an, told
 
 
 async def explain_problems(runner: ScenarioRunner) -> list[str]:
@@ -18,10 +17,10 @@ async def explain_problems(runner: ScenarioRunner) -> list[str]:
     before = await runner.snapshot(exchange)
     exchange.hooks = ExplainHooks(runner.entry)
     try:
-        async with asyncio.timeout(scenarios.HOOK_TIMEOUT_S):
-            text = await runner.plugin.explain(exchange)
+        text = await contained(runner.plugin.explain(exchange), scenarios.HOOK_TIMEOUT_S)
     except PLUGIN_ERRORS as error:
-        return [f"`explain` raised {type(error).__name__}: {error}, where `on_request` passes"]
+        place = f" ({error.at})" if isinstance(error, Ended) and error.at else ""
+        return [f"`explain` {told(error)}, where `on_request` passes{place}"]
     if not isinstance(text, str | None):
         return [f"`explain` returns {an(text)}: return a sentence, or None"]
     after = await runner.snapshot(exchange)

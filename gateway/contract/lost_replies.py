@@ -17,11 +17,11 @@ class LostReplies:
 
     def __init__(self, work: Awaitable[Any], lost_from: int | None) -> None:
         self.waits = 0
-        self._work = work
+        self.work = work
         self._lost_from = lost_from
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        inner = self._work.__await__()
+        inner = self.work.__await__()
         error: BaseException | None = None
         while True:
             try:

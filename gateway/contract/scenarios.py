@@ -7,11 +7,11 @@ are lost.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from typing import Final
+from contextvars import Context, copy_context
+from typing import Any, Final, TypeVar
 
 from gateway.attempt import Attempt
 from gateway.chain.entry import Entry
@@ -19,12 +19,13 @@ from gateway.chain.failures import PLUGIN_ERRORS
 from gateway.chain.request_hooks import RequestHooks
 from gateway.chat.usage import Usage
 from gateway.contract.blocking import Blocking
+from gateway.contract.contained import Ended, contained
 from gateway.contract.cost import Cost
 from gateway.contract.endings import CHUNKS, MODEL, Ending
 from gateway.contract.lost_replies import LostReplies
 from gateway.contract.scenario_result import ScenarioResult
 from gateway.contract.snapshot import Snapshot, memory_snapshot, store_snapshot
-from gateway.contract.watched import Assigned, ChunkSize, Stops, WatchedExchange, WatchedHeaders, unsendable
+from gateway.contract.watched import Assigned, ChunkSize, Stops, WatchedExchange, WatchedHeaders, shown
 from gateway.contract.words import in_vain, raised
 from gateway.errors import GatewayError, Refused, StoreError, as_refused
 from gateway.exchange import Exchange, Operation, Outcome
@@ -35,6 +36,8 @@ from gateway.store.client.step import error_in, run_steps
 from gateway.testing import exchange as new_exchange
 
 HOOK_TIMEOUT_S: Final = 5
+
+Result = TypeVar("Result")
 
 
 class ScenarioRunner:
@@ -64,6 +67,10 @@ class ScenarioRunner:
         self.blocking = Blocking(type(plugin))
         """What blocks in the scenarios where the whole answer arrives."""
         self.stops = Stops()
+        self._context = Context()
+        """The variables of the scenario's tasks: what a hook sets, the next one sees."""
+        self._hook = ""
+        """The hook that `respond` has called last."""
 
     async def run(self, ending: Ending) -> ScenarioResult:
         """Run one scenario. Errors that the plugin raises are in the result."""
@@ -71,20 +78,20 @@ class ScenarioRunner:
             return await self._run(ending)
 
     async def _run(self, ending: Ending) -> ScenarioResult:
+        self._context = copy_context()
         exchange = await self.arrived(ending)
         result = ScenarioResult(ending, await self.snapshot(exchange))
         reply = await self._request(exchange, result)
         result.during = await self.snapshot(exchange)
         if result.refused is None and reply is None and not result.problems:
-            problem = await self._fail_over(exchange, ending) or self.respond(exchange, ending)
+            problem = await self._fail_over(exchange, ending) or await self._responded(exchange, ending)
             result.problems += [problem] if problem else []
         exchange.ended = time.monotonic()
         try:
-            async with asyncio.timeout(HOOK_TIMEOUT_S):
-                result.problems += await self.end(self.plugin, exchange)
+            result.problems += await self._contained(self.end(self.plugin, exchange))
         except PLUGIN_ERRORS as error:
             hook = "end_step" if self.entry.plans_end else "on_end"
-            result.problems.append(raised(hook, error, ending, HOOK_TIMEOUT_S))
+            result.problems.append(raised(hook, error, ending))
         result.problems += dict.fromkeys(exchange[Assigned])
         result.after = await self.snapshot(exchange)
         await self.left(exchange)
@@ -132,24 +139,22 @@ class ScenarioRunner:
         hook = LostReplies(self.request(self.plugin, exchange), result.ending.lost_from)
         reply: Reply | None = None
         try:
-            async with asyncio.timeout(HOOK_TIMEOUT_S):
-                reply = await hook
-                await exchange.settle_pending()
+            reply = await self._contained(_settled(hook, exchange))
         except GatewayError as error:
             if type(error) is GatewayError:  # the plugin changes the request as it may not
-                result.problems.append(raised(self.request_hook, error, result.ending, HOOK_TIMEOUT_S))
+                result.problems.append(raised(self.request_hook, error, result.ending))
             result.refused = exchange.error = as_refused(error)
             result.failure = error if isinstance(error, StoreError) else None
             exchange.status, exchange.outcome = exchange.error.status, Outcome.REFUSED
         except PLUGIN_ERRORS as error:
-            result.problems.append(raised(self.request_hook, error, result.ending, HOOK_TIMEOUT_S))
+            result.problems.append(raised(self.request_hook, error, result.ending))
             exchange.outcome = Outcome.INTERNAL_ERROR
         else:
             accepted = exchange.request.operation is Operation.CHAT and reply is None
             provides = type(self.plugin).provides if accepted else ()
             result.missing = [fact.__name__ for fact in provides if not isinstance(exchange.get(fact), fact)]
-        with suppress(GatewayError):
-            await exchange.settle_pending()
+        with suppress(*PLUGIN_ERRORS):
+            await self._contained(exchange.settle_pending())
         result.waits = hook.waits
         result.problems += shown(exchange, self.request_hook, reply)
         return reply
@@ -160,11 +165,25 @@ class ScenarioRunner:
             return ""
         exchange.attempts.append(Attempt("broken", MODEL, error="upstream_error", usage=Usage(10, 0, "estimated")))
         try:
-            async with asyncio.timeout(HOOK_TIMEOUT_S):
-                (*problem,) = in_vain(self.plugin, "on_failover", await self.plugin.on_failover(exchange))  # type: ignore[func-returns-value]
+            returned = await self._contained(self.plugin.on_failover(exchange))  # type: ignore[func-returns-value]
         except PLUGIN_ERRORS as error:
-            return "" if isinstance(error, Refused) else raised("on_failover", error, ending, HOOK_TIMEOUT_S)
-        return "".join(problem)
+            return "" if isinstance(error, Refused) else raised("on_failover", error, ending)
+        return "".join(in_vain(self.plugin, "on_failover", returned))
+
+    async def _responded(self, exchange: Exchange, ending: Ending) -> str:
+        """Do as `respond`, whatever a hook raises."""
+
+        async def respond() -> str:
+            return self.respond(exchange, ending)
+
+        try:
+            return await self._contained(respond())
+        except Ended as error:
+            exchange.outcome = Outcome.INTERNAL_ERROR
+            return raised(self._hook, error, ending)
+
+    async def _contained(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return await contained(work, HOOK_TIMEOUT_S, context=self._context)
 
     def respond(self, exchange: Exchange, ending: Ending) -> str:
         """Do what the upstream and the caller do in this ending. Return what a hook raised, in words, or nothing."""
@@ -179,11 +198,11 @@ class ScenarioRunner:
         attempt = Attempt("check", MODEL, 200)
         exchange.attempts.append(attempt)
         exchange.first_byte = time.monotonic()
-        hook = "on_response"
+        hook = self._hook = "on_response"
         try:
             problems = in_vain(self.plugin, hook, self.plugin.on_response(exchange))  # type: ignore[func-returns-value]
             problems += shown(exchange, hook)
-            hook = "on_chunk"
+            hook = self._hook = "on_chunk"
             for chunk in CHUNKS[: ending.chunks]:
                 exchange.bytes += len(chunk)
                 exchange.events += chunk.count(b"data:")
@@ -199,9 +218,9 @@ class ScenarioRunner:
             problem = "; ".join(problems)
         except Refused as refused:
             exchange.outcome, exchange.error = Outcome.STOPPED, refused
-            problem = "" if hook == "on_chunk" else raised(hook, refused, ending, HOOK_TIMEOUT_S)
+            problem = "" if hook == "on_chunk" else raised(hook, refused, ending)
         except PLUGIN_ERRORS as error:
-            problem = raised(hook, error, ending, HOOK_TIMEOUT_S)
+            problem = raised(hook, error, ending)
             exchange.outcome = Outcome.INTERNAL_ERROR
         attempt.usage = Usage(10, 10, "upstream")
         return problem
@@ -216,14 +235,7 @@ class ScenarioRunner:
         return memory | await store_snapshot(self.client, exchange.id) if self._with_store else memory
 
 
-def shown(exchange: Exchange, hook: str, reply: Reply | None = None) -> list[str]:
-    """Return what is wrong with what the caller gets to see of a hook: its headers, its answer, its error."""
-    error = exchange.error
-    headers = [exchange.response_headers, reply.headers if reply else {}, error.extra_headers if error else {}]
-    problems = [problem for each in headers for problem in unsendable(each)]
-    texts = [*headers, reply.body if reply else "", error.message if error else ""]
-    if any(MODEL in str(text) for text in texts):
-        problems.append(
-            f"`{hook}` shows the caller how an upstream calls the model: show `exchange.model`, as the caller named it"
-        )
-    return problems
+async def _settled(hook: LostReplies, exchange: Exchange) -> Reply | None:
+    reply: Reply | None = await hook
+    await exchange.settle_pending()
+    return reply

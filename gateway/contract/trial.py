@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from gateway.chain.failures import PLUGIN_ERRORS, describe_error
+from gateway.chain.failures import describe_error
 from gateway.chain.hooks import defined_hooks
+from gateway.chain.starting import START_LIMIT_S, STOP_LIMIT_S
 from gateway.config.decode import convert
 from gateway.config.document import Document
 from gateway.contract.awaits import Unawaited
 from gateway.contract.background import Background
 from gateway.contract.blocking import Blocking
+from gateway.contract.contained import Ended, contained
 from gateway.contract.cost import MAX_CALLS
 from gateway.contract.dialects import dialects
 from gateway.contract.edits import edits
@@ -24,12 +24,14 @@ from gateway.contract.endings import COMPLETED, INCOMPLETE, MISDIRECTED, MODELS
 from gateway.contract.explains import explain_problems
 from gateway.contract.finding import Finding
 from gateway.contract.leaks import CapturedLog, Printed, leaked
+from gateway.contract.left_behind import LeftBehind
 from gateway.contract.providers import providers_for
 from gateway.contract.scenario_result import ScenarioResult
 from gateway.contract.scenarios import ScenarioRunner
 from gateway.contract.snapshot import memory_snapshot
 from gateway.contract.steps import not_async, step_problems
 from gateway.contract.streams import streams
+from gateway.contract.words import failed, told
 from gateway.errors import GatewayError
 from gateway.plugin import Plugin
 from gateway.services import Services
@@ -38,9 +40,8 @@ MAX_LOST_REPLIES: Final = 12
 """At how many waits of `on_request`, at most, the replies are lost; each is a scenario."""
 GROWTH_EXCHANGES: Final = 24
 """A container that grows by one for each of these exchanges is taken to grow for ever."""
-
-EXECUTOR: Final = "asyncio_"
-"""What the names of asyncio's own threads begin with: `asyncio.to_thread` starts them, and they end with the process."""
+CHECK_LIMIT_S: Final = 20.0
+"""How long a check may take that calls several hooks."""
 
 
 class Trial:
@@ -58,13 +59,14 @@ class Trial:
         self.background = Background()
         given.log = self.log.logger
         self._services: dict[int, Services] = {}
+        self._stop_problems: list[str] = []
 
     async def run(self) -> list[Finding]:
         """Run all checks. Stop at the first of `start` and `request` that does not pass."""
         with Printed(self.log.lines) as printed, Unawaited(self.kind) as unawaited:
             plugin, findings = await self._run()
         if findings[0].passed:
-            leaks = list(leaked(plugin, self.log.lines, self.headers))
+            leaks = await self._problems("__repr__", self._leaks(plugin))
             findings.append(Finding.of("awaits", unawaited.problems, "all that it begins"))
             findings.append(Finding.of("secrets", leaks, "none in `repr`, log or output"))
             if leaks:
@@ -72,19 +74,19 @@ class Trial:
         printed.show()
         return findings
 
+    async def _leaks(self, plugin: Plugin) -> list[str]:
+        return list(leaked(plugin, self.log.lines, self.headers))
+
     async def _run(self) -> tuple[Plugin, list[Finding]]:
-        plugin = self._new_plugin()
-        tasks, threads = asyncio.all_tasks(), set(threading.enumerate())
+        plugin, left_behind = self._new_plugin(), LeftBehind()
         try:
             providers = [kind() for kind in providers_for(self.kind)]
             for each in (*providers, plugin):
                 await self._start(each)
-        except (ValueError, GatewayError) as error:
-            await self._close_all()
-            return plugin, [Finding("start", False, f"does not start: {error}")]
-        except PLUGIN_ERRORS as error:
-            await self._close_all()
-            return plugin, [Finding("start", False, f"does not start: {describe_error(error)}")]
+        except Exception as error:
+            for services in self._services.values():
+                await self._problems("every", services.close())
+            return plugin, [Finding("start", False, f"does not start: {_why(error)}")]
         runner = ScenarioRunner(plugin, providers, self.given.redis, self.headers)
         runner.blocking = self.blocking
         completed = await runner.run(COMPLETED)
@@ -96,12 +98,26 @@ class Trial:
             findings.append(await self._reload(runner))
         for provider in providers:
             await self._stop(provider)
-        findings.append(await self._stopped(tasks, threads))
-        return plugin, findings
+        problems = [*self._stop_problems, *await left_behind.problems(), *self.blocking.take()]
+        return plugin, [*findings, Finding.of("stop", problems, "no task and no thread is left")]
+
+    async def _problems(self, name: str, work: Coroutine[Any, Any, list[str] | None]) -> list[str]:
+        """Return what a check finds wrong, or how the plugin ended it. `name` is the function that it is about."""
+        try:
+            return await contained(work, CHECK_LIMIT_S) or []
+        except Exception as error:
+            return [failed(name, error)]
+
+    async def _checked(self, check: str, work: Coroutine[Any, Any, Finding]) -> Finding:
+        """Return the finding of a check, or one about how the plugin ended it."""
+        try:
+            return await contained(work, CHECK_LIMIT_S)
+        except Exception as error:
+            return Finding(check, False, failed(check, error))
 
     async def _request(self, runner: ScenarioRunner, completed: ScenarioResult) -> Finding:
         problems = list(completed.problems)
-        if problems and (sync := await not_async(runner)):
+        if problems and (sync := await self._problems("request_step", not_async(runner))):
             problems = sync
         if (refused := completed.refused) is not None and not problems:
             why = f"{refused.status} {refused.code}: {refused}"
@@ -134,25 +150,27 @@ class Trial:
         return [
             Finding.of("ends", problems, _summary(results)),
             Finding.of("gives back", not_given_back, ", ".join(sorted(taken)) or "takes nothing"),
-            Finding.of("steps", await step_problems(runner), "may be planned and sent twice")
+            Finding.of(
+                "steps", await self._problems("request_step", step_problems(runner)), "may be planned and sent twice"
+            )
             if runner.entry.plans_request or runner.entry.plans_end
             else Finding("steps", True, "no steps"),
-            Finding.of("explains", await explain_problems(runner), "takes nothing")
+            Finding.of("explains", await self._problems("explain", explain_problems(runner)), "takes nothing")
             if "explain" in defined_hooks(self.kind)
             else Finding("explains", True, "no `explain`: `gateway explain` cannot say what the plugin would do"),
-            await edits(runner),
+            await self._checked("edits", edits(runner)),
             Finding.of(
                 "chunks", runner.cost.problems(), f"at most {runner.cost.max_calls} calls of {MAX_CALLS} allowed"
             )
             if "on_chunk" in defined_hooks(self.kind)
             else Finding("chunks", True, "no `on_chunk`"),
-            await streams(runner),
+            await self._checked("streams", streams(runner)),
             Finding.of(
                 "background",
                 await self.background.problems(self.blocking),
                 f"{len(self.background.functions)} functions",
             ),
-            dialects(runner.plugin),
+            await self._checked("dialects", dialects(runner.plugin)),
         ]
 
     async def _growth(self, runner: ScenarioRunner) -> list[str]:
@@ -180,8 +198,8 @@ class Trial:
             reloaded = ScenarioRunner(new, runner.providers, self.given.redis, self.headers)
             problems += (await reloaded.run(COMPLETED)).problems
             await self._stop(new)
-        except PLUGIN_ERRORS as error:
-            problems.append(f"a second instance beside the first one: {type(error).__name__}: {error}")
+        except Exception as error:
+            problems.append(f"a second instance beside the first one: {told(error).removeprefix('raised ')}")
         return Finding.of("reload", problems, "a second instance started beside the first one, which stopped")
 
     def _new_plugin(self) -> Plugin:
@@ -192,32 +210,25 @@ class Trial:
         if isinstance(plugin, self.kind) and not self.background.functions:
             self.background.watch(services)
         with self.blocking:
-            await plugin.start(services)
-
-    async def _close_all(self) -> None:
-        for services in self._services.values():
-            await services.close()
+            await contained(plugin.start(services), START_LIMIT_S)
 
     async def _stop(self, plugin: Plugin) -> None:
-        """Stop a plugin as a chain does."""
+        """Stop a plugin as a chain does, and note what is wrong."""
         services = self._services.pop(id(plugin))
-        await services.end_tasks()
-        with self.blocking:
-            await plugin.stop()
-        await services.close()
+        steps = (("every", services.end_tasks), ("stop", plugin.stop), ("every", services.close))
+        for hook, step in steps:
+            try:
+                with self.blocking:
+                    await contained(step(), STOP_LIMIT_S)
+            except Exception as error:
+                self._stop_problems.append(failed(hook, error))
 
-    async def _stopped(self, tasks: set[asyncio.Task[Any]], threads: set[threading.Thread]) -> Finding:
-        left = asyncio.all_tasks() - tasks
-        if left:
-            _, left = await asyncio.wait(left, timeout=1)
-        problems = [
-            f"{task.get_name()} still runs `{task.get_coro()}`: cancel it in `stop`, and wait for it" for task in left
-        ]
-        started = set(threading.enumerate()) - threads
-        problems += [f"thread {thread.name} still runs" for thread in started if not thread.name.startswith(EXECUTOR)]
-        for task in left:
-            task.cancel()
-        return Finding.of("stop", [*problems, *self.blocking.take()], "no task and no thread is left")
+
+def _why(error: Exception) -> str:
+    """Return why a plugin does not start."""
+    if isinstance(error, Ended):
+        return failed("start", error)
+    return str(error) if isinstance(error, ValueError | GatewayError) else describe_error(error)
 
 
 def _name(result: ScenarioResult) -> str:

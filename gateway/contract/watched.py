@@ -6,12 +6,17 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from gateway.contract.endings import MODEL
 from gateway.errors import Refused
 from gateway.exchange import Exchange
 from gateway.proxy.head import InvalidHeader, render_head
+from gateway.reply import Reply
 
 PLUGINS_OWN: Final = frozenset({"account", "group", "response_headers", "token_id"})
 """Fields of an exchange that a plugin may assign."""
+MOST_HEADERS: Final = 64
+"""Of a plugin. Some clients refuse an answer with more than 100, and the gateway sends some of its own."""
+MOST_HEADER_BYTES: Final = 64 * 1024
 
 
 class Stops:
@@ -73,6 +78,7 @@ def unsendable(headers: Mapping[str, str]) -> Iterator[str]:
     if not isinstance(headers, Mapping):
         yield f"`response_headers` is no mapping, but {headers!r}"
         return
+    place = ""
     for name, value in headers.items():
         place = headers.place_of(name) if isinstance(headers, WatchedHeaders) else ""
         if not (isinstance(name, str) and isinstance(value, str)):
@@ -82,3 +88,22 @@ def unsendable(headers: Mapping[str, str]) -> Iterator[str]:
             render_head(200, {name: value}, "")
         except InvalidHeader as error:
             yield f"{error}{place}"
+    size = sum(len(str(name)) + len(str(value)) for name, value in headers.items())
+    if len(headers) > MOST_HEADERS or size > MOST_HEADER_BYTES:
+        yield (
+            f"sends {len(headers)} response headers of {size >> 10} KiB together, where callers may refuse more than "
+            f"{MOST_HEADERS} or {MOST_HEADER_BYTES >> 10} KiB{place}"
+        )
+
+
+def shown(exchange: Exchange, hook: str, reply: Reply | None = None) -> list[str]:
+    """Return what is wrong with what the caller gets to see of a hook: its headers, its answer, its error."""
+    error = exchange.error
+    headers = [exchange.response_headers, reply.headers if reply else {}, error.extra_headers if error else {}]
+    problems = [problem for each in headers for problem in unsendable(each)]
+    texts = [*headers, reply.body if reply else "", error.message if error else ""]
+    if any(MODEL in str(text) for text in texts):
+        problems.append(
+            f"`{hook}` shows the caller how an upstream calls the model: show `exchange.model`, as the caller named it"
+        )
+    return problems

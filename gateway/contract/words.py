@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-from gateway.chain.failures import origin_of
+from gateway.chain.failures import describe_error, error_text, origin_of
 from gateway.chain.hooks import place_of_hook
+from gateway.contract.contained import Ended
 from gateway.contract.endings import Ending
 from gateway.plugin import Plugin
 
 
-def raised(hook: str, error: BaseException, ending: Ending, limit_s: float) -> str:
+def raised(hook: str, error: BaseException, ending: Ending) -> str:
     """Return what a hook raised, with its place, and in which ending."""
-    at = origin_of(error).get("at", "")
-    if isinstance(error.__cause__, SystemExit):
-        error = error.__cause__
+    at = error.at if isinstance(error, Ended) else origin_of(error).get("at", "")
     fact = error.args[0] if isinstance(error, KeyError) and error.args else None
     cure = f"; put {fact.__name__} into `requires`, or use `exchange.get`" if isinstance(fact, type) else ""
     if isinstance(error, AttributeError) and "'coroutine' object" in str(error):
         cure = "; write `await` before the call that returns it"
     lost = ending.lost_from
     when = f"({ending.name})" if lost is None else f"where replies were lost (from wait {lost + 1} on)"
-    if isinstance(error, TimeoutError):
-        return f"`{hook}` did not end within {limit_s:g} s {when}"
-    return f"`{hook}` raised {type(error).__name__}: {error} {when}" + (f" at {at}" if at else "") + cure
+    return f"`{hook}` {told(error)} {when}" + (f" at {at}" if at else "") + cure
+
+
+def told(error: BaseException) -> str:
+    """Return how a hook ended, to continue its name."""
+    return str(error) if isinstance(error, Ended) else f"raised {error_text(error)}"
+
+
+def failed(hook: str, error: BaseException) -> str:
+    """Return how a function of a plugin ended, with its place. `hook` is its name where the error does not know it."""
+    if not isinstance(error, Ended):
+        return f"`{hook}` raised {describe_error(error)}"
+    return f"`{error.function or hook}` {error}" + (f" ({error.at})" if error.at else "")
 
 
 def in_vain(plugin: Plugin, hook: str, returned: object) -> list[str]:
