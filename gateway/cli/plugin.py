@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -59,23 +58,20 @@ def check(
 ) -> None:
     """Run the contract tests on a plugin, with a store of their own.
 
-    The exit code is 1 if a check fails.
+    It ends within about a minute, whatever the plugin does. The exit code is 1 if a check fails.
 
     Example: `gateway plugin check office_hours:OfficeHours --with '{opens: 9}'`
     """
-    from gateway import contract
+    from gateway.contract import apart, broken
 
     sys.path.append(str(Path.cwd()))
-    try:
-        findings = asyncio.run(contract.check(use, _settings(with_), headers=_headers(header or [])))
-    except ValueError as error:
-        raise refuse(str(error)) from None
+    findings = apart.check(use, _settings(with_), headers=_headers(header or []))
     for finding in findings:
         if as_json:
             print_json(finding)
         else:
             print(f"{'pass' if finding.passed else 'FAIL'}  {finding.check}: {finding.text}")
-    if contract.broken(findings):
+    if broken(findings):
         raise typer.Exit(1)
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from gateway.cli.commands import program
-from tests.cli.processes import gateway
+from tests.cli.processes import children, gateway, gone
+from tests.forked import FORKED
+from tests.patience import PATIENCE_S, wait_until
 
 
 def run(*arguments: str, code: int = 0) -> tuple[str, str]:
@@ -45,6 +49,40 @@ async def test_a_plugin_in_the_working_directory_is_found(tmp_path: Path) -> Non
     code, out, err = await gateway("plugin", "check", "mine:Mine", cwd=tmp_path)
     assert (code, err) == (0, "")
     assert out.startswith("pass  docstring: Mine.\n")
+
+
+NEVER_STARTS = '''
+import os, time
+from pathlib import Path
+from gateway import Plugin, Services
+
+class Mine(Plugin):
+    """Mine."""
+
+    async def start(self, services: Services) -> None:
+        Path("pid.part").write_text(str(os.getpid()))
+        Path("pid.part").rename("pid")
+        while True:
+            time.sleep(60)
+'''
+
+
+async def test_ctrl_c_ends_a_check_and_what_it_started(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(NEVER_STARTS)
+    process = await asyncio.create_subprocess_exec(
+        *(FORKED, "-m", "gateway", "plugin", "check", "mine:Mine"),
+        cwd=tmp_path,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    await wait_until((tmp_path / "pid").exists)
+    started = set(children(process.pid))
+    assert int((tmp_path / "pid").read_text()) in started
+    process.send_signal(signal.SIGINT)
+    out, err = await asyncio.wait_for(process.communicate(), PATIENCE_S)
+    assert process.returncode == 130
+    assert b"Traceback" not in out + err
+    await gone(started)
 
 
 @pytest.mark.parametrize(
