@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
-import select
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from traceback import walk_stack, walk_tb
 from types import FrameType
-from typing import Final, NoReturn, Self
+from typing import Final, NoReturn
 
 import msgspec
 
@@ -25,13 +23,12 @@ from gateway.contract.contained import Frames, place_in, waiting
 from gateway.contract.finding import Finding
 from gateway.errors import GatewayError, Misconfigured
 from gateway.store.client.embedded import EmbeddedStore
+from gateway.tools.forked import Forked, plain, write_line
 
 LIMIT_S: Final = 60.0
 """How long all checks of a plugin may take together."""
 KILLED_AFTER_S: Final = 3.0
 """How long after the limit the process is killed. In that time it says what the plugin does."""
-POLL_INTERVAL_S: Final = 0.05
-PR_SET_PDEATHSIG: Final = 1
 CHECK: Final = "process"
 """The check that fails where the others do not come to an end."""
 
@@ -52,9 +49,16 @@ def check(use: str, settings: Mapping[str, object], *, headers: Mapping[str, str
     """
     with tempfile.TemporaryDirectory(prefix="gateway-check-") as folder:
         store = EmbeddedStore.start(Path(folder) / "store")
+
+        def work(writing: int) -> None:
+            tempfile.tempdir = folder
+            _Run(writing).run(use, settings, headers, store.url)
+
         try:
-            with _Process(use, settings, headers, folder, store.url) as process:
-                result = process.wait()
+            with closing(
+                Forked(work, session=True)
+            ) as process:  # Ctrl-C reaches only this one: there, a plugin has raised it
+                result = _result_of(process)
         finally:
             store.stop()
     if result.error:
@@ -62,58 +66,16 @@ def check(use: str, settings: Mapping[str, object], *, headers: Mapping[str, str
     return result.findings
 
 
-class _Process:
-    """A process that runs the contract tests, with its files in `folder`. It is killed at the end."""
-
-    def __init__(
-        self, use: str, settings: Mapping[str, object], headers: Mapping[str, str], folder: str, url: str
-    ) -> None:
-        self._deadline = time.monotonic() + LIMIT_S + KILLED_AFTER_S
-        self._written = b""
-        self._status: int | None = None
-        self._pipe, writing = os.pipe()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        parent = os.getpid()
-        self._pid = os.fork()
-        if self._pid == 0:
-            tempfile.tempdir = folder
-            _Run(writing).run(use, settings, headers, url, parent)
-        os.close(writing)
-        os.set_blocking(self._pipe, False)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._pipe)
-        with suppress(ProcessLookupError):
-            os.killpg(self._pid, signal.SIGKILL)
-        if self._status is None:
-            os.kill(self._pid, signal.SIGKILL)  # it may have no group yet
-            os.waitpid(self._pid, 0)
-
-    def wait(self) -> _Result:
-        """Return the result, or a finding where there is none."""
-        while self._status is None:
-            if time.monotonic() > self._deadline:
-                return _failed(f"did not end within {LIMIT_S:g} s, and is busy with what cannot be interrupted")
-            select.select([self._pipe], [], [], POLL_INTERVAL_S)
-            self._read()
-            ended, status = os.waitpid(self._pid, os.WNOHANG)
-            self._status = os.waitstatus_to_exitcode(status) if ended else None
-        self._read()
-        if line := self._written.partition(b"\n")[0]:
-            return msgspec.json.decode(line, type=_Result)
-        code = self._status
-        return _failed(
-            f"ended its process with {f'signal {signal.Signals(-code).name}' if code < 0 else f'exit code {code}'}"
-        )
-
-    def _read(self) -> None:
-        with suppress(BlockingIOError):
-            while data := os.read(self._pipe, 65536):
-                self._written += data
+def _result_of(process: Forked) -> _Result:
+    """Wait for the result, or return a finding where there is none."""
+    deadline = time.monotonic() + LIMIT_S + KILLED_AFTER_S
+    while not process.has_ended():
+        if time.monotonic() > deadline:
+            return _failed(f"did not end within {LIMIT_S:g} s, and is busy with what cannot be interrupted")
+        process.wait()
+    if line := process.written.partition(b"\n")[0]:
+        return msgspec.json.decode(line, type=_Result)
+    return _failed(f"ended its process with {process.ending}")
 
 
 class _Run:
@@ -122,17 +84,10 @@ class _Run:
     def __init__(self, writing: int) -> None:
         self._writing = writing
 
-    def run(
-        self, use: str, settings: Mapping[str, object], headers: Mapping[str, str], url: str, parent: int
-    ) -> NoReturn:
+    def run(self, use: str, settings: Mapping[str, object], headers: Mapping[str, str], url: str) -> NoReturn:
         """Run them, and end the process."""
         try:
-            os.setsid()  # Ctrl-C reaches only the command: here, a plugin has raised what looks like it
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            if sys.platform == "linux":
-                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-                if os.getppid() != parent:
-                    os._exit(1)
             signal.signal(signal.SIGALRM, self._overdue)
             signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
             asyncio.run(self._check(use, settings, headers, url))
@@ -145,9 +100,9 @@ class _Run:
     async def _check(self, use: str, settings: Mapping[str, object], headers: Mapping[str, str], url: str) -> None:
         try:
             findings = await contract.check(use, settings, headers=headers, url=url)
-            result = _Result([Finding(each.check, each.passed, _plain(each.text)) for each in findings])
+            result = _Result([Finding(each.check, each.passed, plain(each.text)) for each in findings])
         except (ValueError, GatewayError) as error:
-            result = _Result(error=_plain(str(error)), misconfigured=isinstance(error, Misconfigured))
+            result = _Result(error=plain(str(error)), misconfigured=isinstance(error, Misconfigured))
         self._end(result)
 
     def _overdue(self, _: int, frame: FrameType | None) -> None:
@@ -161,8 +116,7 @@ class _Run:
         """Write the result, and end the process at once: what the plugin has left would keep it from ending."""
         try:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            with open(self._writing, "wb", closefd=False) as pipe:
-                pipe.write(msgspec.json.encode(result) + b"\n")
+            write_line(self._writing, result)
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
@@ -170,12 +124,7 @@ class _Run:
 
 
 def _failed(text: str) -> _Result:
-    return _Result([Finding(CHECK, False, _plain(text))])
-
-
-def _plain(text: str) -> str:
-    """Return text without lone surrogates, which cannot be encoded."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    return _Result([Finding(CHECK, False, plain(text))])
 
 
 def _stacks(frame: FrameType | None) -> Iterator[Frames]:

@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+import aiohttp
+
 from gateway.config.schema import Port
 from tests.forked import FORKED
 from tests.patience import PATIENCE_S
@@ -76,6 +78,17 @@ class Served:
         """Send SIGTERM and return the exit code, which must come before the drain time is over."""
         self.process.send_signal(signal.SIGTERM)
         return await asyncio.wait_for(self.process.wait(), Port().drain - 1)
+
+
+async def answers(url: str) -> None:
+    """Wait until an address answers."""
+    async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession() as client:
+        while True:
+            with suppress(aiohttp.ClientConnectionError):
+                async with client.get(url) as response:
+                    assert response.status == 200
+                    return
+            await asyncio.sleep(0.05)
 
 
 async def gateway(*arguments: str, cwd: Path) -> tuple[int, str, str]:

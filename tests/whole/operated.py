@@ -16,7 +16,7 @@ import aiohttp
 from gateway.exchange import Outcome
 from gateway.fake_upstream import FakeUpstream
 from gateway.usage.database import UsageDatabase
-from tests.cli.processes import all_ready, free_port
+from tests.cli.processes import all_ready, answers, free_port
 from tests.forked import FORKED
 from tests.patience import PATIENCE_S
 from tests.records import COSTED, arrival, end, id_at
@@ -157,7 +157,7 @@ async def operated(folder: Path) -> AsyncIterator[Operated]:
             house = Operated(folder, ports, upstream)
             async with asyncio.timeout(PATIENCE_S):
                 for address in (house.admin, house.portal):
-                    await _answers(f"{address}/healthz")
+                    await answers(f"{address}/healthz")
             yield house
             process.terminate()
             assert await asyncio.wait_for(process.wait(), PATIENCE_S) == 0
@@ -165,13 +165,3 @@ async def operated(folder: Path) -> AsyncIterator[Operated]:
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-
-
-async def _answers(url: str) -> None:
-    async with aiohttp.ClientSession() as client:
-        while True:
-            with suppress(aiohttp.ClientConnectionError):
-                async with client.get(url) as response:
-                    assert response.status == 200
-                    return
-            await asyncio.sleep(0.05)

@@ -8,14 +8,14 @@ import re
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.cli.processes import Served, children, demo_in, free_port, kill, serving
+from tests.cli.processes import Served, answers, children, demo_in, free_port, kill, serving
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children are looked up in /proc")
@@ -86,17 +86,6 @@ async def test_the_callers_port_has_a_process_of_its_own_which_is_started_again(
         assert (await asyncio.wait_for(anext(live), PATIENCE_S))["id"] == request_id
         await answers(f"http://127.0.0.1:{portal}/healthz")
         assert await served.stop() == 0
-
-
-async def answers(url: str) -> None:
-    """Wait until an address answers."""
-    async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession() as client:
-        while True:
-            with suppress(aiohttp.ClientConnectionError):
-                async with client.get(url) as response:
-                    assert response.status == 200
-                    return
-            await asyncio.sleep(0.05)
 
 
 async def test_the_link_that_the_demo_prints_lets_one_person_in(tmp_path: Path) -> None:
