@@ -91,12 +91,16 @@ def _listener(bound: socket.socket, server: web.Server) -> Listener:
 async def _turn(turns: AddressTurns, key: str) -> None:
     """Wait until an address may begin a request: one that begins many does not delay the others."""
     if not turns.admit(key):
-        turn = asyncio.Event()
+        turn, left = asyncio.Event(), False
 
         def begin() -> None:
-            turn.set()
-            turns.expect(REQUEST_S)
+            if not left:  # else it costs nothing, so that who leaves again and again makes no queue
+                turn.set()
+                turns.expect(REQUEST_S)
 
         turns.wait(begin, key)
-        await turn.wait()
+        try:
+            await turn.wait()
+        finally:
+            left = not turn.is_set()
     turns.spend(key, time.thread_time(), REQUEST_S)

@@ -18,6 +18,7 @@ from gateway.admin.callers import Callers
 from gateway.management.desk import LocalDesk
 from gateway.metrics.exporter import Exporter
 from gateway.server.connections import Connections
+from gateway.server.turns import AddressTurns
 from gateway.usage.database import UsageDatabase
 from tests.admin.conftest import TOKEN
 from tests.patience import PATIENCE_S, soon, wait_until
@@ -148,9 +149,8 @@ async def test_the_rest_of_a_body_that_was_refused_is_no_head(number: int, monke
         assert counted == []
 
 
-async def test_an_address_that_asks_much_does_not_delay_another(
-    rows: UsageDatabase, callers: Callers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def count_asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let an answer cost a millisecond, and return the list of the addresses that are answered."""
     asked: list[str] = []
 
     async def health(_: Admin, request: web.Request) -> web.Response:
@@ -161,6 +161,13 @@ async def test_an_address_that_asks_much_does_not_delay_another(
         return web.Response(text="ok\n")
 
     monkeypatch.setattr(Admin, "_health", health)
+    return asked
+
+
+async def test_an_address_that_asks_much_does_not_delay_another(
+    rows: UsageDatabase, callers: Callers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = count_asked(monkeypatch)
     admin = Admin(rows.folder, callers, Exporter({}))
     async with (
         port.serving(admin, "127.0.0.1:0") as number,
@@ -175,3 +182,29 @@ async def test_an_address_that_asks_much_does_not_delay_another(
             writer.write(HEAD + b"a\r\n\r\n")
             await reader.readuntil(b"ok\n")
             assert len(asked) - before < 50
+
+
+async def test_who_leaves_before_its_turn_leaves_no_queue(
+    rows: UsageDatabase, callers: Callers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, expected = count_asked(monkeypatch), list[float]()
+
+    class Counted(AddressTurns):
+        def expect(self, more_s: float) -> None:
+            expected.append(more_s)
+            super().expect(more_s)
+
+    turns = Counted()
+    monkeypatch.setattr(port, "AddressTurns", lambda: turns)
+    async with port.serving(Admin(rows.folder, callers, Exporter({})), "127.0.0.1:0") as number:
+        await health(number, "127.0.0.3")
+        async with opened(number, ["127.0.0.2"] * 300, HEAD) as many:
+            await health(number, "127.0.0.3")
+            for _, other in many:
+                other.write(b"a\r\n\r\n")
+            await wait_until(lambda: len(asked) > 20)
+            for _, other in many:
+                other.transport.abort()
+            expected.clear()
+            await wait_until(lambda: not turns.waiting)
+            assert len(expected) < 150
